@@ -1,0 +1,57 @@
+# Every target installs what it needs first, from the locked requirements.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+UNIT   := tests
+
+.PHONY: setup run test check bench format lock clean help
+
+help:                ## what can be made
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: requirements/run.lock pyproject.toml | $(VENV)/.python
+	$(PIP) install --require-hashes -r requirements/run.lock
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.run
+	$(PIP) install --require-hashes -r requirements/dev.lock
+	@touch $@
+
+setup: $(VENV)/.dev  ## the virtual environment with everything locked
+
+run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock, no AWS account
+	@$(BIN)/price-keeper dev
+
+test: $(VENV)/.dev   ## every test a newcomer needs
+	$(BIN)/python -m pytest $(UNIT)
+
+check: $(VENV)/.dev  ## lint, format, types, template
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/cfn-lint deploy/cloudformation/*.yaml
+
+bench: $(VENV)/.dev  ## measure, on this machine
+	$(BIN)/python -m bench.sqlite_counters
+
+format: $(VENV)/.dev ## put the sources in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and platform
+	$(PIP) install uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --upgrade requirements/run.in -o requirements/run.lock
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --upgrade -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
+
+clean:               ## remove what was installed and built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,92 @@
+"""Every error the product raises on purpose, in one tree.
+
+PriceKeeperError
+├── ConfigError            the configuration cannot be used; carries every mistake found
+└── StoreError             the store could not do what was asked
+    ├── ConditionFailed    the condition of a single write did not hold; carries the item as it was
+    ├── TransactionFailed  a transaction was refused whole; carries a reason for each of its writes
+    ├── Throttled          the store asked to slow down, and kept asking; nothing was written
+    ├── StoreUnavailable   no usable answer; `maybe_applied` says whether the write may have happened
+    │   └── NotAllowed     the store refuses our credentials, or there are none
+    ├── StoreMisconfigured the store answers, but a table is missing or not as it should be
+    └── Rejected           the store will never accept this request: it is a mistake in the request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class PriceKeeperError(Exception):
+    """The root, so that a caller at the edge can turn every expected failure into an answer."""
+
+
+class ConfigError(PriceKeeperError):
+    """All mistakes of a configuration at once; each problem is one line for a person."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class StoreError(PriceKeeperError):
+    """The root of what a store may raise."""
+
+
+class ConditionFailed(StoreError):
+    """Nothing was written. `item` is what stood there when the condition was tested, None if nothing did."""
+
+    def __init__(self, item: Mapping[str, Any] | None) -> None:
+        self.item = item
+        super().__init__("the condition of the write did not hold")
+
+
+class ReasonCode(Enum):
+    """Why one write of a refused transaction stood in the way, or that it did not."""
+
+    NONE = "none"
+    CONDITION_FAILED = "condition failed"
+    CONFLICT = "conflict"
+    THROTTLED = "throttled"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    code: ReasonCode
+    item: Mapping[str, Any] | None = None
+
+
+class TransactionFailed(StoreError):
+    """Nothing was written. `reasons` has one entry for each write, in the order they were given."""
+
+    def __init__(self, reasons: Sequence[Reason]) -> None:
+        self.reasons = tuple(reasons)
+        told = ", ".join(reason.code.value for reason in self.reasons)
+        super().__init__(f"the transaction was refused: {told}")
+
+
+class Throttled(StoreError):
+    """Nothing was written, and trying again at once would not help."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is away. Unless `maybe_applied`, it is certain that nothing was written."""
+
+    def __init__(self, message: str, *, maybe_applied: bool = False) -> None:
+        self.maybe_applied = maybe_applied
+        super().__init__(message)
+
+
+class NotAllowed(StoreUnavailable):
+    """Asking again at once would get the same answer, though credentials may be renewed later."""
+
+
+class StoreMisconfigured(StoreError):
+    """A person has to mend the store; the message says how."""
+
+
+class Rejected(StoreError):
+    """The request breaks one of the store's own rules, named in the message; nothing was written."""
