@@ -1,0 +1,145 @@
+"""The tables, and every key that stands in them. Pure.
+
+Names here are without the configured prefix. A key's parts are joined by '#', which no id or label may contain, so that
+two different things can never share a key. Periods come ready made from the calendar (`DAY#20261118`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+
+from proxy.model import Scope, is_app_id, is_label
+from proxy.stores.contract import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: str
+    has_sort_key: bool
+    purpose: str
+
+
+def _by_name(*tables: Table) -> dict[str, Table]:
+    return {table.name: table for table in tables}
+
+
+TABLES = _by_name(
+    Table("config", True, "orgs, apps, their credentials' hashes, and the registry of orgs"),
+    Table("sticky-state", True, "the active label of a scope in a period, and manual overrides"),
+    Table("usage-agg-sharded", True, "usage counters of a scope, label and period, spread over shards"),
+    Table("daily-total", True, "the sum of the shards, rewritten by the aggregator"),
+    Table("pricing-cache", True, "prices of a model in a region by the day they were read"),
+    Table("revoked-tokens", False, "tokens and sessions that are valid no more"),
+    Table("secret-retrieval-tokens", False, "secrets waiting to be fetched once"),
+    Table("request-dedup", True, "markers of what was counted already, alerts raised, active counters"),
+    Table("rate-buckets", True, "token buckets: limits, hard budgets, leases"),
+    Table("sessions", True, "refresh sessions of clients, and refused refresh tokens"),
+    Table("audit", True, "every administrative change, append only"),
+)
+
+SHARD_COUNTS = (8, 16, 32, 64)
+
+_ORG_CONFIG = "CONFIG"
+_MARKER = "MARKER"
+_ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_UTC_DAY = re.compile(r"\d{8}")
+_PERIOD = re.compile(r"DAY#\d{8}|WEEK#\d{4}-W\d{2}|MONTH#\d{6}")
+
+
+def org_config(org: str) -> Key:
+    return Key("config", Scope(org).key, _ORG_CONFIG)
+
+
+def app_config(org: str, app: str) -> Key:
+    return Key("config", Scope(org).key, f"{APPS_PREFIX}{_checked(app, is_app_id(app), 'app id')}")
+
+
+APPS_PREFIX = "APP#"
+
+ORG_REGISTRY = "REGISTRY#ORGS"
+
+
+def org_entry(org: str) -> Key:
+    """The org's line in the registry partition: how all orgs are listed without a scan."""
+    return Key("config", ORG_REGISTRY, Scope(org).key)
+
+
+def sticky_state(scope: Scope, period: str) -> Key:
+    return Key("sticky-state", scope.key, _period(period))
+
+
+def usage_shard(scope: Scope, label: str, shard: int, period: str) -> Key:
+    if shard < 0:
+        raise ValueError(f"a shard's number is not negative, as {shard} is")
+    return Key("usage-agg-sharded", f"{_labelled(scope, label)}#SH#{shard}", _period(period))
+
+
+def daily_total(scope: Scope, label: str, period: str) -> Key:
+    return Key("daily-total", _labelled(scope, label), _period(period))
+
+
+def price(model: str, region: str, date: str) -> Key:
+    """`date` is YYYY-MM-DD, so that the newest price not after a day is one short query."""
+    if "@" in region:
+        raise ValueError(f"not a region: {region!r}")
+    return Key("pricing-cache", f"{model}@{region}", _checked(date, bool(_DATE.fullmatch(date)), "date"))
+
+
+def revoked_token(jti: str) -> Key:
+    return Key("revoked-tokens", _checked(jti, "#" not in jti, "token id"))
+
+
+def revoked_session(sid: str) -> Key:
+    return Key("revoked-tokens", f"SID#{_checked(sid, '#' not in sid, 'session id')}")
+
+
+def retrieval_token(token_hash: str) -> Key:
+    return Key("secret-retrieval-tokens", token_hash)
+
+
+def segment_marker(ulid: str) -> Key:
+    return Key("request-dedup", f"SEG#{_checked(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}", _MARKER)
+
+
+def request_marker(org: str, app: str, request_id: str) -> Key:
+    scope = Scope(org, app)
+    return Key("request-dedup", f"REQ#{scope.org}#{scope.app}#{request_id}", _MARKER)
+
+
+def alert_marker(scope: Scope, label: str, period: str, threshold_pct: int) -> Key:
+    return Key("request-dedup", f"ALERT#{_labelled(scope, label)}#{_period(period)}", f"PCT#{threshold_pct:03}")
+
+
+def active_counters(utc_day: str) -> str:
+    """The partition that lists which counters were first written to on a UTC day (YYYYMMDD)."""
+    return f"ACTIVE#{_checked(utc_day, bool(_UTC_DAY.fullmatch(utc_day)), 'UTC day')}"
+
+
+def active_counter(utc_day: str, scope: Scope, label: str, period: str) -> Key:
+    return Key("request-dedup", active_counters(utc_day), f"{_labelled(scope, label)}#{_period(period)}")
+
+
+def bucket(scope: Scope, name: str) -> Key:
+    return Key("rate-buckets", scope.key, f"BUCKET#{name}")
+
+
+def shard_of(ulid: str, shard_count: int) -> int:
+    """The same on every machine and in every process, as Python's own hash() is not."""
+    return int.from_bytes(sha256(ulid.encode()).digest()) % shard_count
+
+
+def _labelled(scope: Scope, label: str) -> str:
+    return f"{scope.key}#LABEL#{_checked(label, is_label(label), 'label')}"
+
+
+def _period(period: str) -> str:
+    return _checked(period, bool(_PERIOD.fullmatch(period)), "period")
+
+
+def _checked(text: str, is_good: bool, what: str) -> str:
+    if not is_good:
+        raise ValueError(f"not a {what}: {text!r}")
+    return text

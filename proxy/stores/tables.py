@@ -1,0 +1,198 @@
+"""DynamoDB's tables as the schema wants them: made, compared, and told in CloudFormation's words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.errors import StoreError, StoreMisconfigured
+from proxy.stores import dynamodb_errors as errors
+from proxy.stores.contract import EXPIRY
+from proxy.stores.schema import TABLES, Table
+
+ACTIVE_POLLS = 60  # about a minute; a table on demand is there within seconds
+POLL_SECONDS = 1.0
+
+Client = Any  # botocore makes its clients at run time, so there is no type to name
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What a person asked about a table: its differences from the schema, none when it is as it should be."""
+
+    table: str
+    exists: bool
+    differences: tuple[str, ...]
+
+
+def key_schema(table: Table) -> list[dict[str, str]]:
+    keys = [{"AttributeName": "PK", "KeyType": "HASH"}]
+    return [*keys, {"AttributeName": "SK", "KeyType": "RANGE"}] if table.has_sort_key else keys
+
+
+def attribute_definitions(table: Table) -> list[dict[str, str]]:
+    return [{"AttributeName": key["AttributeName"], "AttributeType": "S"} for key in key_schema(table)]
+
+
+async def create_missing(
+    client: Client,
+    prefix: str,
+    sleep: Callable[[float], Awaitable[None]],
+    tell: Callable[[str, str], None],
+) -> None:
+    """Makes what is missing and mends TTL and recovery where they are off; `tell(table, what)` reports each step."""
+    existing = {table for table in TABLES.values() if await _describe(client, prefix + table.name) is not None}
+    for table in TABLES.values():
+        if table not in existing:
+            await _ask(_create(client, prefix, table))
+    for table in TABLES.values():
+        await _wait_until_active(client, prefix + table.name, sleep)
+        await _ask(_protect(client, prefix + table.name))
+        tell(prefix + table.name, "was there" if table in existing else "created")
+
+
+async def states(client: Client, prefix: str) -> list[TableState]:
+    return [await _state(client, prefix, table) for table in TABLES.values()]
+
+
+async def _create(client: Client, prefix: str, table: Table) -> None:
+    try:
+        await client.create_table(
+            TableName=prefix + table.name,
+            KeySchema=key_schema(table),
+            AttributeDefinitions=attribute_definitions(table),
+            BillingMode="PAY_PER_REQUEST",
+        )
+    except client.exceptions.ResourceInUseException:
+        pass  # somebody else is making it at the same time
+
+
+async def _wait_until_active(client: Client, name: str, sleep: Callable[[float], Awaitable[None]]) -> None:
+    for _ in range(ACTIVE_POLLS):
+        found = await _describe(client, name)
+        if found is not None and found["TableStatus"] == "ACTIVE":
+            return
+        await sleep(POLL_SECONDS)
+    raise StoreMisconfigured(f"table {name} did not become active; see its state in DynamoDB's console")
+
+
+async def _protect(client: Client, name: str) -> None:
+    if await _expiry_attribute(client, name) != EXPIRY:
+        await client.update_time_to_live(
+            TableName=name, TimeToLiveSpecification={"Enabled": True, "AttributeName": EXPIRY}
+        )
+    if not await _is_recoverable(client, name):
+        await client.update_continuous_backups(
+            TableName=name, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
+        )
+
+
+async def _state(client: Client, prefix: str, table: Table) -> TableState:
+    name = prefix + table.name
+    found = await _describe(client, name)
+    if found is None:
+        return TableState(name, False, ("it does not exist",))
+    expiry, is_recoverable = await asyncio.gather(
+        _ask(_expiry_attribute(client, name)), _ask(_is_recoverable(client, name))
+    )
+    return TableState(name, True, tuple(_differences(table, found, expiry, is_recoverable)))
+
+
+def _differences(table: Table, found: dict[str, Any], expiry: str | None, is_recoverable: bool) -> Sequence[str]:
+    different = []
+    if found["TableStatus"] not in ("ACTIVE", "UPDATING"):
+        different.append(f"its status is {found['TableStatus']}")
+    if found["KeySchema"] != key_schema(table):
+        different.append(f"its key is {_told(found['KeySchema'])} and should be {_told(key_schema(table))}")
+    wrong = [entry for entry in found["AttributeDefinitions"] if entry["AttributeType"] != "S"]
+    if wrong:
+        different.append(f"{', '.join(entry['AttributeName'] for entry in wrong)} should be a string")
+    billing = found.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
+    if billing != "PAY_PER_REQUEST":
+        different.append(f"its billing mode is {billing} and should be PAY_PER_REQUEST")
+    if expiry != EXPIRY:
+        different.append(f"time to live is {'on ' + expiry if expiry else 'off'} and should be on {EXPIRY}")
+    if not is_recoverable:
+        different.append("point-in-time recovery is off")
+    return different
+
+
+def _told(keys: list[dict[str, str]]) -> str:
+    return " + ".join(f"{key['AttributeName']} ({key['KeyType']})" for key in keys)
+
+
+async def _describe(client: Client, name: str) -> dict[str, Any] | None:
+    try:
+        answer = await client.describe_table(TableName=name)
+    except client.exceptions.ResourceNotFoundException:
+        return None
+    except errors.FAILURES as failure:
+        raise errors.translated(failure) from None
+    found: dict[str, Any] = answer["Table"]
+    return found
+
+
+async def _expiry_attribute(client: Client, name: str) -> str | None:
+    answer = (await client.describe_time_to_live(TableName=name))["TimeToLiveDescription"]
+    is_on = answer["TimeToLiveStatus"] in ("ENABLED", "ENABLING")
+    return answer.get("AttributeName") if is_on else None
+
+
+async def _is_recoverable(client: Client, name: str) -> bool:
+    answer = (await client.describe_continuous_backups(TableName=name))["ContinuousBackupsDescription"]
+    recovery = answer.get("PointInTimeRecoveryDescription", {})
+    return bool(recovery.get("PointInTimeRecoveryStatus") == "ENABLED")
+
+
+async def _ask(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except StoreError:
+        raise
+    except errors.FAILURES as failure:
+        raise errors.translated(failure) from None
+
+
+def cloudformation() -> dict[str, Any]:
+    """The same tables as a template, for those who do not let a program make tables."""
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": "The DynamoDB tables of Bedrock Price Keeper.",
+        "Parameters": {
+            "TablePrefix": {
+                "Type": "String",
+                "Default": "price-keeper-",
+                "AllowedPattern": "[A-Za-z0-9_.-]{0,100}",
+                "Description": "What every table's name begins with; the same as store.table_prefix.",
+            }
+        },
+        "Resources": {_logical_name(table): _resource(table) for table in TABLES.values()},
+        "Outputs": {
+            "TableArns": {
+                "Description": "For the policies of the roles that use the tables.",
+                "Value": {"Fn::Join": [",", [{"Fn::GetAtt": [_logical_name(t), "Arn"]} for t in TABLES.values()]]},
+            }
+        },
+    }
+
+
+def _logical_name(table: Table) -> str:
+    return "".join(part.capitalize() for part in table.name.split("-")) + "Table"
+
+
+def _resource(table: Table) -> dict[str, Any]:
+    return {
+        "Type": "AWS::DynamoDB::Table",
+        "DeletionPolicy": "Retain",
+        "UpdateReplacePolicy": "Retain",
+        "Properties": {
+            "TableName": {"Fn::Sub": f"${{TablePrefix}}{table.name}"},
+            "BillingMode": "PAY_PER_REQUEST",
+            "KeySchema": key_schema(table),
+            "AttributeDefinitions": attribute_definitions(table),
+            "TimeToLiveSpecification": {"AttributeName": EXPIRY, "Enabled": True},
+            "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
+        },
+    }

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from proxy.stores.contract import Store
+from tests.support import engines as known
+from tests.support.engines import Engines
+from tests.support.servers import ministack_server, moto_server
+
+# The machine's speed is nobody's promise: no example has a deadline, and CI tries the same examples every time.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _test_credentials() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if known.OWN_ENDPOINT not in os.environ:
+            for name, value in known.TEST_CREDENTIALS.items():
+                patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    folder = tmp_path_factory.mktemp("servers")
+    with ExitStack() as running:
+        endpoints = {
+            "moto": running.enter_context(moto_server(folder)),
+            "ministack": running.enter_context(ministack_server(folder)),
+        }
+        if known.OWN_ENDPOINT in os.environ:
+            endpoints["endpoint"] = os.environ[known.OWN_ENDPOINT]
+        yield Engines(endpoints)
+
+
+@pytest.fixture(params=known.ALL)
+async def store(request: pytest.FixtureRequest, engines: Engines, tmp_path: Path) -> AsyncIterator[Store]:
+    async with engines.open(request.param, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture(params=known.EXACT)
+async def exact_store(request: pytest.FixtureRequest, engines: Engines, tmp_path: Path) -> AsyncIterator[Store]:
+    """Engines that remember transactions' tokens and isolate concurrent transactions."""
+    async with engines.open(request.param, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def pk() -> str:
+    """A partition of the test's own, the servers' tables being shared by all tests."""
+    return f"TEST#{uuid4()}"

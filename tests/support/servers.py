@@ -1,0 +1,83 @@
+"""Real DynamoDB-compatible servers, each a process of its own on 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STARTING_SECONDS = 60
+
+# Both engines count with Python's decimals, 28 digits unless told otherwise; DynamoDB keeps 38. The wider context is
+# set before any thread is started, and new threads copy it.
+_WIDE = "import decimal, runpy, sys; decimal.DefaultContext.prec = 38; decimal.setcontext(decimal.DefaultContext);"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def moto_server(folder: Path) -> Iterator[str]:
+    port = free_port()
+    code = f"{_WIDE} from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
+    with _process([sys.executable, "-c", code], {}, folder / "moto.log", port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def ministack_server(folder: Path) -> Iterator[str]:
+    port = free_port()
+    code = f"{_WIDE} sys.argv = ['ministack']; runpy.run_module('ministack', run_name='__main__')"
+    settings = {
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "SERVICES": "dynamodb",
+        "LOG_LEVEL": "WARNING",
+        "TMPDIR": str(folder),
+    }
+    with _process([sys.executable, "-c", code], settings, folder / "ministack.log", port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _process(command: list[str], settings: dict[str, str], log: Path, port: int) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        try:
+            _wait_for_answer(process, port, log)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for_answer(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + STARTING_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended at its start:\n{log.read_text()[-2000:]}")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2)
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"the server did not answer in {STARTING_SECONDS} s:\n{log.read_text()[-2000:]}")
