@@ -19,8 +19,13 @@ MAX_BATCH = 1_000  # keeps one commit short, and what is lost to one failing com
 
 
 class BatchThread(Generic[Work]):
-    def __init__(self, name: str, run: Callable[[Sequence[Work]], Sequence[Outcome]]) -> None:
+    """`run` answers a batch and `finish` comes last of all, both always in the thread."""
+
+    def __init__(
+        self, name: str, run: Callable[[Sequence[Work]], Sequence[Outcome]], finish: Callable[[], None]
+    ) -> None:
         self._run = run
+        self._finish = finish
         self._queue: queue.SimpleQueue[tuple[Work, asyncio.Future[Outcome]] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -50,6 +55,7 @@ class BatchThread(Generic[Work]):
             if batch:
                 outcomes = self._outcomes([work for work, _ in batch])
                 self._deliver([answer for _, answer in batch], outcomes)
+        self._finish()
 
     def _take(self) -> tuple[list[tuple[Work, asyncio.Future[Outcome]]], bool]:
         """Waits for the first piece of work, then takes whatever else is there."""

@@ -70,6 +70,7 @@ class DynamoStore:
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=client_config()
             )
         )
+        self.client.meta.events.register("before-parse.dynamodb", errors.require_sense)
         return self
 
     async def close(self) -> None:

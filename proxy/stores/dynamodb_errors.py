@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 import aiohttp
+import orjson
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -65,6 +67,29 @@ _REASONS = {
     "ProvisionedThroughputExceeded": ReasonCode.THROTTLED,
     "ThrottlingError": ReasonCode.THROTTLED,
 }
+
+
+class Garbled(BotoCoreError):  # type: ignore[misc]
+    """What came back is not DynamoDB speaking; botocore alone would read an empty answer out of it."""
+
+    fmt = "an answer of status {status} that is no JSON object with the right checksum"
+
+
+def require_sense(response_dict: Mapping[str, Any], **_: Any) -> None:
+    """A hook before botocore's parser. A server's own failure may look as it likes."""
+    status, body = response_dict["status_code"], response_dict["body"]
+    checksum = response_dict["headers"].get("x-amz-crc32")
+    if status >= 500:
+        return
+    if not _is_json_object(body) or (checksum is not None and checksum != str(crc32(body))):
+        raise Garbled(status=status)
+
+
+def _is_json_object(body: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(body), dict)
+    except orjson.JSONDecodeError:
+        return False
 
 
 def translated(failure: BaseException) -> StoreError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,15 +59,13 @@ async def states(client: Client, prefix: str) -> list[TableState]:
 
 
 async def _create(client: Client, prefix: str, table: Table) -> None:
-    try:
+    with contextlib.suppress(client.exceptions.ResourceInUseException):  # somebody else is making it this moment
         await client.create_table(
             TableName=prefix + table.name,
             KeySchema=key_schema(table),
             AttributeDefinitions=attribute_definitions(table),
             BillingMode="PAY_PER_REQUEST",
         )
-    except client.exceptions.ResourceInUseException:
-        pass  # somebody else is making it at the same time
 
 
 async def _wait_until_active(client: Client, name: str, sleep: Callable[[float], Awaitable[None]]) -> None:

@@ -1,0 +1,85 @@
+"""The embedded store's file: how it is made, opened and looked at, and what its troubles mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from proxy.errors import StoreError, StoreMisconfigured, StoreUnavailable
+from proxy.stores.schema import TABLES
+
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 10.0  # how long another process may hold the file before we call it unavailable
+
+
+def prepare(path: Path) -> None:
+    """Makes the file and its tables where they are missing; StoreMisconfigured when the file is not ours to use."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # hashes of secrets live here
+        connection = connect(path)
+    except OSError as failure:
+        raise StoreMisconfigured(f"cannot make {path}: {failure.strerror}") from None
+    except sqlite3.DatabaseError as failure:
+        raise translated(failure, path) from None
+    try:
+        _make_tables(connection, path)
+    except sqlite3.DatabaseError as failure:
+        raise translated(failure, path) from None
+    finally:
+        connection.close()
+
+
+def missing_tables(path: Path) -> list[str]:
+    """What a check finds absent, without making anything."""
+    if not path.exists():
+        return list(TABLES)
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+        try:
+            present = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        finally:
+            connection.close()
+    except sqlite3.DatabaseError as failure:
+        raise translated(failure, path) from None
+    return [name for name in TABLES if name not in present]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA journal_size_limit=67108864")
+    return connection
+
+
+def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StoreMisconfigured(
+            f"{path} was made by a newer version (schema {version}; this one knows {SCHEMA_VERSION})"
+        )
+    for table in TABLES:
+        connection.execute(
+            f'CREATE TABLE IF NOT EXISTS "{table}"'
+            " (pk TEXT NOT NULL, sk TEXT NOT NULL, expires_at INTEGER, item TEXT NOT NULL, PRIMARY KEY (pk, sk))"
+            " WITHOUT ROWID"
+        )
+        connection.execute(
+            f'CREATE INDEX IF NOT EXISTS "{table}-expiry" ON "{table}" (expires_at) WHERE expires_at IS NOT NULL'
+        )
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS transaction_tokens"
+        " (token TEXT PRIMARY KEY, digest BLOB NOT NULL, until REAL NOT NULL) WITHOUT ROWID"
+    )
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def translated(failure: sqlite3.Error, path: Path, *, maybe_applied: bool = False) -> StoreError:
+    if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        return StoreMisconfigured(f"{path} is no SQLite database")
+    return StoreUnavailable(f"{path}: {failure}", maybe_applied=maybe_applied)

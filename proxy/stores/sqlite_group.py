@@ -1,0 +1,156 @@
+"""The writes of one commit: each sees what those before it left, and each item is saved once at the end."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from hashlib import sha256
+
+from proxy.errors import ConditionFailed, Reason, ReasonCode, Rejected, TransactionFailed
+from proxy.stores import sqlite_codec as codec
+from proxy.stores.contract import EXPIRY, Check, Delete, Item, Key, Put, Update, Value, Write
+from proxy.stores.evaluate import changed, holds
+from proxy.stores.schema import TABLES
+
+TOKEN_SECONDS = 600  # as long as DynamoDB remembers a transaction's token
+PURGE_ROWS = 1_000  # expired rows deleted in one go, so that a purge never holds up writers for long
+
+
+def load(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
+    row = connection.execute(
+        f'SELECT item FROM "{key.table}" WHERE pk=? AND sk=?',  # noqa: S608 - a name from TABLES
+        (key.pk, key.sk),
+    ).fetchone()
+    return None if row is None else codec.decode(row[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    digest: bytes
+    until: float
+
+
+class Group:
+    """The items of one commit, as the writes before this one left them; saved once each, however often they changed."""
+
+    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
+        self._connection = connection
+        self._now = now
+        self._items: dict[Key, dict[str, Value] | None] = {}
+        self._changed: set[Key] = set()
+        self._tokens: dict[str, _Token] = {}
+
+    def write(self, write: Put | Update | Delete) -> Item | None:
+        before = self._item(write.key)
+        if not holds(write.condition, before):
+            raise ConditionFailed(_copied(before))
+        after = _after(write, before)
+        self._keep(write.key, after)
+        match write:
+            case Put():
+                return None
+            case Update():
+                return _copied(after)
+            case Delete():
+                return _copied(before)
+
+    def transact(self, writes: Sequence[Write], token: str | None) -> None:
+        digest = sha256(repr(writes).encode()).digest() if token is not None else b""
+        if token is not None and self._is_done(token, digest):
+            return
+        before = [self._item(write.key) for write in writes]
+        verdicts = [holds(write.condition, item) for write, item in zip(writes, before, strict=True)]
+        if not all(verdicts):
+            raise TransactionFailed([_reason(*pair) for pair in zip(verdicts, before, strict=True)])
+        # Every new item is computed before the first is kept: one that is Rejected must leave no trace of the others.
+        after = [_after(write, item) for write, item in zip(writes, before, strict=True)]
+        for write, item in zip(writes, after, strict=True):
+            if not isinstance(write, Check):
+                self._keep(write.key, item)
+        if token is not None:
+            self._tokens[token] = _Token(digest, self._now + TOKEN_SECONDS)
+
+    def purge(self, expired_before: int) -> int:
+        self.save()
+        deleted = 0
+        for table in TABLES:
+            deleted += self._connection.execute(
+                f'DELETE FROM "{table}" WHERE (pk, sk) IN'  # noqa: S608
+                f' (SELECT pk, sk FROM "{table}" WHERE expires_at < ? LIMIT ?)',
+                (expired_before, PURGE_ROWS - deleted),
+            ).rowcount
+        self._connection.execute("DELETE FROM transaction_tokens WHERE until < ?", (self._now,))
+        self._items.clear()
+        return deleted
+
+    def save(self) -> None:
+        for key in self._changed:
+            item = self._items[key]
+            if item is None:
+                self._connection.execute(
+                    f'DELETE FROM "{key.table}" WHERE pk=? AND sk=?',  # noqa: S608
+                    (key.pk, key.sk),
+                )
+            else:
+                self._connection.execute(
+                    f'INSERT OR REPLACE INTO "{key.table}" (pk, sk, expires_at, item) VALUES (?,?,?,?)',  # noqa: S608
+                    (key.pk, key.sk, _expiry(item), codec.encode(item).decode()),
+                )
+        self._changed.clear()
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO transaction_tokens (token, digest, until) VALUES (?,?,?)",
+            [(token, kept.digest, kept.until) for token, kept in self._tokens.items()],
+        )
+        self._tokens.clear()
+
+    def _item(self, key: Key) -> dict[str, Value] | None:
+        if key not in self._items:
+            self._items[key] = load(self._connection, key)
+        return self._items[key]
+
+    def _keep(self, key: Key, item: dict[str, Value] | None) -> None:
+        self._items[key] = item
+        self._changed.add(key)
+
+    def _is_done(self, token: str, digest: bytes) -> bool:
+        kept = self._tokens.get(token)
+        if kept is None:
+            row = self._connection.execute(
+                "SELECT digest, until FROM transaction_tokens WHERE token=?", (token,)
+            ).fetchone()
+            kept = _Token(*row) if row is not None else None
+        if kept is None or kept.until <= self._now:
+            return False
+        if kept.digest != digest:
+            raise Rejected("this token was used for a transaction of other writes")
+        return True
+
+
+def _after(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | None:
+    match write:
+        case Put():
+            return dict(write.item)
+        case Update():
+            return changed(write, before)
+        case Delete():
+            return None
+        case Check():
+            return before
+
+
+def _reason(did_hold: bool, item: Item | None) -> Reason:
+    return Reason(ReasonCode.NONE) if did_hold else Reason(ReasonCode.CONDITION_FAILED, _copied(item))
+
+
+def _copied(item: Item | None) -> dict[str, Value] | None:
+    """One of a group's items for a caller, who must not share lists and maps with another caller."""
+    if item is None:
+        return None
+    return {name: deepcopy(value) if type(value) in (list, dict) else value for name, value in item.items()}
+
+
+def _expiry(item: Item) -> int | None:
+    expiry = item.get(EXPIRY)
+    return expiry if type(expiry) is int else None

@@ -1,0 +1,284 @@
+"""Faults on the way to DynamoDB: nothing is written twice, and what may have been written is said to be unsure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import (
+    NotAllowed,
+    ReasonCode,
+    Rejected,
+    StoreMisconfigured,
+    StoreUnavailable,
+    Throttled,
+    TransactionFailed,
+)
+from proxy.stores import dynamodb
+from proxy.stores.contract import Delete, Item, Key, Put, Query, Update
+from proxy.stores.dynamodb import ATTEMPTS, LONGEST_WAIT_SECONDS, DynamoStore
+from tests.support.engines import PREFIX, Engines
+from tests.support.fault_proxy import (
+    Answer,
+    BlackHole,
+    CutAnswer,
+    DropAnswer,
+    Fault,
+    FaultProxy,
+    Pass,
+    dynamodb_error,
+    fault_proxy,
+)
+from tests.support.servers import free_port
+
+THROTTLE = dynamodb_error("ThrottlingException")
+SERVER_ERROR = dynamodb_error("InternalServerError", 500)
+
+
+@dataclass
+class Rig:
+    store: DynamoStore
+    proxy: FaultProxy
+    waits: list[float]
+    direct: DynamoStore
+    key: Key
+
+    async def counted(self) -> int:
+        found = await self.direct.get(self.key, consistent=True)
+        return int((found or {}).get("n", 0))  # type: ignore[call-overload]
+
+
+async def _store(endpoint: str, sleep: Callable[[float], Awaitable[None]]) -> DynamoStore:
+    return await DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=endpoint, sleep=sleep).open()
+
+
+@pytest.fixture
+async def rig(engines: Engines, tmp_path: Path, pk: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 0.3)
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with engines.open("ministack", tmp_path) as direct, fault_proxy(engines.endpoints["ministack"]) as proxy:
+        assert isinstance(direct, DynamoStore)
+        store = await _store(proxy.url, sleep)
+        yield Rig(store, proxy, waits, direct, Key("rate-buckets", pk, "BUCKET#rpm"))
+        await store.close()
+
+
+def _addition(rig: Rig) -> Update:
+    return Update(rig.key, add={"n": 1})
+
+
+Verb = Callable[[Rig], Awaitable[Any]]
+
+READS: dict[str, Verb] = {
+    "get": lambda rig: rig.store.get(rig.key, consistent=True),
+    "get_many": lambda rig: rig.store.get_many([rig.key]),
+    "query": lambda rig: rig.store.query(Query("rate-buckets", rig.key.pk)),
+}
+SINGLE_WRITES: dict[str, Verb] = {
+    "put": lambda rig: rig.store.put(Put(rig.key, {"n": 1})),
+    "update": lambda rig: rig.store.update(_addition(rig)),
+    "delete": lambda rig: rig.store.delete(Delete(rig.key)),
+}
+TRANSACT: Verb = lambda rig: rig.store.transact([_addition(rig)])  # noqa: E731
+ALL_VERBS = READS | SINGLE_WRITES | {"transact": TRANSACT}
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
+async def test_a_throttled_call_is_made_again_with_growing_jittered_waits(rig: Rig, verb: Verb) -> None:
+    rig.proxy.plan([THROTTLE] * (ATTEMPTS - 1))
+    await verb(rig)
+    assert rig.proxy.requests == ATTEMPTS
+    assert len(rig.waits) == ATTEMPTS - 1
+    assert all(0 <= wait <= LONGEST_WAIT_SECONDS for wait in rig.waits)
+    assert len(set(rig.waits)) == len(rig.waits)
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
+async def test_throttled_for_long_it_gives_up_having_written_nothing(rig: Rig, verb: Verb) -> None:
+    rig.proxy.plan([THROTTLE] * 100)
+    with pytest.raises(Throttled):
+        await verb(rig)
+    assert rig.proxy.requests == ATTEMPTS
+    assert await rig.counted() == 0
+
+
+LOST: dict[str, Fault] = {"dropped": DropAnswer(), "cut": CutAnswer(), "server error": SERVER_ERROR}
+
+
+@pytest.mark.parametrize("fault", [*LOST.values(), BlackHole()], ids=[*LOST.keys(), "black hole"])
+@pytest.mark.parametrize("verb", SINGLE_WRITES.values(), ids=SINGLE_WRITES.keys())
+async def test_a_write_without_an_answer_is_never_sent_again(rig: Rig, verb: Verb, fault: Fault) -> None:
+    rig.proxy.plan([fault])
+    with pytest.raises(StoreUnavailable) as refused:
+        await verb(rig)
+    assert refused.value.maybe_applied
+    assert rig.proxy.requests == 1
+
+
+@pytest.mark.parametrize("fault", [*LOST.values(), BlackHole()], ids=[*LOST.keys(), "black hole"])
+@pytest.mark.parametrize("verb", READS.values(), ids=READS.keys())
+async def test_a_read_without_an_answer_is_made_again(rig: Rig, verb: Verb, fault: Fault) -> None:
+    rig.proxy.plan([fault])
+    await verb(rig)
+    assert rig.proxy.requests == 2
+
+
+@pytest.mark.parametrize("fault", LOST.values(), ids=LOST.keys())
+async def test_a_transaction_without_an_answer_is_sent_again_and_counted_once(rig: Rig, fault: Fault) -> None:
+    rig.proxy.plan([fault, fault])
+    await TRANSACT(rig)
+    assert rig.proxy.requests == 3
+    assert await rig.counted() == 1
+
+
+async def test_a_callers_own_token_holds_across_calls(rig: Rig) -> None:
+    rig.proxy.plan([DropAnswer()] * ATTEMPTS)
+    with pytest.raises(StoreUnavailable) as refused:
+        await rig.store.transact([_addition(rig)], token="the same")
+    assert refused.value.maybe_applied
+    await rig.store.transact([_addition(rig)], token="the same")
+    assert await rig.counted() == 1
+
+
+async def test_once_unsure_a_later_refusal_does_not_make_it_sure(rig: Rig) -> None:
+    rig.proxy.plan([DropAnswer(), *[THROTTLE] * 100])
+    with pytest.raises(StoreUnavailable) as refused:
+        await TRANSACT(rig)
+    assert refused.value.maybe_applied
+    assert await rig.counted() == 1
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
+async def test_nobody_listening_is_surely_not_written(rig: Rig, verb: Verb) -> None:
+    async def sleep(seconds: float) -> None:
+        rig.waits.append(seconds)
+
+    nobody = await _store(f"http://127.0.0.1:{free_port()}", sleep)
+    with pytest.raises(StoreUnavailable) as refused:
+        await verb(Rig(nobody, rig.proxy, rig.waits, rig.direct, rig.key))
+    assert not refused.value.maybe_applied
+    assert len(rig.waits) == ATTEMPTS - 1
+    await nobody.close()
+
+
+@pytest.mark.parametrize("status", [200, 403])
+@pytest.mark.parametrize("body", [b"<html>Please sign in</html>", b"", b"[]", b"{"])
+@pytest.mark.parametrize("verb", SINGLE_WRITES.values(), ids=SINGLE_WRITES.keys())
+async def test_nonsense_for_an_answer_is_no_answer(rig: Rig, verb: Verb, body: bytes, status: int) -> None:
+    rig.proxy.plan([Answer(status, body)] * 100)
+    with pytest.raises(StoreUnavailable) as refused:
+        await verb(rig)
+    assert refused.value.maybe_applied
+    assert rig.proxy.requests == 1
+
+
+async def test_an_answer_changed_on_the_way_is_no_answer(rig: Rig) -> None:
+    await rig.direct.put(Put(rig.key, {"n": 1}))
+    rig.proxy.plan([Answer(200, b'{"Item": {"n": {"N": "2"}}}', {"x-amz-crc32": "1"})])
+    assert await rig.store.get(rig.key, consistent=True) == {"n": 1}
+    assert rig.proxy.requests == 2
+
+
+def _cancelled(*codes: str) -> Answer:
+    reasons = [{"Code": code, "Message": "by the script"} for code in codes]
+    return dynamodb_error("TransactionCanceledException", CancellationReasons=reasons)
+
+
+async def test_a_conflict_between_transactions_passes(rig: Rig) -> None:
+    rig.proxy.plan([_cancelled("TransactionConflict"), _cancelled("ThrottlingError")])
+    await TRANSACT(rig)
+    assert rig.proxy.requests == 3
+    assert await rig.counted() == 1
+
+
+async def test_a_conflict_that_stays_is_told_for_each_write(rig: Rig) -> None:
+    rig.proxy.plan([_cancelled("None", "TransactionConflict")] * 100)
+    with pytest.raises(TransactionFailed) as refused:
+        await rig.store.transact([_addition(rig), Put(Key("rate-buckets", rig.key.pk, "other"), {})])
+    assert [reason.code for reason in refused.value.reasons] == [ReasonCode.NONE, ReasonCode.CONFLICT]
+    assert rig.proxy.requests == ATTEMPTS
+
+
+async def test_a_failed_condition_is_not_tried_again_for_a_conflict_beside_it(rig: Rig) -> None:
+    rig.proxy.plan([_cancelled("ConditionalCheckFailed", "TransactionConflict")])
+    with pytest.raises(TransactionFailed):
+        await TRANSACT(rig)
+    assert rig.proxy.requests == 1
+
+
+async def test_a_single_write_in_the_way_of_a_transaction_is_made_again(rig: Rig) -> None:
+    rig.proxy.plan([dynamodb_error("TransactionConflictException")])
+    await rig.store.update(_addition(rig))
+    assert await rig.counted() == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("ResourceNotFoundException", StoreMisconfigured),
+        ("AccessDeniedException", NotAllowed),
+        ("ExpiredTokenException", NotAllowed),
+        ("UnrecognizedClientException", NotAllowed),
+        ("ValidationException", Rejected),
+        ("ItemCollectionSizeLimitExceededException", Rejected),
+    ],
+)
+async def test_what_no_retry_can_mend_is_told_at_once(rig: Rig, kind: str, error: type[Exception]) -> None:
+    rig.proxy.plan([dynamodb_error(kind)] * 100)
+    with pytest.raises(error):
+        await TRANSACT(rig)
+    assert rig.proxy.requests == 1
+
+
+async def test_a_missing_table_says_what_to_do(engines: Engines, pk: str) -> None:
+    endpoint = engines.endpoints["ministack"]
+    store = await DynamoStore(region="us-east-1", table_prefix="nobody-", endpoint=endpoint, sleep=_never).open()
+    with pytest.raises(StoreMisconfigured, match="price-keeper tables create"):
+        await store.get(Key("config", pk, "CONFIG"))
+    await store.close()
+
+
+async def _never(seconds: float) -> None:
+    raise AssertionError(f"nothing to wait for, yet {seconds} s were asked")
+
+
+async def test_no_credentials_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    store = await _store(rig.proxy.url, _never)
+    with pytest.raises(NotAllowed, match="credentials"):
+        await store.update(_addition(rig))
+    await store.close()
+
+
+def _left_unread(key: Key) -> Answer:
+    unread = f'{{"{PREFIX}rate-buckets": {{"Keys": [{{"PK": {{"S": "{key.pk}"}}, "SK": {{"S": "{key.sk}"}}}}]}}}}'
+    return Answer(200, f'{{"Responses": {{}}, "UnprocessedKeys": {unread}}}'.encode())
+
+
+async def test_keys_left_unread_are_asked_for_again(rig: Rig) -> None:
+    item: Item = {"n": 7}
+    await rig.direct.put(Put(rig.key, item))
+    rig.proxy.plan([_left_unread(rig.key), _left_unread(rig.key)])
+    assert await rig.store.get_many([rig.key], consistent=True) == [item]
+    assert rig.proxy.requests == 3
+    rig.proxy.plan([_left_unread(rig.key)] * 100)
+    with pytest.raises(Throttled):
+        await rig.store.get_many([rig.key])
+
+
+async def test_a_call_after_the_trouble_finds_the_way_open(rig: Rig) -> None:
+    rig.proxy.plan([DropAnswer(), Pass()])
+    with pytest.raises(StoreUnavailable):
+        await rig.store.update(_addition(rig))
+    assert await rig.store.update(_addition(rig)) == {"n": 2}

@@ -1,0 +1,241 @@
+"""What only the embedded engine does: its file, its threads, its house-keeping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConditionFailed, Rejected, StoreMisconfigured, StoreUnavailable, Throttled
+from proxy.stores import batching, sqlite_file
+from proxy.stores.contract import ItemExists, Key, Prefix, Put, Query, Update, equals
+from proxy.stores.schema import TABLES
+from proxy.stores.sqlite import SqliteStore, after_prefix
+from proxy.stores.sqlite_file import missing_tables, prepare
+
+KEY = Key("config", "p", "s")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    opened = await SqliteStore(tmp_path / "store.db", lambda: 1000.0).open()
+    yield opened
+    await opened.close()
+
+
+async def test_another_process_sees_what_was_acknowledged(store: SqliteStore, tmp_path: Path) -> None:
+    await store.put(Put(KEY, {"a": 1}))
+    reader = sqlite3.connect(tmp_path / "store.db")
+    assert reader.execute("SELECT item, expires_at FROM config").fetchall() == [('{"a":1}', None)]
+    reader.close()
+
+
+async def test_the_file_is_for_its_owner_alone(store: SqliteStore, tmp_path: Path) -> None:
+    await store.put(Put(KEY, {"secret_hash": "x"}))
+    with os.scandir(tmp_path) as files:
+        open_to_others = [file.name for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077]
+    assert open_to_others == []
+
+
+async def test_every_commit_is_synced(store: SqliteStore) -> None:
+    found = await store._writer.submit(lambda group: group._connection.execute("PRAGMA synchronous").fetchone())
+    assert found == (2,)  # FULL
+
+
+async def test_one_bad_write_does_not_harm_its_neighbours(store: SqliteStore) -> None:
+    await store.put(Put(KEY, {"text": "x"}))
+    outcomes = await asyncio.gather(
+        store.update(Update(KEY, add={"n": 1})),
+        store.update(Update(KEY, add={"text": 1})),
+        store.update(Update(KEY, add={"n": 1}, condition=equals("n", 99))),
+        store.transact([Put(Key("config", "p", "other"), {}), Update(KEY, add={"text": 1})]),
+        store.update(Update(KEY, add={"n": 1})),
+        return_exceptions=True,
+    )
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [dict, Rejected, ConditionFailed, Rejected, dict]
+    assert await store.get(KEY) == {"text": "x", "n": 2}
+    assert await store.get(Key("config", "p", "other")) is None
+
+
+async def test_a_sum_past_38_digits_is_rejected(store: SqliteStore) -> None:
+    await store.put(Put(KEY, {"n": 10**38 - 1}))
+    with pytest.raises(Rejected):
+        await store.update(Update(KEY, add={"n": Decimal("0.1")}))
+    assert await store.update(Update(KEY, add={"n": 1})) == {"n": 10**38}
+
+
+async def test_an_item_does_not_grow_past_the_limit(store: SqliteStore) -> None:
+    await store.put(Put(KEY, {"a": "x" * 400_000}))
+    with pytest.raises(Rejected):
+        await store.update(Update(KEY, set={"b": "x" * 10_000}))
+
+
+async def test_answers_of_one_group_share_nothing(store: SqliteStore) -> None:
+    await store.put(Put(KEY, {"list": [1]}))
+    outcomes = await asyncio.gather(
+        *(store.put(Put(KEY, {}, equals("list", "no"))) for _ in range(2)), return_exceptions=True
+    )
+    first, second = (outcome.item for outcome in outcomes if isinstance(outcome, ConditionFailed))
+    first["list"].append(2)
+    assert second == {"list": [1]}
+
+
+async def test_a_cancelled_caller_leaves_the_others_alone(store: SqliteStore) -> None:
+    tasks = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(10)]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(task.cancelled() for task in tasks) == 1
+    assert (await store.update(Update(KEY, add={"n": 1})))["n"] in (10, 11)
+
+
+async def test_close_waits_for_what_was_begun(tmp_path: Path) -> None:
+    store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
+    writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(500)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert [item["n"] for item in await asyncio.gather(*writes)] == list(range(1, 501))
+    with pytest.raises(StoreUnavailable):
+        await store.get(KEY)
+    await store.close()
+
+
+async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_WAITING", 5)
+    writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(5000)]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
+    assert refused
+    found = await store.get(KEY)
+    assert found == {"n": 5000 - len(refused)}
+
+
+async def test_purge_deletes_what_has_expired_and_nothing_else(store: SqliteStore) -> None:
+    expired = [Key("audit", "p", f"{number:04}") for number in range(1500)]
+    await asyncio.gather(*(store.put(Put(key, {"expires_at_epoch": 500})) for key in expired))
+    lasting = {
+        Key("revoked-tokens", "later"): {"expires_at_epoch": 501},
+        Key("sessions", "p", "never"): {"a": 1},
+        Key("sessions", "p", "text"): {"expires_at_epoch": "500"},
+    }
+    for key, item in lasting.items():
+        await store.put(Put(key, item))
+    await store.put(Put(Key("daily-total", "p", "d"), {"expires_at_epoch": 500}))
+    await store.update(Update(Key("daily-total", "p", "d"), set={"expires_at_epoch": 900}))
+    deleted = [await store.purge(501), await store.purge(501), await store.purge(501)]
+    assert deleted == [1000, 500, 0]
+    assert (await store.query(Query("audit", "p"))).rows == ()
+    assert await store.get_many(list(lasting)) == list(lasting.values())
+    assert await store.get(Key("daily-total", "p", "d")) == {"expires_at_epoch": 900}
+
+
+async def test_a_purge_among_writes_of_one_group(store: SqliteStore) -> None:
+    await store.put(Put(KEY, {"expires_at_epoch": 1, "n": 1}))
+    outcomes = await asyncio.gather(
+        store.update(Update(KEY, add={"n": 1})),
+        store.purge(10),
+        store.update(Update(KEY, add={"n": 1})),
+        store.update(Update(KEY, add={"n": 5}, condition=ItemExists())),
+    )
+    assert outcomes == [{"expires_at_epoch": 1, "n": 2}, 1, {"n": 1}, {"n": 6}]
+    assert await store.get(KEY) == {"n": 6}
+
+
+async def test_a_file_that_another_process_holds_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.05)
+    store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
+    await store.put(Put(KEY, {"n": 1}))
+    holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.put(Put(KEY, {"n": 2}))
+    assert not refused.value.maybe_applied
+    assert await store.get(KEY) == {"n": 1}
+    holder.execute("ROLLBACK")
+    await store.put(Put(KEY, {"n": 3}))
+    assert await store.get(KEY) == {"n": 3}
+    holder.close()
+    await store.close()
+
+
+async def test_a_full_disk_loses_only_what_was_not_acknowledged(store: SqliteStore) -> None:
+    """SQLite's own limit on pages stands for the disk's end."""
+    await store.put(Put(KEY, {"n": 1}))
+    await store._writer.submit(lambda group: group._connection.execute("PRAGMA max_page_count=60").fetchone())
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.put(Put(Key("config", "p", "big"), {"text": "x" * 390_000}))
+    assert not refused.value.maybe_applied
+    assert "full" in str(refused.value)
+    await store.put(Put(KEY, {"n": 2}))
+    assert await store.get(KEY) == {"n": 2}
+    assert await store.get(Key("config", "p", "big")) is None
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_text("These are a person's notes, and must stay as they are." * 20)
+    for use in (prepare, missing_tables):
+        with pytest.raises(StoreMisconfigured, match=r"store\.db"):
+            use(path)
+    assert path.read_text().startswith("These are")
+
+
+def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    prepare(path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version={sqlite_file.SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(StoreMisconfigured, match="newer version"):
+        prepare(path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreMisconfigured, match="cannot make"):
+        prepare(tmp_path / "file" / "store.db")
+
+
+def test_what_is_missing_is_found_without_making_it(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    assert missing_tables(path) == list(TABLES)
+    assert not path.exists()
+    prepare(path)
+    assert missing_tables(path) == []
+    prepare(path)
+    connection = sqlite3.connect(path)
+    connection.execute('DROP TABLE "audit"')
+    connection.close()
+    assert missing_tables(path) == ["audit"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "after"),
+    [("a", "b"), ("APP#", "APP$"), ("a\U0010ffff", "b"), ("\ud7ff", "\ue000"), ("\U0010ffff", None), ("", None)],
+)
+def test_the_end_of_a_prefix(prefix: str, after: str | None) -> None:
+    assert after_prefix(prefix) == after
+
+
+async def test_a_prefix_at_the_end_of_unicode(store: SqliteStore) -> None:
+    for sk in ("\U0010ffff", "\U0010ffffa", "\U0010fffe"):
+        await store.put(Put(Key("config", "p", sk), {}))
+    found = await store.query(Query("config", "p", Prefix("\U0010ffff")))
+    assert [row.key.sk for row in found.rows] == ["\U0010ffff", "\U0010ffffa"]
+
+
+async def test_several_stores_make_one_file_at_once(tmp_path: Path) -> None:
+    opened = await asyncio.gather(*(SqliteStore(tmp_path / "new.db", lambda: 0.0).open() for _ in range(8)))
+    await asyncio.gather(*(store.update(Update(KEY, add={"n": 1})) for store in opened for _ in range(20)))
+    assert await opened[0].get(KEY) == {"n": 160}
+    await asyncio.gather(*(store.close() for store in opened))
+    assert os.listdir(tmp_path) == ["new.db"]  # the last to leave folds the log into the file
