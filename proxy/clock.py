@@ -1,0 +1,32 @@
+"""The time the product goes by. Nothing else reads the system's clock, so tests can hand in their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Wall time in epoch seconds: for dates, never for measuring. It may jump either way."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow: for measuring, with no meaning outside this process."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait by the monotonic clock; zero or less still lets other tasks take a turn."""
+        ...
+
+
+class SystemClock:
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

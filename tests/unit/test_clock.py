@@ -1,0 +1,142 @@
+"""The simulated clock is what every other test of time stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from proxy.clock import Clock, SystemClock
+from tests.support.clock import ManualClock, settle
+
+
+async def test_sleepers_wake_in_the_order_of_their_deadlines_each_at_its_own_time():
+    clock = ManualClock()
+    began = clock.monotonic()
+    woken: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append((name, clock.monotonic() - began))
+
+    tasks = [asyncio.create_task(sleeper(name, secs)) for name, secs in [("c", 3), ("a", 1), ("b", 2), ("z", 9)]]
+    await clock.advance(5)
+    assert woken == [("a", 1), ("b", 2), ("c", 3)]
+    assert clock.monotonic() - began == 5
+    assert clock.waits() == [4]
+    await clock.advance(4)
+    assert woken[-1] == ("z", 9)
+    await asyncio.gather(*tasks)
+
+
+async def test_equal_deadlines_wake_in_the_order_of_going_to_sleep():
+    clock = ManualClock()
+    woken: list[int] = []
+
+    async def sleeper(number: int) -> None:
+        await clock.sleep(1)
+        woken.append(number)
+
+    tasks = [asyncio.create_task(sleeper(number)) for number in range(5)]
+    await clock.advance(1)
+    assert woken == [0, 1, 2, 3, 4]
+    await asyncio.gather(*tasks)
+
+
+async def test_what_a_sleeper_sets_off_happens_before_the_next_one_wakes():
+    clock = ManualClock()
+    events: list[str] = []
+
+    async def early() -> None:
+        await clock.sleep(1)
+        for _ in range(20):  # far more turns of the loop than waking takes
+            await asyncio.sleep(0)
+        events.append("early is through")
+
+    async def late() -> None:
+        await clock.sleep(2)
+        events.append("late wakes")
+
+    tasks = [asyncio.create_task(late()), asyncio.create_task(early())]
+    await clock.advance(10)
+    assert events == ["early is through", "late wakes"]
+    await asyncio.gather(*tasks)
+
+
+async def test_a_sleeper_that_sleeps_again_wakes_as_often_as_the_time_holds():
+    clock = ManualClock()
+    ticks: list[float] = []
+
+    async def ticker() -> None:
+        while True:
+            await clock.sleep(0.1)
+            ticks.append(clock.now())
+
+    task = asyncio.create_task(ticker())
+    await clock.advance(1.0)
+    assert len(ticks) == 10
+    task.cancel()
+
+
+async def test_a_cancelled_sleeper_neither_wakes_nor_holds_up_time():
+    clock = ManualClock()
+    task = asyncio.create_task(clock.sleep(1))
+    await settle()
+    assert clock.waits() == [1]
+    task.cancel()
+    await settle()
+    assert clock.waits() == []
+    await clock.advance(2)
+    assert task.cancelled()
+
+
+async def test_the_wall_jumps_without_waking_anyone():
+    clock = ManualClock(wall=5000)
+    task = asyncio.create_task(clock.sleep(10))
+    await settle()
+    monotonic = clock.monotonic()
+    clock.set_wall(1_000_000)
+    await settle()
+    assert (clock.now(), clock.monotonic(), task.done()) == (1_000_000, monotonic, False)
+    clock.set_wall(10)
+    await clock.advance(10)
+    assert (clock.now(), clock.monotonic(), task.done()) == (20, monotonic + 10, True)
+
+
+async def test_sleeping_no_time_still_lets_others_take_a_turn():
+    clock = ManualClock()
+    events: list[str] = []
+
+    async def other() -> None:
+        events.append("other")
+
+    task = asyncio.create_task(other())
+    await clock.sleep(0)
+    assert events == ["other"]
+    await task
+
+
+async def test_time_does_not_go_back():
+    with pytest.raises(ValueError, match="forwards"):
+        await ManualClock().advance(-1)
+
+
+async def test_a_task_that_never_waits_is_found_out():
+    async def restless() -> None:
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(restless())
+    with pytest.raises(RuntimeError, match="never waits"):
+        await ManualClock().advance(1)
+    task.cancel()
+
+
+async def test_the_system_clock_is_the_systems():
+    clock: Clock = SystemClock()
+    before, begun = time.time(), time.monotonic()
+    wall, monotonic = clock.now(), clock.monotonic()
+    await clock.sleep(0)
+    assert before <= wall <= time.time()
+    assert begun <= monotonic <= time.monotonic()

@@ -1,0 +1,321 @@
+"""Background tasks: a crash is told once and mended, a stop is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock, settle
+
+LONGEST = 60
+
+
+class Script:
+    """Work whose every run does the next thing listed; the runs are noted with their time."""
+
+    def __init__(self, clock: ManualClock, *steps: object) -> None:
+        self._clock, self._steps = clock, list(steps)
+        self._began = clock.monotonic()
+        self.runs: list[float] = []
+
+    async def __call__(self) -> None:
+        self.runs.append(self._clock.monotonic() - self._began)
+        step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+        if isinstance(step, BaseException):
+            raise step
+        if isinstance(step, (int, float)):
+            await self._clock.sleep(step)
+            raise OSError("after a while")
+
+
+def always(number: float) -> Callable[[], float]:
+    return lambda: number
+
+
+def most() -> float:
+    """Jitter as good as at its top, where a back-off has its full length."""
+    return 1.0
+
+
+def crashes(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "proxy.tasks"]
+
+
+async def test_a_crash_is_logged_once_with_its_name_and_the_work_runs_again(caplog):
+    clock = ManualClock()
+    work = Script(clock, OSError("disk"), None)
+    async with Tasks(clock, chance=most) as tasks:
+        tasks.start("journal fsync", work)
+        await settle()
+        assert work.runs == [0]
+        assert clock.waits() == [1]
+        await clock.advance(0.99)
+        assert work.runs == [0]
+        await clock.advance(0.01)
+        assert work.runs == [0, 1]
+        await clock.advance(1000)
+    assert work.runs == [0, 1], "work that returned is finished"
+    (record,) = crashes(caplog)
+    assert record.levelno == logging.ERROR
+    assert "journal fsync" in record.getMessage()
+    assert "disk" in record.getMessage()
+    assert record.exc_info is not None
+
+
+async def test_the_back_off_doubles_up_to_a_cap():
+    clock = ManualClock()
+    work = Script(clock, OSError())
+    async with Tasks(clock, chance=most) as tasks:
+        tasks.start("work", work)
+        waits = []
+        for _ in range(10):
+            await settle()
+            waits += clock.waits()
+            await clock.advance(waits[-1])
+    assert waits == [1, 2, 4, 8, 16, 32, LONGEST, LONGEST, LONGEST, LONGEST]
+
+
+@pytest.mark.parametrize(("chance", "expected"), [(0.0, 0.5), (0.5, 0.75), (0.999, 0.9995)])
+async def test_the_back_off_is_jittered_between_a_half_and_the_whole(chance, expected):
+    clock = ManualClock()
+    async with Tasks(clock, chance=always(chance)) as tasks:
+        tasks.start("work", Script(clock, OSError()))
+        await settle()
+        assert clock.waits() == [expected]
+
+
+@pytest.mark.parametrize(("ran_for", "expected"), [(LONGEST - 1, 8), (LONGEST, 1)])
+async def test_a_long_good_run_forgives_earlier_crashes(ran_for, expected):
+    clock = ManualClock()
+    work = Script(clock, OSError(), OSError(), OSError(), ran_for)
+    async with Tasks(clock, chance=most) as tasks:
+        tasks.start("work", work)
+        await clock.advance(1 + 2 + 4 + ran_for)
+        assert len(work.runs) == 4
+        assert clock.waits() == [expected]
+
+
+async def test_one_crash_leaves_other_tasks_alone():
+    clock = ManualClock()
+    steady = Script(clock, 10_000)
+    async with Tasks(clock) as tasks:
+        tasks.start("crashing", Script(clock, OSError()))
+        tasks.start("steady", steady)
+        await clock.advance(500)
+        assert steady.runs == [0]
+
+
+async def test_a_cancellation_inside_the_work_that_nobody_asked_for_is_a_crash(caplog):
+    clock = ManualClock()
+    work = Script(clock, asyncio.CancelledError(), None)
+    async with Tasks(clock, chance=most) as tasks:
+        tasks.start("refresh", work)
+        await clock.advance(1)
+    assert work.runs == [0, 1]
+    assert ["refresh" in record.getMessage() for record in crashes(caplog)] == [True]
+
+
+async def test_a_cancellation_from_outside_ends_the_task(caplog):
+    clock = ManualClock()
+    work = Script(clock, 10_000)
+    async with Tasks(clock) as tasks:
+        tasks.start("work", work)
+        await settle()
+        (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "work"]
+        task.cancel()
+        await clock.advance(LONGEST)
+        assert task.cancelled()
+    assert work.runs == [0]
+    assert crashes(caplog) == []
+
+
+async def test_stop_during_back_off_ends_at_once(caplog):
+    clock = ManualClock()
+    work = Script(clock, OSError())
+    tasks = Tasks(clock)
+    tasks.start("work", work)
+    await settle()
+    assert len(clock.waits()) == 1
+    await tasks.stop()
+    assert clock.waits() == []
+    await clock.advance(1000)
+    assert work.runs == [0]
+    assert len(crashes(caplog)) == 1
+
+
+async def test_stop_waits_for_the_clean_up_and_never_interrupts_it(caplog):
+    clock = ManualClock()
+    events: list[str] = []
+
+    async def work() -> None:
+        try:
+            await clock.sleep(10_000)
+        finally:
+            await clock.sleep(5)
+            events.append("cleaned up")
+
+    tasks = Tasks(clock)
+    tasks.start("work", work)
+    await settle()
+    first = asyncio.create_task(tasks.stop())
+    await settle()
+    impatient = asyncio.create_task(tasks.stop())
+    second = asyncio.create_task(tasks.stop())
+    await settle()
+    impatient.cancel()
+    await clock.advance(4)
+    assert (first.done(), second.done(), events) == (False, False, [])
+    await clock.advance(1)
+    assert (first.done(), second.done(), events) == (True, True, ["cleaned up"])
+    await tasks.stop()
+    assert crashes(caplog) == []
+
+
+async def test_a_crash_during_the_clean_up_is_logged_and_not_retried(caplog):
+    clock = ManualClock()
+    runs = []
+
+    async def work() -> None:
+        runs.append(1)
+        try:
+            await clock.sleep(10_000)
+        finally:
+            raise OSError("could not close")
+
+    async with Tasks(clock) as tasks:
+        tasks.start("work", work)
+        await settle()
+    assert runs == [1]
+    assert ["could not close" in record.getMessage() for record in crashes(caplog)] == [True]
+
+
+async def test_stop_ends_even_periodic_work_that_hides_its_cancellation():
+    clock = ManualClock()
+
+    async def stubborn() -> None:
+        try:
+            await clock.sleep(10_000)
+        except asyncio.CancelledError:
+            return
+
+    tasks = Tasks(clock)
+    tasks.every("stubborn", 1, stubborn)
+    await clock.advance(2)
+    stopping = asyncio.create_task(tasks.stop())
+    await settle()
+    assert stopping.done()
+
+
+async def test_a_task_that_never_got_its_first_turn_can_be_stopped():
+    clock = ManualClock()
+    work = Script(clock, None)
+    tasks = Tasks(clock)
+    tasks.start("work", work)
+    await tasks.stop()
+    assert work.runs == []
+
+
+async def test_nothing_starts_after_stop():
+    tasks = Tasks(ManualClock())
+    await tasks.stop()
+    with pytest.raises(RuntimeError, match="late"):
+        tasks.start("late", Script(ManualClock(), None))
+
+
+async def test_work_may_stop_everything_itself():
+    clock = ManualClock()
+    tasks = Tasks(clock)
+    tasks.start("fatal", tasks.stop)
+    tasks.start("other", Script(clock, 10_000))
+    await settle()
+    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() in ("fatal", "other")] == []
+
+
+async def test_a_running_task_is_never_garbage_collected():
+    ended = []
+
+    async def forgotten() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()  # nothing but the task itself knows this future
+        finally:
+            ended.append(1)
+
+    async with Tasks(ManualClock()) as tasks:
+        tasks.start("forgotten", forgotten)
+        await settle()
+        gc.collect()
+        await settle()
+        assert ended == []
+    assert ended == [1]
+
+
+async def test_a_finished_task_is_let_go():
+    async with Tasks(ManualClock()) as tasks:
+        tasks.start("short", Script(ManualClock(), None))
+        (task,) = [weakref.ref(task) for task in asyncio.all_tasks() if task.get_name() == "short"]
+        await settle()
+        gc.collect()
+        assert task() is None
+
+
+async def test_periodic_work_waits_first_and_then_comes_at_each_interval():
+    clock = ManualClock()
+    work = Script(clock, None)
+    async with Tasks(clock) as tasks:
+        tasks.every("sweep", 60, work)
+        await clock.advance(59)
+        assert work.runs == []
+        await clock.advance(181)
+        assert work.runs == [60, 120, 180, 240]
+
+
+async def test_periodic_work_keeps_its_pace_through_exceptions(caplog):
+    clock = ManualClock()
+    work = Script(clock, OSError("one"), OSError("two"), OSError("three"), None)
+    async with Tasks(clock) as tasks:
+        tasks.every("sweep", 60, work)
+        await clock.advance(300)
+    assert work.runs == [60, 120, 180, 240, 300]
+    told = [record.getMessage() for record in crashes(caplog)]
+    assert len(told) == 3
+    assert all("sweep" in line for line in told)
+
+
+async def test_periodic_work_survives_a_cancellation_that_nobody_asked_for():
+    clock = ManualClock()
+    work = Script(clock, asyncio.CancelledError(), None)
+    async with Tasks(clock) as tasks:
+        tasks.every("sweep", 60, work)
+        await clock.advance(120)
+    assert work.runs == [60, 120]
+
+
+async def test_periodic_work_never_overlaps_itself():
+    clock = ManualClock()
+    work = Script(clock, 100)
+    async with Tasks(clock) as tasks:
+        tasks.every("slow", 60, work)
+        await clock.advance(400)
+    assert work.runs == [60, 220, 380]
+
+
+@pytest.mark.parametrize(("chance", "wait"), [(0.0, 54), (0.5, 60), (1.0, 66)])
+async def test_jitter_spreads_the_interval_both_ways(chance, wait):
+    clock = ManualClock()
+    async with Tasks(clock, chance=always(chance)) as tasks:
+        tasks.every("sweep", 60, Script(clock, None), jitter=0.1)
+        await settle()
+        assert clock.waits() == [wait]
+
+
+@pytest.mark.parametrize(("interval", "jitter"), [(0, 0), (-1, 0), (float("nan"), 0), (1, 1), (1, -0.1)])
+async def test_an_interval_that_would_never_wait_is_refused(interval, jitter):
+    async with Tasks(ManualClock()) as tasks:
+        with pytest.raises(ValueError, match="sweep"):
+            tasks.every("sweep", interval, Script(ManualClock(), None), jitter=jitter)
