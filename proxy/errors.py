@@ -2,6 +2,7 @@
 
 PriceKeeperError
 ├── ConfigError            the configuration cannot be used; carries every mistake found
+├── ListenFailed           an address cannot be listened on
 └── StoreError             the store could not do what was asked
     ├── ConditionFailed    the condition of a single write did not hold; carries the item as it was
     ├── TransactionFailed  a transaction was refused whole; carries a reason for each of its writes
@@ -30,6 +31,10 @@ class ConfigError(PriceKeeperError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class ListenFailed(PriceKeeperError):
+    """Somebody else has the port, or it is not ours to take."""
 
 
 class StoreError(PriceKeeperError):

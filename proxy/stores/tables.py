@@ -1,4 +1,4 @@
-"""DynamoDB's tables as the schema wants them: made, compared, and told in CloudFormation's words."""
+"""DynamoDB's tables as the schema wants them: made where missing, and compared."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.errors import StoreError, StoreMisconfigured
 from proxy.stores import dynamodb_errors as errors
+from proxy.stores.cloudformation import attribute_definitions, key_schema
 from proxy.stores.contract import EXPIRY
 from proxy.stores.schema import TABLES, Table
 
@@ -26,15 +27,6 @@ class TableState:
     table: str
     exists: bool
     differences: tuple[str, ...]
-
-
-def key_schema(table: Table) -> list[dict[str, str]]:
-    keys = [{"AttributeName": "PK", "KeyType": "HASH"}]
-    return [*keys, {"AttributeName": "SK", "KeyType": "RANGE"}] if table.has_sort_key else keys
-
-
-def attribute_definitions(table: Table) -> list[dict[str, str]]:
-    return [{"AttributeName": key["AttributeName"], "AttributeType": "S"} for key in key_schema(table)]
 
 
 async def create_missing(
@@ -152,46 +144,3 @@ async def _ask(call: Awaitable[Any]) -> Any:
         raise
     except errors.FAILURES as failure:
         raise errors.translated(failure) from None
-
-
-def cloudformation() -> dict[str, Any]:
-    """The same tables as a template, for those who do not let a program make tables."""
-    return {
-        "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": "The DynamoDB tables of Bedrock Price Keeper.",
-        "Parameters": {
-            "TablePrefix": {
-                "Type": "String",
-                "Default": "price-keeper-",
-                "AllowedPattern": "[A-Za-z0-9_.-]{0,100}",
-                "Description": "What every table's name begins with; the same as store.table_prefix.",
-            }
-        },
-        "Resources": {_logical_name(table): _resource(table) for table in TABLES.values()},
-        "Outputs": {
-            "TableArns": {
-                "Description": "For the policies of the roles that use the tables.",
-                "Value": {"Fn::Join": [",", [{"Fn::GetAtt": [_logical_name(t), "Arn"]} for t in TABLES.values()]]},
-            }
-        },
-    }
-
-
-def _logical_name(table: Table) -> str:
-    return "".join(part.capitalize() for part in table.name.split("-")) + "Table"
-
-
-def _resource(table: Table) -> dict[str, Any]:
-    return {
-        "Type": "AWS::DynamoDB::Table",
-        "DeletionPolicy": "Retain",
-        "UpdateReplacePolicy": "Retain",
-        "Properties": {
-            "TableName": {"Fn::Sub": f"${{TablePrefix}}{table.name}"},
-            "BillingMode": "PAY_PER_REQUEST",
-            "KeySchema": key_schema(table),
-            "AttributeDefinitions": attribute_definitions(table),
-            "TimeToLiveSpecification": {"AttributeName": EXPIRY, "Enabled": True},
-            "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
-        },
-    }

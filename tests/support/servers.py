@@ -41,7 +41,7 @@ def ministack_server(folder: Path) -> Iterator[str]:
     settings = {
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(port),
-        "SERVICES": "dynamodb",
+        "SERVICES": "dynamodb,cloudformation",
         "LOG_LEVEL": "WARNING",
         "TMPDIR": str(folder),
     }

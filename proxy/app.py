@@ -1,0 +1,105 @@
+"""The composition root: the one place where configuration becomes running parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from proxy.clock import Clock, SystemClock
+from proxy.config import Address, Config
+from proxy.config import Store as StoreConfig
+from proxy.control.health import add_health
+from proxy.errors import ListenFailed
+from proxy.stores import schema
+from proxy.stores.contract import Store
+from proxy.stores.sqlite import SqliteStore
+from proxy.tasks import Tasks
+
+if TYPE_CHECKING:
+    from proxy.stores.dynamodb import DynamoStore
+
+PURGE_INTERVAL_SECONDS = 300.0
+
+
+async def open_sqlite(config: StoreConfig, clock: Clock) -> SqliteStore:
+    return await SqliteStore(Path(config.path), clock.now).open()
+
+
+async def open_dynamodb(config: StoreConfig, clock: Clock) -> DynamoStore:
+    from proxy.stores.dynamodb import DynamoStore  # 50 MB and 0.2 s that SQLite's users need not pay
+
+    store = DynamoStore(
+        region=config.region, table_prefix=config.table_prefix, endpoint=config.endpoint, sleep=clock.sleep
+    )
+    return await store.open()
+
+
+@asynccontextmanager
+async def opened_store(config: StoreConfig, clock: Clock, tasks: Tasks) -> AsyncIterator[Store]:
+    store: Store
+    if config.engine == "sqlite":
+        embedded = await open_sqlite(config, clock)
+        tasks.every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge(embedded, clock), jitter=0.2)
+        store = embedded
+    else:
+        store = await open_dynamodb(config, clock)
+    try:
+        yield store
+    finally:
+        await tasks.stop()
+        await store.close()
+
+
+async def _purge(store: SqliteStore, clock: Clock) -> None:
+    while await store.purge(clock.now()):
+        pass
+
+
+async def run(config: Config, on_started: Callable[[Address], None], clock: Clock | None = None) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    clock = clock or SystemClock()
+    stop = _stop_signal()
+    async with AsyncExitStack() as running:
+        tasks = await running.enter_async_context(Tasks(clock))
+        store = await running.enter_async_context(opened_store(config.store, clock, tasks))
+        address = await running.enter_async_context(_listening(_control(store), config.listen.control))
+        on_started(address)
+        await stop.wait()
+
+
+def _stop_signal() -> asyncio.Event:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _control(store: Store) -> web.Application:
+    app = web.Application()
+    any_item = schema.org_entry("00000000-0000-0000-0000-000000000000")
+    add_health(app, {"store": lambda: store.get(any_item)})
+    return app
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, address: Address) -> AsyncIterator[Address]:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, address.host, address.port).start()
+        except OSError as failure:
+            reason = os.strerror(failure.errno) if failure.errno else str(failure)
+            raise ListenFailed(f"cannot listen on {address}: {reason}") from None
+        yield Address(address.host, runner.addresses[0][1])
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.cleanup()

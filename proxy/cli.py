@@ -1,0 +1,49 @@
+"""The command line: `price-keeper`.
+
+Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the command or the configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+import zoneinfo
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from proxy.commands import check_config, run, tables
+from proxy.errors import ConfigError, PriceKeeperError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    # Every sidecar of a fleet must agree where a day ends, so the locked zone data go before the host's own.
+    zoneinfo.reset_tzpath(to=())
+    chosen = _parser().parse_args(arguments)
+    try:
+        code: int = chosen.run(chosen)
+    except ConfigError as failure:
+        for problem in failure.problems:
+            print(problem, file=sys.stderr)
+        return 2
+    except PriceKeeperError as failure:
+        print(f"price-keeper: {failure}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="price-keeper", description="Keeps every org and app on Amazon Bedrock inside its budget."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for group in (run, check_config, tables):
+        group.add_to(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What every command group uses."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
+else:
+    Commands = Any
+
+
+def add_config_option(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, default=Path("config.yaml"), metavar="FILE", help="default: config.yaml here"
+    )
+
+
+def add_json_option(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))

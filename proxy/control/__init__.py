@@ -1,0 +1,1 @@
+"""What people and machines see on the control port."""

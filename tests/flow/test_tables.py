@@ -1,0 +1,168 @@
+"""`price-keeper tables` against real servers, and the CloudFormation template deployed to one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pytest
+import yaml
+
+from proxy.commands.tables import cloudformation_yaml
+from proxy.stores.schema import TABLES
+from tests.support.commands import price_keeper
+from tests.support.engines import Engines
+
+TEMPLATE = Path(__file__).parents[2] / "deploy" / "cloudformation" / "tables.yaml"
+
+CONFIG = """
+store: {{engine: dynamodb, endpoint: "{endpoint}", table_prefix: "{prefix}"}}
+labels:
+  economy: {{model: amazon.nova-lite-v1:0, format: nova, prices_usd_per_1m: {{input: 0.06, output: 0.24}}}}
+"""
+
+
+class Place:
+    """A folder with a configuration for a server and a prefix of its own."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self.folder, self.endpoint, self.prefix = folder, endpoint, f"t{uuid4().hex[:8]}-"
+        (folder / "config.yaml").write_text(CONFIG.format(endpoint=endpoint, prefix=self.prefix))
+
+    def tables(self, *arguments: str) -> Any:
+        return price_keeper("tables", *arguments, folder=self.folder)
+
+    def client(self, service: str = "dynamodb") -> Any:
+        return boto3.client(service, endpoint_url=self.endpoint, region_name="us-east-1")
+
+
+@pytest.fixture(params=["moto", "ministack"])
+def place(request: pytest.FixtureRequest, engines: Engines, tmp_path: Path) -> Place:
+    return Place(tmp_path, engines.endpoints[request.param])
+
+
+def test_create_makes_every_table_and_check_finds_them_good(place: Place) -> None:
+    before = place.tables("check")
+    assert before.returncode == 1
+    assert before.stdout.count("it does not exist") == len(TABLES)
+    assert "price-keeper tables create" in before.stdout
+
+    created = place.tables("create")
+    assert (created.returncode, created.stderr) == (0, "")
+    assert created.stdout.splitlines() == [f"{place.prefix}{name}: created" for name in TABLES]
+
+    after = place.tables("check", "--json")
+    assert after.returncode == 0
+    assert json.loads(after.stdout) == {f"{place.prefix}{name}": [] for name in TABLES}
+
+    again = place.tables("create", "--json")
+    assert json.loads(again.stdout) == {f"{place.prefix}{name}": "was there" for name in TABLES}
+
+
+def test_create_mends_what_was_half_made(place: Place) -> None:
+    client = place.client()
+    client.create_table(
+        TableName=f"{place.prefix}revoked-tokens",
+        KeySchema=[{"AttributeName": "PK", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "PK", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    assert "time to live is off" in place.tables("check").stdout
+    assert place.tables("create").returncode == 0
+    assert place.tables("check").returncode == 0
+    expiry = client.describe_time_to_live(TableName=f"{place.prefix}revoked-tokens")["TimeToLiveDescription"]
+    assert expiry["AttributeName"] == "expires_at_epoch"
+
+
+def test_check_tells_what_create_cannot_mend(place: Place) -> None:
+    client = place.client()
+    client.create_table(
+        TableName=f"{place.prefix}config",
+        KeySchema=[{"AttributeName": "PK", "KeyType": "HASH"}, {"AttributeName": "when", "KeyType": "RANGE"}],
+        AttributeDefinitions=[
+            {"AttributeName": "PK", "AttributeType": "S"},
+            {"AttributeName": "when", "AttributeType": "N"},
+        ],
+        ProvisionedThroughput={"ReadCapacityUnits": 1, "WriteCapacityUnits": 1},
+    )
+    place.tables("create")
+    checked = place.tables("check", "--json")
+    assert checked.returncode == 1
+    differences = json.loads(checked.stdout)[f"{place.prefix}config"]
+    assert differences == [
+        "its key is PK (HASH) + when (RANGE) and should be PK (HASH) + SK (RANGE)",
+        "when should be a string",
+        "its billing mode is PROVISIONED and should be PAY_PER_REQUEST",
+    ]
+
+
+def test_a_server_that_is_away_is_one_clear_line(tmp_path: Path) -> None:
+    place = Place(tmp_path, "http://127.0.0.1:9")
+    for verb in ("create", "check"):
+        refused = place.tables(verb)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("price-keeper: no answer from DynamoDB")
+        assert len(refused.stderr.splitlines()) == 1
+
+
+def test_describe_names_every_table_without_asking_anybody(tmp_path: Path) -> None:
+    place = Place(tmp_path, "http://127.0.0.1:9")
+    described = json.loads(place.tables("describe", "--json").stdout)
+    assert [entry["table"] for entry in described] == [place.prefix + name for name in TABLES]
+    assert [entry["key"] for entry in described if entry["table"].endswith("-tokens")] == [["PK"], ["PK"]]
+    assert len(place.tables("describe").stdout.splitlines()) == len(TABLES)
+
+
+def test_tables_of_the_embedded_store(tmp_path: Path) -> None:
+    environment = {"PRICE_KEEPER__STORE__ENGINE": "sqlite", "PRICE_KEEPER__STORE__PATH": "here/store.db"}
+    Place(tmp_path, "http://127.0.0.1:9")
+
+    def tables(*arguments: str) -> Any:
+        return price_keeper("tables", *arguments, folder=tmp_path, **environment)
+
+    assert tables("check").returncode == 1
+    assert not (tmp_path / "here").exists()
+    assert tables("create").stdout.splitlines() == [f"{name}: created" for name in TABLES]
+    assert tables("check").returncode == 0
+    assert tables("create").stdout.splitlines() == [f"{name}: was there" for name in TABLES]
+
+
+def test_the_template_in_the_tree_is_the_schemas_own() -> None:
+    assert TEMPLATE.read_text() == cloudformation_yaml(), (
+        "run: price-keeper tables describe --cloudformation > deploy/cloudformation/tables.yaml"
+    )
+
+
+# Neither server's CloudFormation carries these two out, though both servers have them; the template is read for them.
+NOT_DEPLOYED = ["time to live is off and should be on expires_at_epoch", "point-in-time recovery is off"]
+
+
+def test_the_template_deploys_and_its_tables_are_good(place: Place) -> None:
+    stack = place.client("cloudformation")
+    stack.create_stack(
+        StackName=f"stack-{place.prefix}",
+        TemplateBody=TEMPLATE.read_text(),
+        Parameters=[{"ParameterKey": "TablePrefix", "ParameterValue": place.prefix}],
+    )
+    state = stack.describe_stacks(StackName=f"stack-{place.prefix}")["Stacks"][0]
+    assert state["StackStatus"] == "CREATE_COMPLETE"
+    assert len(state["Outputs"][0]["OutputValue"].split(",")) == len(TABLES)
+    checked = json.loads(place.tables("check", "--json").stdout)
+    assert checked == {f"{place.prefix}{name}": NOT_DEPLOYED for name in TABLES}
+    assert place.tables("create").returncode == 0
+    assert place.tables("check").returncode == 0
+
+
+def test_the_template_expires_recovers_and_keeps_every_table() -> None:
+    resources = yaml.safe_load(TEMPLATE.read_text())["Resources"]
+    assert len(resources) == len(TABLES)
+    for resource in resources.values():
+        assert resource["DeletionPolicy"] == resource["UpdateReplacePolicy"] == "Retain"
+        assert resource["Properties"]["TimeToLiveSpecification"] == {
+            "AttributeName": "expires_at_epoch",
+            "Enabled": True,
+        }
+        assert resource["Properties"]["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}

@@ -1,0 +1,51 @@
+"""What is true of every file of the tree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONGEST_FILE = 400
+SOURCES = [path for folder in ("proxy", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_grows_past_what_one_reads(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+
+
+def test_no_module_shadows_the_standard_library() -> None:
+    names = {path.stem for path in (ROOT / "proxy").glob("*.py")} - {"__init__"}
+    assert names & sys.stdlib_module_names == set()
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [path for path in SOURCES if path.read_text() and not re.match(r'(#!.*\n)?"""', path.read_text())]
+    assert [str(path.relative_to(ROOT)) for path in silent if path.name != "conftest.py"] == []
+
+
+@pytest.mark.parametrize("lock", sorted((ROOT / "requirements").glob("*.lock")), ids=lambda path: path.name)
+def test_locks_have_hashes_and_name_no_index(lock: Path) -> None:
+    text = lock.read_text()
+    requirements = re.findall(r"^[a-z0-9][^ ]*==[^ ]+(?: ;[^\\\n]*)? *\\$", text, re.MULTILINE)
+    unpinned = [line for line in text.splitlines() if re.match(r"[a-z0-9]", line) and "==" not in line]
+    assert len(requirements) > 20
+    assert unpinned == []
+    assert text.count("--hash=sha256:") >= len(requirements)
+    assert "://" not in text
+    assert "index" not in text
+
+
+def test_importing_the_package_loads_no_aws_library() -> None:
+    """Those who use SQLite pay neither the time nor the memory."""
+    code = (
+        "import sys, proxy.cli, proxy.app; "
+        "print(sorted(m for m in sys.modules if m in ('aioboto3', 'botocore', 'boto3')))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
