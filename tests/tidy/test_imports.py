@@ -13,7 +13,15 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
-    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.config"},
+    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange"},
+    {
+        "proxy.config.problems",
+        "proxy.config.tree",
+        "proxy.config.kinds",
+        "proxy.config.overrides",
+        "proxy.config.reader",
+    },
+    {"proxy.config"},
     {"proxy.stores.contract", "proxy.stores.schema"},
     {"proxy.stores.values", "proxy.stores.cloudformation", "proxy.stores.expressions", "proxy.stores.sqlite_codec"},
     {"proxy.stores.evaluate", "proxy.forwarding"},

@@ -1,0 +1,310 @@
+"""The configuration as it stands in config.yaml: every key, its default and what it may be.
+
+The defaults are here and nowhere else. A secret is never a value here, only the name of the environment variable
+or of the file that holds it. The rules between the keys of a section stand before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from proxy.config import checks as must_be
+from proxy.config.checks import Address, pico_per_token
+from proxy.config.reader import Mistake, read, read_file, reads
+
+ENV_PREFIX = "PRICE_KEEPER__"
+
+Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
+Tier = Literal["default", "flex", "priority", "reserved"]
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Config:
+    """Raises ConfigError with every mistake of the file and of the variables that override it."""
+    return read_file(Config, path, environ, ENV_PREFIX)
+
+
+def parse(text: str, source: str, environ: Mapping[str, str]) -> Config:
+    """As load, from a text that problems call `source`."""
+    return read(Config, text, source, environ, ENV_PREFIX)
+
+
+def listeners_differ(data: Address, control: Address, health: Address | None) -> Iterator[Mistake]:
+    taken = {data: "data"}
+    for name, address in (("control", control), ("health", health)):
+        if address is not None and address.port and address in taken:
+            yield (name,), f"the same address as listen.{taken[address]}"
+        elif address is not None:
+            taken[address] = name
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    rules = (listeners_differ,)
+
+    data: Address = field(default=Address("127.0.0.1", 8080))
+    control: Address = field(default=Address("127.0.0.1", 8081))
+    health: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    endpoint: str | None = field(default=None, metadata=reads(must_be.upstream_endpoint, private=True))
+    region: str = field(default="us-east-1", metadata=reads(must_be.region))
+    auth: Literal["sigv4", "bearer"] = "sigv4"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    engine: Literal["sqlite", "dynamodb"] = "sqlite"
+    path: str = field(default="./data/price-keeper.db", metadata=reads(must_be.path))
+    endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
+    region: str = field(default="us-east-1", metadata=reads(must_be.region))
+    table_prefix: str = field(default="price-keeper-", metadata=reads(must_be.table_prefix))
+
+
+def flush_interval_can_grow(flush_interval_secs: float, flush_interval_max_secs: float) -> Iterator[Mistake]:
+    if flush_interval_max_secs < flush_interval_secs:
+        yield ("flush_interval_max_secs",), f"less than flush_interval_secs, which is {flush_interval_secs:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    rules = (flush_interval_can_grow,)
+
+    dir: str = field(default="./data/journal", metadata=reads(must_be.path))
+    flush_interval_secs: float = field(default=1.0, metadata=reads(must_be.seconds))
+    flush_interval_max_secs: float = field(default=15.0, metadata=reads(must_be.seconds))
+    fsync_interval_ms: int = field(default=50, metadata=reads(must_be.between(1, 60_000)))
+    max_unflushed_usd: Decimal = field(default=Decimal(100), metadata=reads(must_be.positive))
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregator:
+    interval_secs: float = field(default=60.0, metadata=reads(must_be.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a sidecar that asks for no tokens spends for."""
+
+    org: str = field(metadata=reads(must_be.org_id))
+    app: str = field(metadata=reads(must_be.app_id))
+
+
+_SHARED = ("secret_env", "secret_file")
+_PAIRED = ("private_key_env", "private_key_file", "public_key_file")
+
+
+def exactly_one_fitting_source(
+    alg: str,
+    secret_env: str | None,
+    secret_file: str | None,
+    private_key_env: str | None,
+    private_key_file: str | None,
+    public_key_file: str | None,
+) -> Iterator[Mistake]:
+    values = (secret_env, secret_file, private_key_env, private_key_file, public_key_file)
+    given = [name for name, value in zip(_SHARED + _PAIRED, values, strict=True) if value is not None]
+    fitting = _SHARED if alg == "HS256" else _PAIRED
+    unfit = [name for name in given if name not in fitting]
+    for name in unfit:
+        yield (name,), f"not for {alg}, whose key comes from {' or '.join(fitting)}"
+    if not unfit and len(given) != 1:
+        yield (), f"exactly one of {', '.join(fitting)} is needed, found {' and '.join(given) or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that signs or verifies tokens. With its public half alone a sidecar verifies and cannot mint."""
+
+    rules = (exactly_one_fitting_source,)
+
+    kid: str = field(metadata=reads(must_be.name))
+    alg: Literal["HS256", "EdDSA", "RS256"]
+    secret_env: str | None = field(default=None, metadata=reads(must_be.variable))
+    secret_file: str | None = field(default=None, metadata=reads(must_be.path))
+    private_key_env: str | None = field(default=None, metadata=reads(must_be.variable))
+    private_key_file: str | None = field(default=None, metadata=reads(must_be.path))
+    public_key_file: str | None = field(default=None, metadata=reads(must_be.path))
+
+
+def identity_goes_with_its_mode(mode: str, identity: Identity | None) -> Iterator[Mistake]:
+    if mode == "identity" and identity is None:
+        yield ("identity",), "required with mode: identity"
+    if mode != "identity" and identity is not None:
+        yield ("identity",), "only allowed with mode: identity"
+
+
+def kids_differ(keys: tuple[Key, ...]) -> Iterator[Mistake]:
+    first: dict[str, int] = {}
+    for index, key in enumerate(keys):
+        if first.setdefault(key.kid, index) != index:
+            yield ("keys", str(index), "kid"), f"the same as auth.keys.{first[key.kid]}.kid"
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    rules = (identity_goes_with_its_mode, kids_differ)
+
+    mode: Literal["required", "identity"] = "required"
+    identity: Identity | None = None
+    issuer: str = field(default="price-keeper", metadata=reads(must_be.name))
+    keys: tuple[Key, ...] = field(
+        default=(Key("k1", "HS256", "PRICE_KEEPER_JWT_SECRET"),),
+        metadata=reads(must_be.not_empty("at least one key is needed")),
+    )
+    admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=reads(must_be.variable))
+    admin_api_key_file: str | None = field(default=None, metadata=reads(must_be.path))  # goes before the variable
+    max_sessions: int = field(default=5, metadata=reads(must_be.at_least(0)))  # 0 is unlimited
+
+
+class PicoPrices(NamedTuple):
+    """Pico-dollars for one token; None where no price is known, which is not zero."""
+
+    input: int
+    output: int
+    cache_read: int | None
+    cache_write_5m: int | None
+    cache_write_1h: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierPrices:
+    """USD for a million tokens."""
+
+    input: Decimal = field(metadata=reads(must_be.price))
+    output: Decimal = field(metadata=reads(must_be.price))
+    cache_read: Decimal | None = field(default=None, metadata=reads(must_be.price))
+    cache_write_5m: Decimal | None = field(default=None, metadata=reads(must_be.price))
+    cache_write_1h: Decimal | None = field(default=None, metadata=reads(must_be.price))
+
+    @property
+    def pico_per_token(self) -> PicoPrices:
+        cache = (self.cache_read, self.cache_write_5m, self.cache_write_1h)
+        known = (None if price is None else pico_per_token(price) for price in cache)
+        return PicoPrices(pico_per_token(self.input), pico_per_token(self.output), *known)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices(TierPrices):
+    """The prices of the default tier, and those of the others by name."""
+
+    service_tiers: Mapping[Tier, TierPrices] = field(default_factory=lambda: MappingProxyType({}), kw_only=True)
+
+
+def missing_cache_prices(path: tuple[str, ...], prices: TierPrices, why: str) -> Iterator[Mistake]:
+    for name in ("cache_read", "cache_write_5m", "cache_write_1h"):
+        if getattr(prices, name) is None:
+            yield (*path, name), f"required, but missing: {why}"
+
+
+def anthropic_cache_has_prices(format: Format, prices_usd_per_1m: Prices) -> Iterator[Mistake]:
+    if format != "anthropic":
+        return
+    path, why = ("prices_usd_per_1m",), "models of format anthropic read and write caches"
+    yield from missing_cache_prices(path, prices_usd_per_1m, why)
+    for tier, prices in prices_usd_per_1m.service_tiers.items():
+        yield from missing_cache_prices((*path, "service_tiers", tier), prices, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    rules = (anthropic_cache_has_prices,)
+
+    model: str = field(metadata=reads(must_be.model))
+    format: Format
+    prices_usd_per_1m: Prices
+    price_source: Literal["aws", "config"] = "aws"
+
+
+def refresh_quickens_when_tight(
+    refresh_interval_normal_secs: int, refresh_interval_tight_secs: int
+) -> Iterator[Mistake]:
+    if refresh_interval_tight_secs > refresh_interval_normal_secs:
+        normal = f"refresh_interval_normal_secs, which is {refresh_interval_normal_secs}"
+        yield ("refresh_interval_tight_secs",), f"more than {normal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an org has that does not say otherwise."""
+
+    rules = (refresh_quickens_when_tight,)
+
+    tight_mode_threshold_pct: int = field(default=95, metadata=reads(must_be.between(1, 100)))
+    refresh_interval_normal_secs: int = field(default=300, metadata=reads(must_be.seconds))
+    refresh_interval_tight_secs: int = field(default=60, metadata=reads(must_be.seconds))
+    agg_shard_count: Literal[8, 16, 32, 64] = 8
+    timezone: str = field(default="UTC", metadata=reads(must_be.time_zone))
+
+
+def identity_stays_on_loopback(listen: Listen, auth: Auth) -> Iterator[Mistake]:
+    if auth.mode == "identity" and not listen.data.is_loopback:
+        yield ("listen", "data"), "must be loopback with auth.mode: identity, where any caller can spend"
+
+
+def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> Iterator[Mistake]:
+    if unlabelled == "meter" and default_price is None:
+        yield ("default_price",), "required with unlabelled: meter"
+    if default_price is not None:
+        why = "the model may be one that reads and writes caches"
+        yield from missing_cache_prices(("default_price",), default_price, why)
+
+
+def models_have_one_label(labels: Mapping[str, Label]) -> Iterator[Mistake]:
+    first: dict[str, str] = {}
+    for name, label in labels.items():
+        if first.setdefault(label.model, name) != name:
+            yield ("labels", name, "model"), f"the same model as labels.{first[label.model]}"
+
+
+def labels_are_no_models(labels: Mapping[str, Label]) -> Iterator[Mistake]:
+    for name, label in labels.items():
+        if label.model != name and label.model in labels:
+            yield ("labels", name, "model"), "also the name of another label"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    rules = (identity_stays_on_loopback, metering_has_prices, models_have_one_label, labels_are_no_models)
+
+    listen: Listen = Listen()
+    upstream: Upstream = Upstream()
+    store: Store = Store()
+    journal: Journal = Journal()
+    aggregator: Aggregator = Aggregator()
+    auth: Auth = Auth()
+    on_store_down: Literal["serve", "refuse"] = "serve"
+    unlabelled: Literal["reject", "meter"] = "reject"
+    default_price: TierPrices | None = None
+    labels: Mapping[str, Label] = field(
+        metadata=reads(must_be.not_empty("at least one label is needed"), keys=must_be.label_name)
+    )
+    defaults: Defaults = Defaults()
+
+    @classmethod
+    def development(cls) -> Config:
+        """What a laptop without an AWS account runs on."""
+        return cls(upstream=Upstream(endpoint="simulated"), labels=DEMO_LABELS)
+
+
+def _demo_label(model: str, format: Format, *usd_per_1m: str) -> Label:
+    return Label(model, format, Prices(*(Decimal(usd) for usd in usd_per_1m)))
+
+
+DEMO_LABELS: Mapping[str, Label] = MappingProxyType(
+    {
+        "premium": _demo_label(
+            "anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3.00", "15.00", "0.30", "3.75", "6.00"
+        ),
+        "standard": _demo_label(
+            "anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic", "1.00", "5.00", "0.10", "1.25", "2.00"
+        ),
+        "economy": _demo_label("amazon.nova-lite-v1:0", "nova", "0.06", "0.24", "0.015"),
+    }
+)

@@ -1,0 +1,113 @@
+"""What is wrong with a configuration, and where: one printable line for each mistake, all of them together.
+
+No line repeats a value that could be a secret: not that of an unknown key, not one under a key whose name speaks
+of secrets, not one of a field marked private.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+_SPEAKS_OF_SECRETS = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
+_NAMES_A_SECRET = re.compile(
+    r"(.*[_-])?(secrets?|passwords?|passwd|token|credentials?|(private|api)[_-]?key)", re.IGNORECASE
+)
+MAX_SHOWN = 64  # characters of a key or a value: enough to find it, short enough for a line
+MAX_LISTED = 20  # keys: there may be a thousand labels
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where something was written: a line of a file, or, without a line, an environment variable."""
+
+    name: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.line is None else f"{self.name}:{self.line}"
+
+    @property
+    def rank(self) -> tuple[bool, int, str]:
+        return self.line is None, self.line or 0, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in the configuration: its dotted path, and whether a value that stands there may be shown."""
+
+    path: str = ""
+    is_private: bool = False
+
+    def child(self, name: str, private: bool = False) -> Spot:
+        path = f"{self.path}.{shortened(name)}" if self.path else shortened(name)
+        return Spot(path, self.is_private or private or _SPEAKS_OF_SECRETS.search(name) is not None)
+
+    def stranger(self, name: str) -> Spot:
+        """The spot of a key that has no business here. Among secrets it may itself be a piece of one."""
+        return self.child("?" if self.is_private else name)
+
+    def below(self, path: Iterable[str]) -> Spot:
+        spot = self
+        for name in path:
+            spot = spot.child(name)
+        return spot
+
+
+class Problems:
+    def __init__(self) -> None:
+        self._found: list[tuple[Origin, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, origin: Origin, spot: Spot, complaint: str) -> None:
+        path = f"{spot.path}: " if spot.path else ""
+        self._found.append((origin, f"{origin}: {path}{complaint}"))
+
+    def unknown_key(self, origin: Origin, section: Spot, name: str, allowed: list[str]) -> None:
+        self.add(origin, section.stranger(name), _about_unknown(name, allowed))
+
+    def lines(self) -> list[str]:
+        """In the order of the file's lines, then by variable."""
+        ordered = sorted(self._found, key=lambda found: found[0].rank)
+        return [one_line(text) for _, text in ordered]
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option that `word` was probably meant to be; upper and lower case do not matter."""
+    by_lower = {option.lower(): option for option in options}
+    close = get_close_matches(word[:MAX_SHOWN].lower(), by_lower, n=1)
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    near = nearest(word, options)
+    return f'did you mean "{near}"?' if near else ""
+
+
+def listed(names: Sequence[object]) -> str:
+    return ", ".join([str(name) for name in names[:MAX_LISTED]] + ["..."] * (len(names) > MAX_LISTED))
+
+
+def shortened(name: str) -> str:
+    """A key as it may be shown. `secret:abc`, the space forgotten, is a key to YAML: show the part before the colon."""
+    word = re.match(rf"[\w.-]{{0,{MAX_SHOWN}}}", name)
+    return name if word is None or word[0] == name != "" else f"{word[0]}..."
+
+
+def one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _about_unknown(name: str, allowed: list[str]) -> str:
+    allowed = [shortened(key) for key in allowed]
+    if _NAMES_A_SECRET.fullmatch(name):
+        sources = [key for key in allowed if key in (f"{name}_env", f"{name}_file")]
+        named = " or ".join(sources or ["a key that ends with _env or _file"])
+        return f"a secret never stands in the configuration itself; name its source with {named}"
+    if not allowed:
+        return "unknown key; there is none here"
+    return f"unknown key; {did_you_mean(shortened(name), allowed) or f'allowed are {listed(allowed)}'}"
