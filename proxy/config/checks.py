@@ -63,7 +63,8 @@ def app_id(text: str) -> str | None:
 
 
 def label_name(text: str) -> str | None:
-    return None if is_label(text) else "a label is named by 1 to 64 letters, digits or any of ._-, beginning with a letter or digit"
+    good = "1 to 64 letters, digits or any of ._-, beginning with a letter or digit"
+    return None if is_label(text) else f"a label is named by {good}"
 
 
 def time_zone(name: str) -> str | None:
