@@ -68,11 +68,21 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
     parts = urlsplit(upstream)
     proxy = FaultProxy("")
 
+    serving: set[asyncio.Task[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while await _exchange(reader, writer):
-                pass
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while await _exchange(reader, writer):
+                    pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            serving.discard(task)
 
     async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         request = await _message(reader)
@@ -105,14 +115,19 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
         yield proxy
     finally:
         server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 async def _carried_out(host: str, port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(request)
-    answer = await _message(reader)
-    writer.close()
-    return answer
+    try:
+        writer.write(request)
+        return await _message(reader)
+    finally:
+        writer.close()
+        await writer.wait_closed()
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:
