@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
+from proxy import dataplane
+from proxy.auth.keys import load_keys
+from proxy.auth.tokens import Tokens
 from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.config import Store as StoreConfig
-from proxy.control.health import add_health
+from proxy.control.health import Readiness, add_health
 from proxy.errors import ListenFailed
 from proxy.stores import schema
 from proxy.stores.contract import Store
@@ -27,6 +32,11 @@ if TYPE_CHECKING:
     from proxy.stores.dynamodb import DynamoStore
 
 PURGE_INTERVAL_SECONDS = 300.0
+DRAIN_SECONDS = 25.0  # within the half minute that Kubernetes gives a pod to end
+
+_ANY_ITEM = schema.org_entry("00000000-0000-0000-0000-000000000000")
+
+OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"
 
 
 async def open_sqlite(config: StoreConfig, clock: Clock) -> SqliteStore:
@@ -63,16 +73,42 @@ async def _purge(store: SqliteStore, clock: Clock) -> None:
         pass
 
 
-async def run(config: Config, on_started: Callable[[Address], None], clock: Clock | None = None) -> None:
-    """Serves until SIGTERM or SIGINT."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a process that has just started can tell: where it listens, and how to get a token from it."""
+
+    data: Address
+    control: Address
+    tokens: Tokens
+    store: Store
+
+
+async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted, clock: Clock | None = None) -> None:
+    """Serves until SIGTERM or SIGINT, then drains."""
     clock = clock or SystemClock()
+    tokens = Tokens(load_keys(config.auth.keys, environ), config.auth.issuer, clock.now)
     stop = _stop_signal()
     async with AsyncExitStack() as running:
         tasks = await running.enter_async_context(Tasks(clock))
         store = await running.enter_async_context(opened_store(config.store, clock, tasks))
-        address = await running.enter_async_context(_listening(_control(store), config.listen.control))
-        on_started(address)
+        bedrock = await _bedrock(config, environ, clock, tasks, running)
+        readiness = Readiness({"store": lambda: store.get(_ANY_ITEM)})
+        control = await running.enter_async_context(_listening(_control(readiness), config.listen.control))
+        handler = dataplane.pipeline(config, store, tokens, bedrock, clock, tasks)
+        listener, port = await dataplane.listening(handler, config, clock, tasks)
+        gc.freeze()  # what is here now stays; the collector need not look at it again
+        await on_started(Started(Address(config.listen.data.host, port), control, tokens, store))
         await stop.wait()
+        readiness.stop()
+        await listener.drain(DRAIN_SECONDS)
+
+
+async def _bedrock(
+    config: Config, environ: Mapping[str, str], clock: Clock, tasks: Tasks, running: AsyncExitStack
+) -> dataplane.Bedrock:
+    if config.upstream.endpoint == dataplane.SIMULATED:
+        return await running.enter_async_context(dataplane.simulated(clock))
+    return await dataplane.real(config.upstream, environ, clock, tasks)
 
 
 def _stop_signal() -> asyncio.Event:
@@ -82,10 +118,9 @@ def _stop_signal() -> asyncio.Event:
     return stop
 
 
-def _control(store: Store) -> web.Application:
+def _control(readiness: Readiness) -> web.Application:
     app = web.Application()
-    any_item = schema.org_entry("00000000-0000-0000-0000-000000000000")
-    add_health(app, {"store": lambda: store.get(any_item)})
+    add_health(app, readiness)
     return app
 
 

@@ -10,7 +10,7 @@ import zoneinfo
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from proxy.commands import check_config, run, tables
+from proxy.commands import check_config, dev, run, tables
 from proxy.errors import ConfigError, PriceKeeperError
 
 
@@ -40,7 +40,7 @@ def _parser() -> ArgumentParser:
         prog="price-keeper", description="Keeps every org and app on Amazon Bedrock inside its budget."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (run, check_config, tables):
+    for group in (dev, run, check_config, tables):
         group.add_to(commands)
     return parser
 

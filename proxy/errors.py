@@ -3,6 +3,15 @@
 PriceKeeperError
 ├── ConfigError            the configuration cannot be used; carries every mistake found
 ├── ListenFailed           an address cannot be listened on
+├── Refusal                a request is answered with an error of ours, in AWS's form
+│   ├── InvalidRequest     400: something in it is wrong; the message names what is allowed
+│   ├── AccessDenied       403: no token, or one that is not good
+│   ├── TokenExpired       403: a token that was good
+│   ├── UnknownOperation   404: nothing is forwarded that is not on the list
+│   ├── TooLarge           413: more than is taken, here or at Bedrock
+│   ├── Busy               503: a limit of this process is reached; trying again helps
+│   ├── UpstreamAway       503: Bedrock cannot be reached or gave no answer; trying again helps
+│   └── OurFault           500: a mistake of ours, whose cause stands in the log alone
 └── StoreError             the store could not do what was asked
     ├── ConditionFailed    the condition of a single write did not hold; carries the item as it was
     ├── TransactionFailed  a transaction was refused whole; carries a reason for each of its writes
@@ -35,6 +44,56 @@ class ConfigError(PriceKeeperError):
 
 class ListenFailed(PriceKeeperError):
     """Somebody else has the port, or it is not ours to take."""
+
+
+class Refusal(PriceKeeperError):
+    """Status and type are chosen so that SDKs retry where it helps, and only there."""
+
+    status = 400
+    kind = "ValidationException"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        self.message = message
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class InvalidRequest(Refusal):
+    pass
+
+
+class AccessDenied(Refusal):
+    status = 403
+    kind = "AccessDeniedException"
+
+
+class TokenExpired(Refusal):
+    status = 403
+    kind = "ExpiredTokenException"
+
+
+class UnknownOperation(Refusal):
+    status = 404
+    kind = "UnknownOperationException"
+
+
+class TooLarge(Refusal):
+    status = 413
+
+
+class Busy(Refusal):
+    status = 503
+    kind = "ServiceUnavailableException"
+
+
+class UpstreamAway(Refusal):
+    status = 503
+    kind = "ServiceUnavailableException"
+
+
+class OurFault(Refusal):
+    status = 500
+    kind = "InternalServerException"
 
 
 class StoreError(PriceKeeperError):

@@ -42,3 +42,30 @@ class Scope:
     @property
     def key(self) -> str:
         return f"ORG#{self.org}" if self.app is None else f"ORG#{self.org}#APP#{self.app}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, as a verified token or the sidecar's own binding says."""
+
+    org: str
+    app: str | None
+    client_id: str
+
+
+def client_id_of(org: str, app: str | None) -> str:
+    return f"org-{org}" if app is None else f"org-{org}-app-{app}"
+
+
+def scope_of_client(client_id: str) -> Scope | None:
+    """The org or app that a client id names; None if it names none."""
+    if not client_id.startswith("org-"):
+        return None
+    # An org id has a fixed length, so that nothing in an app's name can be mistaken for the seam.
+    org, rest = client_id[4:40], client_id[40:]
+    if not is_org_id(org):
+        return None
+    if not rest:
+        return Scope(org)
+    app = rest.removeprefix("-app-")
+    return Scope(org, app) if app != rest and is_app_id(app) else None

@@ -26,6 +26,8 @@ class Tasks:
         """`chance` gives a number in [0, 1) for each wait that is jittered."""
         self._clock = clock
         self._chance = chance
+        self._loop = asyncio.get_running_loop()
+        self._short: set[asyncio.Task[None]] = set()
         self._running: set[asyncio.Task[None]] = set()  # the loop itself holds its tasks only weakly
         self._is_stopping = False
 
@@ -44,6 +46,12 @@ class Tasks:
         task = asyncio.create_task(self._supervise(name, work), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def once(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run to its end, come what may: made for the many and short, whose failures are their own to tell."""
+        task = self._loop.create_task(work)
+        self._short.add(task)
+        task.add_done_callback(self._short.discard)
 
     def every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
         """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.

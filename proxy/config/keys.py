@@ -213,6 +213,15 @@ def anthropic_cache_has_prices(format: Format, prices_usd_per_1m: Prices) -> Ite
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One place that serves a label; what it leaves out is the label's own, or the upstream's."""
+
+    region: str = field(metadata=reads(must_be.region))
+    model: str | None = field(default=None, metadata=reads(must_be.model))
+    endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
     rules = (anthropic_cache_has_prices,)
 
@@ -220,6 +229,7 @@ class Label:
     format: Format
     prices_usd_per_1m: Prices
     price_source: Literal["aws", "config"] = "aws"
+    endpoints: tuple[Endpoint, ...] = ()  # tried in this order; without any, the upstream's own
 
 
 def refresh_quickens_when_tight(

@@ -11,11 +11,26 @@ from proxy.errors import PriceKeeperError
 # Each asks one thing that the work needs, and raises when it is not there.
 Checks = Mapping[str, Callable[[], Awaitable[object]]]
 
-_CHECKS = web.AppKey("checks", Checks)
+
+class Readiness:
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """From now on it is not ready, so that nobody sends it anything new while it drains."""
+        self._is_stopping = True
+
+    async def troubles(self) -> dict[str, str | None]:
+        found = {name: await _trouble(check) for name, check in self._checks.items()}
+        return found | {"process": "stopping"} if self._is_stopping else found
 
 
-def add_health(app: web.Application, checks: Checks) -> None:
-    app[_CHECKS] = checks
+_READINESS = web.AppKey("readiness", Readiness)
+
+
+def add_health(app: web.Application, readiness: Readiness) -> None:
+    app[_READINESS] = readiness
     app.router.add_get("/health", _health)
     app.router.add_get("/ready", _ready)
 
@@ -25,7 +40,7 @@ async def _health(_: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    troubles = {name: await _trouble(check) for name, check in request.app[_CHECKS].items()}
+    troubles = await request.app[_READINESS].troubles()
     is_ready = not any(troubles.values())
     body = {
         "status": "ready" if is_ready else "not ready",

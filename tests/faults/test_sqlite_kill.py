@@ -44,6 +44,12 @@ class Hammer:
         assert whole_lines[0] == "ready"
         return whole_lines[1:]
 
+    def end(self) -> None:
+        """Whatever became of the test, nothing goes on writing after it."""
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+
 
 async def _written(path: Path) -> tuple[set[str], int]:
     store = await SqliteStore(path, time).open()
@@ -68,15 +74,19 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path) -> None:
     """Two writers share the file; the one that has run longer is killed, and another takes its place."""
     path, moment = tmp_path / "store.db", random.Random(20261118)
     acknowledged: set[str] = set()
-    writing = [Hammer(path, "first", tmp_path)]
-    for kill in range(KILLS):
-        writing.append(Hammer(path, f"next{kill}", tmp_path))
-        writing[0].wait_until_it_writes()
-        sleep(moment.uniform(0, 0.1))  # where in its work the kill finds it
-        acknowledged |= set(writing.pop(0).kill())
-        if kill % 10 == 9:
-            _check(path, acknowledged, tmp_path)
-    acknowledged |= set(writing.pop().kill())
+    hammers = [Hammer(path, "first", tmp_path)]
+    try:
+        for kill in range(KILLS):
+            hammers.append(Hammer(path, f"next{kill}", tmp_path))
+            hammers[kill].wait_until_it_writes()
+            sleep(moment.uniform(0, 0.1))  # where in its work the kill finds it
+            acknowledged |= set(hammers[kill].kill())
+            if kill % 10 == 9:
+                _check(path, acknowledged)
+        acknowledged |= set(hammers[KILLS].kill())
+    finally:
+        for hammer in hammers:
+            hammer.end()
     rows, total = asyncio.run(_written(path))
     assert acknowledged <= rows
     assert len(rows) == total
@@ -84,7 +94,7 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path) -> None:
     assert _is_sound(path)
 
 
-def _check(path: Path, acknowledged: set[str], folder: Path) -> None:
+def _check(path: Path, acknowledged: set[str]) -> None:
     """While another process goes on writing, so only what was acknowledged before is certain."""
     rows, _ = asyncio.run(_written(path))
     assert acknowledged <= rows

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,30 +15,14 @@ from uuid import uuid4
 import pytest
 
 from proxy.stores.dynamodb import ATTEMPTS
-from tests.support.commands import SECONDS, price_keeper
+from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
 
-ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def running(*arguments: str, folder: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and the address that it says its health is at."""
-    command = [sys.executable, "-m", "proxy.cli", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=folder, env=os.environ | environment, text=True, **pipes) as process:
-        try:
-            assert process.stdout is not None
-            told = process.stdout.readline()
-            found = re.search(r"http://\S+/ready", told)
-            assert found, told + (process.stderr.read() if process.stderr else "")
-            yield process, found.group().removesuffix("/ready")
-        finally:
-            process.kill()
-
-
 SERVED = {
+    "PRICE_KEEPER_JWT_SECRET": "a secret of the test's own, long enough",
+    "PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated",
+    "PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0",
     "PRICE_KEEPER__STORE__ENGINE": "dynamodb",
     "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0",
 }
@@ -63,41 +41,43 @@ def get(url: str) -> tuple[int, Any]:
         return refusal.code, json.load(refusal)
 
 
+FREE_PORTS = ("--port", "0", "--control-port", "0")
+
+
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_dev_needs_nothing_and_stops_when_told(tmp_path: Path, stop: signal.Signals) -> None:
-    with running("dev", "--control-port", "0", folder=tmp_path) as (process, address):
-        assert get(f"{address}/health") == (200, {"status": "ok"})
-        assert get(f"{address}/ready") == (200, {"status": "ready", "checks": {"store": "ok"}})
+    with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
+        assert get(f"{running.control}/health") == (200, {"status": "ok"})
+        assert get(f"{running.control}/ready") == (200, {"status": "ready", "checks": {"store": "ok"}})
         assert (tmp_path / "data" / "price-keeper.db").exists()
-        process.send_signal(stop)
-        _, errors = process.communicate(timeout=SECONDS)
-        assert (process.returncode, errors) == (0, "")
+        assert running.stop(stop) == 0
+        assert running.errors == ""
 
 
 def test_serve_on_dynamodb(engines: Engines, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     settings = SERVED | {"PRICE_KEEPER__STORE__ENDPOINT": engines.endpoints["ministack"]}
-    with running("serve", folder=tmp_path, **settings) as (_, address):
-        status, body = get(f"{address}/ready")
+    with sidecar("serve", folder=tmp_path, **settings) as running:
+        status, body = get(f"{running.control}/ready")
         assert (status, body["status"]) == (503, "not ready")
         assert "price-keeper tables create" in body["checks"]["store"]
         assert price_keeper("tables", "create", folder=tmp_path, **settings).returncode == 0
-        assert get(f"{address}/ready")[0] == 200
+        assert get(f"{running.control}/ready")[0] == 200
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
-        refused = price_keeper("dev", "--control-port", port, folder=tmp_path)
+        refused = price_keeper("dev", "--port", "0", "--control-port", port, folder=tmp_path)
     assert refused.returncode == 1
     assert refused.stderr == f"price-keeper: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 def test_a_data_folder_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("in the way")
-    refused = price_keeper("dev", "--control-port", "0", folder=tmp_path)
+    refused = price_keeper("dev", *FREE_PORTS, folder=tmp_path)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("price-keeper: cannot make data/price-keeper.db")
+    assert refused.stderr.startswith("price-keeper: cannot keep data/token-key")
     assert len(refused.stderr.splitlines()) == 1
 
 
@@ -131,11 +111,11 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         settings = SERVED | {"PRICE_KEEPER__STORE__ENDPOINT": proxy.url}
         await asyncio.to_thread(price_keeper, "tables", "create", folder=tmp_path, **settings)
-        with running("serve", folder=tmp_path, **settings) as (_, address):
-            assert (await asyncio.to_thread(get, f"{address}/ready"))[0] == 200
+        with sidecar("serve", folder=tmp_path, **settings) as running:
+            assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
             proxy.plan([DropAnswer()] * ATTEMPTS)
-            status, body = await asyncio.to_thread(get, f"{address}/ready")
+            status, body = await asyncio.to_thread(get, f"{running.control}/ready")
             assert (status, body["status"]) == (503, "not ready")
             assert body["checks"]["store"].startswith("no answer from DynamoDB")
-            assert (await asyncio.to_thread(get, f"{address}/health"))[0] == 200
-            assert (await asyncio.to_thread(get, f"{address}/ready"))[0] == 200
+            assert (await asyncio.to_thread(get, f"{running.control}/health"))[0] == 200
+            assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200

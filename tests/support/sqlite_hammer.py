@@ -16,6 +16,7 @@ from proxy.stores.contract import ItemMissing, Key, Put, Update
 from proxy.stores.sqlite import SqliteStore
 
 CALLERS = 20
+LONGEST_SECONDS = 60  # should nobody come to kill it
 PARTITION = "HAMMER"
 COUNTER = Key("usage-agg-sharded", PARTITION, "DAY#20261118")
 
@@ -31,7 +32,8 @@ async def _call(store: SqliteStore, prefix: str) -> None:
 async def main(path: Path, name: str) -> None:
     store = await SqliteStore(path, time).open()
     os.write(1, b"ready\n")
-    await asyncio.gather(*(_call(store, f"{name}-{caller}") for caller in range(CALLERS)))
+    async with asyncio.timeout(LONGEST_SECONDS):
+        await asyncio.gather(*(_call(store, f"{name}-{caller}") for caller in range(CALLERS)))
 
 
 if __name__ == "__main__":

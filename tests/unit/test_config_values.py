@@ -272,7 +272,8 @@ def test_a_mistake_in_a_value(text: str, problem: str) -> None:
         ),
         (
             label("  a#b: {model: n, format: llama, prices_usd_per_1m: {input: 1, output: 1}}"),
-            "6: labels.a...: a label is named by 1 to 64 letters, digits or any of ._-, beginning with a letter or digit",
+            "6: labels.a...: a label is named by 1 to 64 letters, digits or any of ._-, "
+            "beginning with a letter or digit",
         ),
         *(
             (

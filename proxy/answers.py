@@ -1,0 +1,39 @@
+"""Answers of our own in the form AWS gives errors, so that an SDK raises what it would raise at Bedrock."""
+
+from __future__ import annotations
+
+import math
+
+import orjson
+
+from proxy.errors import Refusal
+from proxy.exchange import Header, Responder
+
+_JSON = (b"content-type", b"application/json")
+
+
+def refuse(responder: Responder, refusal: Refusal, more: tuple[Header, ...] = ()) -> None:
+    """Answers with the error, or breaks off an answer that has begun: never a second answer."""
+    if responder.has_started:
+        responder.abort()
+        return
+    body = orjson.dumps({"message": refusal.message})
+    responder.start(refusal.status, (*_head(refusal), *more), len(body))
+    responder.write(body)
+    responder.finish()
+
+
+def answer_json(responder: Responder, value: object, more: tuple[Header, ...] = ()) -> None:
+    body = orjson.dumps(value)
+    responder.start(200, (_JSON, *more), len(body))
+    responder.write(body)
+    responder.finish()
+
+
+def _head(refusal: Refusal) -> tuple[Header, ...]:
+    head: tuple[Header, ...] = (_JSON, (b"x-amzn-errortype", refusal.kind.encode()))
+    if refusal.retry_after is None:
+        return head
+    # Whole seconds for most clients, milliseconds for botocore; never less than the true wait.
+    seconds, milliseconds = math.ceil(refusal.retry_after), math.ceil(refusal.retry_after * 1000)
+    return (*head, (b"retry-after", b"%d" % seconds), (b"x-amz-retry-after", b"%d" % milliseconds))

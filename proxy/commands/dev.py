@@ -1,0 +1,120 @@
+"""`price-keeper dev`: everything on this machine alone, with a caller made up for trying things."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy import app
+from proxy.auth.clients import hash_secret, new_secret
+from proxy.commands.run import run_until_stopped
+from proxy.commands.shared import Commands
+from proxy.config import Address, Config
+from proxy.config.keys import Key
+from proxy.errors import PriceKeeperError
+from proxy.model import client_id_of
+from proxy.stores import schema
+from proxy.stores.contract import ItemMissing, Put, Store, Update
+
+ORG = "d0000000-0000-4000-8000-000000000001"
+APP = "demo"
+TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
+
+_GUIDE = """\
+Bedrock Price Keeper is ready; Bedrock is simulated.
+  data port     {data}
+  control port  {control}  (health and readiness: {control}/ready)
+
+Paste into another shell:
+
+export AWS_ENDPOINT_URL_BEDROCK_RUNTIME={data} AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1
+export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any
+export AWS_SESSION_TOKEN={token}
+
+Then ask, with curl or with any AWS SDK as it is:
+
+curl -s $AWS_ENDPOINT_URL_BEDROCK_RUNTIME/model/premium/converse -H "authorization: Bearer $AWS_SESSION_TOKEN" \\
+  -H 'content-type: application/json' -d '{{"messages":[{{"role":"user","content":[{{"text":"Hello"}}]}}]}}'
+
+python3 -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
+  messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
+
+The token lasts a day. For credentials that renew themselves, instead of the last two lines:
+export AWS_CONTAINER_CREDENTIALS_FULL_URI={data}/credentials
+export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
+"""
+
+
+def add_to(commands: Commands) -> None:
+    dev = commands.add_parser("dev", help="run on this machine alone: embedded store, simulated Bedrock")
+    dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where it keeps its data")
+    dev.add_argument("--port", type=int, default=8080, metavar="PORT", help="for apps; 0 takes any free one")
+    dev.add_argument("--control-port", type=int, default=8081, metavar="PORT", help="for health; 0 takes any free one")
+    dev.set_defaults(run=_dev)
+
+
+def _dev(chosen: Namespace) -> int:
+    folder: Path = chosen.data_dir
+    _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
+    secret = _kept(folder / "demo-secret", new_secret)
+
+    async def tell(started: app.Started) -> None:
+        await _make_demo_client(started.store, secret)
+        print(_guide(started, secret), flush=True)
+
+    run_until_stopped(_config(chosen), os.environ, tell)
+    return 0
+
+
+def _config(chosen: Namespace) -> Config:
+    folder: Path = chosen.data_dir
+    config = Config.development()
+    return dataclasses.replace(
+        config,
+        listen=dataclasses.replace(
+            config.listen,
+            data=Address("127.0.0.1", chosen.port),
+            control=Address("127.0.0.1", chosen.control_port),
+        ),
+        store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
+        auth=dataclasses.replace(config.auth, keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),)),
+    )
+
+
+def _guide(started: app.Started, secret: str) -> str:
+    return _GUIDE.format(
+        data=f"http://{started.data}",
+        control=f"http://{started.control}",
+        token=started.tokens.mint(ORG, APP, TOKEN_SECONDS).token,
+        client_id=client_id_of(ORG, APP),
+        secret=secret,
+    )
+
+
+async def _make_demo_client(store: Store, secret: str) -> None:
+    key = schema.app_config(ORG, APP)
+    if await store.get(key, consistent=True) is None:
+        hashed = hash_secret(secret).decode()
+        await store.transact(
+            [
+                Put(key, {"app_name": "demo", "client_secret_hash": hashed}, ItemMissing()),
+                Update(schema.org_config(ORG), set_if_missing={"org_name": "demo", "timezone": "UTC"}),
+                Update(schema.org_entry(ORG), set_if_missing={"org_name": "demo"}),
+            ]
+        )
+
+
+def _kept(path: Path, make: Callable[[], str]) -> str:
+    """What was made at the first start and is the same ever after; readable by its owner alone."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(make())
+        return path.read_text().strip()
+    except OSError as failure:
+        raise PriceKeeperError(f"cannot keep {path}: {failure.strerror}") from None

@@ -1,0 +1,106 @@
+"""Composes the data port: from the configuration to a pipeline that listens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from proxy.auth.clients import Clients
+from proxy.auth.container import ContainerCredentials
+from proxy.auth.identify import Bound, ByToken, Identify
+from proxy.auth.tokens import Tokens
+from proxy.clock import Clock
+from proxy.config import Config, Label, Upstream
+from proxy.errors import ConfigError
+from proxy.forwarding.credentials import RENEW_SECONDS, FixedCredentials, ProvidedCredentials
+from proxy.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
+from proxy.forwarding.joining import Joining
+from proxy.forwarding.sigv4 import Credentials
+from proxy.forwarding.upstream import Endpoint
+from proxy.forwarding.watching import Watching
+from proxy.pipeline import Pipeline, Targets
+from proxy.selection.labels import Choice, Labels
+from proxy.stores.contract import Store
+from proxy.surface.calls import Asked
+from proxy.surface.listener import Listener
+from proxy.tasks import Tasks
+
+CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
+BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
+SIMULATED = "simulated"
+SIMULATED_PREFIX = b"x-simulate-"
+
+
+@dataclass(frozen=True, slots=True)
+class Bedrock:
+    """Where calls go unless a label says otherwise, and how they prove who sends them."""
+
+    url: str | None  # None: each region's own
+    authorizer: Authorizer
+    simulated_prefix: bytes | None = None
+
+
+@asynccontextmanager
+async def simulated(clock: Clock) -> AsyncIterator[Bedrock]:
+    from proxy.simulator import DEFAULT_KEYS, simulated_bedrock  # brings botocore along
+
+    async with simulated_bedrock(clock=clock) as stand_in:
+        keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
+        yield Bedrock(stand_in.url, SignatureV4(keys, clock.now), SIMULATED_PREFIX)
+
+
+async def real(config: Upstream, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> Bedrock:
+    if config.auth == "bearer":
+        if not environ.get(BEARER_VARIABLE):
+            raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_VARIABLE} is not set"])
+        return Bedrock(config.endpoint, BearerKey(environ[BEARER_VARIABLE]))
+    credentials = ProvidedCredentials()
+    await credentials.renew()
+    tasks.every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
+    return Bedrock(config.endpoint, SignatureV4(credentials, clock.now))
+
+
+def pipeline(config: Config, store: Store, tokens: Tokens, bedrock: Bedrock, clock: Clock, tasks: Tasks) -> Pipeline:
+    forwarder = Forwarder(bedrock.authorizer, clock)
+    tasks.every("time of upstream calls", CHECK_SECONDS, forwarder.check_time)
+    return Pipeline(
+        identify=_identify(config, tokens),
+        labels=Labels(config.labels, lets_others_through=config.unlabelled == "meter"),
+        targets=_targets(config, bedrock),
+        forwarder=forwarder,
+        joining=Joining(clock.monotonic),
+        new_tap=Watching,
+        credentials=ContainerCredentials(Clients(store, clock.now), tokens, clock.now),
+        simulated_prefix=bedrock.simulated_prefix,
+    )
+
+
+def _identify(config: Config, tokens: Tokens) -> Identify:
+    bound = config.auth.identity
+    return ByToken(tokens) if bound is None else Bound(bound.org, bound.app)
+
+
+def _targets(config: Config, bedrock: Bedrock) -> Targets:
+    def place(region: str, url: str | None) -> tuple[Endpoint, str]:
+        return endpoint_of(url or f"https://bedrock-runtime.{region}.amazonaws.com"), region
+
+    def places_of(label: Label) -> list[tuple[Endpoint, str, str]]:
+        return [
+            (*place(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
+        ]
+
+    default = place(config.upstream.region, bedrock.url)
+    places = {name: places_of(label) for name, label in config.labels.items()}
+
+    def targets(choice: Choice, asked: Asked) -> list[Target]:
+        chosen = places.get(choice.label) or [(*default, choice.model)]
+        return [Target(endpoint, region, asked.path_for(model)) for endpoint, region, model in chosen]
+
+    return targets
+
+
+async def listening(handler: Pipeline, config: Config, clock: Clock, tasks: Tasks) -> tuple[Listener, int]:
+    listener = Listener(handler, clock, tasks)
+    port = await listener.listen(config.listen.data.host, config.listen.data.port)
+    return listener, port

@@ -1,0 +1,64 @@
+"""One request and the way back to its caller, the same for every protocol version."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
+
+Header: TypeAlias = "tuple[bytes, bytes]"
+
+
+class Request:
+    """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
+
+    __slots__ = ("body", "headers", "is_local", "method", "repeated", "target")
+
+    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.repeated = repeated
+        self.body = b""
+        self.is_local = False
+
+
+class Flow(Protocol):
+    """What feeds a responder, and can be asked to wait while the caller reads slowly."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def caller_left(self) -> None: ...
+
+
+class Responder(Protocol):
+    """The way back. Calls come in the order start, write..., finish; abort may come at any time.
+
+    Nothing here waits: a caller that reads slowly makes the responder pause its flow.
+    """
+
+    @property
+    def has_started(self) -> bool: ...
+
+    @property
+    def is_gone(self) -> bool:
+        """The caller has left; what is written goes nowhere."""
+
+    def attach(self, flow: Flow) -> None: ...
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        """`length` of the body, where it is known; the headers name neither it nor the framing."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """Lets a head go out whose body is not there yet."""
+
+    def finish(self) -> None: ...
+
+    def abort(self) -> None:
+        """Breaks the connection or stream so that no client takes what it has for the whole."""
+
+
+Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]

@@ -1,0 +1,142 @@
+"""Forwards a call to the first endpoint that takes it: signed, sent once, its answer handed on as it comes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from proxy.clock import Clock
+from proxy.errors import UpstreamAway
+from proxy.exchange import Header, Responder
+from proxy.forwarding.credentials import CredentialSource
+from proxy.forwarding.relay import Outcome, Relay, Tap
+from proxy.forwarding.sigv4 import Signer
+from proxy.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool
+
+THROTTLED = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
+
+
+class Target(NamedTuple):
+    """One place that can carry out a call. `path` is encoded, as it goes on the wire."""
+
+    endpoint: Endpoint
+    region: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    method: str
+    query: str  # in canonical form
+    headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
+    body: bytes
+    targets: Sequence[Target]  # in the order in which they are tried
+
+
+class Authorizer(Protocol):
+    def lines(self, call: Call, target: Target, host: str) -> bytes:
+        """The head's lines that prove who calls, each ending in CRLF."""
+
+
+class BearerKey:
+    def __init__(self, key: str) -> None:
+        self._lines = f"authorization: Bearer {key}\r\n".encode()
+
+    def lines(self, call: Call, target: Target, host: str) -> bytes:  # noqa: ARG002 - the same for every call
+        return self._lines
+
+
+class SignatureV4:
+    def __init__(self, credentials: CredentialSource, now: Callable[[], float]) -> None:
+        self._credentials = credentials
+        self._now = now
+        self._signers: dict[str, Signer] = {}
+
+    def lines(self, call: Call, target: Target, host: str) -> bytes:
+        signer = self._signers.get(target.region)
+        if signer is None:
+            signer = self._signers[target.region] = Signer(target.region)
+        signed = [header for header in call.headers if header[0] == "content-type" or header[0].startswith("x-amz")]
+        hashed = sha256(call.body).hexdigest()
+        credentials = self._credentials.current()
+        return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
+
+
+class Forwarder:
+    def __init__(self, authorizer: Authorizer, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
+        self._authorizer = authorizer
+        self._clock = clock
+        self._tls = tls
+        self._pools: dict[Endpoint, Pool] = {}
+
+    async def forward(self, call: Call, responder: Responder, added: tuple[Header, ...], tap: Tap) -> Outcome:
+        """Raises UpstreamAway when no endpoint gave even the head of an answer."""
+        trouble = ""
+        for number, target in enumerate(call.targets, 1):
+            is_last = number == len(call.targets)
+            head = self._head(call, target)
+            try:
+                connection = self._pool(target.endpoint).idle() or await self._pool(target.endpoint).connect()
+            except CannotConnect as failure:
+                trouble = failure.why
+                continue
+            relay = self._relay(connection, responder, added, tap, is_last)
+            connection.call(relay, head, call.body)
+            outcome = await relay.outcome
+            if outcome.held_back:
+                continue
+            if not outcome.status:
+                # It may have been carried out and billed: whether to send it again is for the caller to say.
+                raise UpstreamAway(outcome.trouble)
+            return outcome
+        raise UpstreamAway(trouble or "Bedrock takes no calls at any endpoint of this label", retry_after=1)
+
+    def _relay(
+        self, connection: Connection, responder: Responder, added: tuple[Header, ...], tap: Tap, is_last: bool
+    ) -> Relay:
+        def holds_back(status: int, _: list[Header]) -> bool:
+            return status == THROTTLED and not is_last
+
+        relay = Relay(responder, connection, added, tap, holds_back, self._clock.monotonic)
+        responder.attach(relay)
+        return relay
+
+    def _head(self, call: Call, target: Target) -> bytes:
+        host = _host(target.endpoint)
+        query = f"?{call.query}" if call.query else ""
+        lines = [f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in call.headers]
+        if call.body or call.method == "POST":
+            lines.append(f"content-length: {len(call.body)}\r\n")
+        return "".join(lines).encode() + self._authorizer.lines(call, target, host) + b"\r\n"
+
+    def _pool(self, endpoint: Endpoint) -> Pool:
+        pool = self._pools.get(endpoint)
+        if pool is None:
+            tls = (self._tls or ssl.create_default_context()) if endpoint.is_tls else None
+            pool = self._pools[endpoint] = Pool(endpoint, self._clock.monotonic, tls)
+        return pool
+
+    async def check_time(self) -> None:
+        for pool in self._pools.values():
+            pool.check_time()
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+
+def endpoint_of(url: str) -> Endpoint:
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    return Endpoint(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
+
+
+def _host(endpoint: Endpoint) -> str:
+    is_default = endpoint.port == (443 if endpoint.is_tls else 80)
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return host if is_default else f"{host}:{endpoint.port}"

@@ -1,0 +1,151 @@
+"""One answer on its way from Bedrock to the caller: handed on as it comes, watched, never altered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.exchange import Header, Responder
+from proxy.forwarding.upstream import Connection
+
+# The framing is each connection's own; every other header of Bedrock's reaches the caller.
+_OURS_ALONE = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+# When the caller leaves, the rest of the answer is still read, because its usage comes last.
+DRAIN_SECONDS = 120.0
+DRAIN_BYTES = 32 * 1024 * 1024
+
+
+class Tap(Protocol):
+    """Sees what goes by. It must not raise: the caller's answer does not depend on it."""
+
+    def head(self, status: int, headers: list[Header]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def end(self, is_whole: bool) -> None:
+        """Before the last byte goes to the caller, so that what is counted is counted by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an answer came to its end. `held_back`: nothing of it was shown to the caller."""
+
+    status: int  # 0 when not even a head came
+    is_whole: bool
+    held_back: bool
+    trouble: str = ""
+
+
+class Relay:
+    """Between one upstream connection (as its sink) and one responder (as its flow)."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        connection: Connection,
+        added: tuple[Header, ...],
+        tap: Tap,
+        holds_back: Callable[[int, list[Header]], bool],
+        now: Callable[[], float],
+    ) -> None:
+        self._responder = responder
+        self._connection = connection
+        self._added = added
+        self._tap = tap
+        self._holds_back = holds_back
+        self._now = now
+        self._status = 0
+        self._is_held_back = False
+        self._is_drained = False
+        self._drained_bytes = 0
+        self._is_over = False
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        if responder.is_gone:
+            self.caller_left()
+
+    # The sink: what Bedrock says.
+
+    def head(self, status: int, headers: list[Header]) -> None:
+        self._status = status
+        if self._holds_back(status, headers):
+            self._is_held_back = True
+            return
+        self._tap.head(status, headers)
+        shown, length = [], None
+        for header in headers:
+            if header[0] not in _OURS_ALONE:
+                shown.append(header)
+            elif header[0] == b"content-length":
+                length = int(header[1])
+        shown += self._added
+        self._responder.start(status, shown, length)
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        self._is_over = is_last
+        if not self._is_held_back:
+            if data:
+                self._tap.data(data)
+            if is_last:
+                self._tap.end(True)
+            self._show(data, is_last)
+        if is_last:
+            self._end(Outcome(self._status, True, self._is_held_back))
+
+    def broken(self, why: str) -> None:
+        self._is_over = True
+        if self._status and not self._is_held_back:
+            self._tap.end(False)
+            # A clean end would look like success to most clients.
+            self._responder.abort()
+        self._end(Outcome(self._status, False, self._is_held_back, why))
+
+    def _show(self, data: bytes, is_last: bool) -> None:
+        if self._is_drained:
+            self._drained_bytes += len(data)
+            if self._drained_bytes > DRAIN_BYTES and not is_last:
+                self._connection.give_up("the caller left, and the answer did not end")
+            return
+        if data:
+            self._responder.write(data)
+        elif not is_last:
+            self._responder.flush()
+        if is_last:
+            self._responder.finish()
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    # The flow: how fast the caller reads.
+
+    # The connection may already serve another call by the time the caller has read the end of this one.
+
+    def pause(self) -> None:
+        if not (self._is_drained or self._is_over):
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        if not (self._is_over or self._connection.transport.is_closing()):
+            self._connection.transport.resume_reading()
+
+    def caller_left(self) -> None:
+        if self._is_drained or self._is_over:
+            return
+        self._is_drained = True
+        self._connection.deadline = self._now() + DRAIN_SECONDS
+        self.resume()

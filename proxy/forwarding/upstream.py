@@ -1,0 +1,217 @@
+"""Connections to Bedrock, kept open between calls: one call at a time on each, its answer handed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, cast
+
+import httptools
+
+from proxy.exchange import Header
+
+CONNECT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
+FIRST_BYTE_SECONDS = 600.0  # a long answer without streaming is silent until it is whole
+SILENCE_SECONDS = 300.0  # between the parts of an answer that has begun
+IDLE_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we close first
+IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
+JOINED_BYTES = 64 * 1024  # a body up to this size is sent in one piece with its head
+HEAD_BYTES = 64 * 1024  # of an answer; Bedrock's are under 2 kB
+
+
+class Endpoint(NamedTuple):
+    host: str
+    port: int
+    is_tls: bool
+
+
+class Sink(Protocol):
+    """Takes one answer. After `ended` or `broken` nothing more comes."""
+
+    def head(self, status: int, headers: list[Header]) -> None: ...
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        """At least once for each arrival: what came of the body, which may be nothing yet."""
+
+    def broken(self, why: str) -> None:
+        """There will be no more; whether the call was carried out is not known."""
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._sink: Sink | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self.is_open = False
+        self.since = pool.now()
+        self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
+        self._headers: list[Header] = []
+        self._parts: list[bytes] = []
+        self._head_bytes = 0
+        self._has_head = False
+        self._is_whole = False
+        self._keeps_alive = False
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self.is_open = True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.is_open = False
+        self._pool.lost(self)
+        self._break("Bedrock closed the connection before its answer was whole")
+
+    def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:  # nobody asked: what this connection says cannot be trusted any more
+            self.transport.abort()
+            return
+        self.since = self._pool.now()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.transport.abort()
+            self._break("Bedrock's answer is no HTTP")
+            return
+        if self._has_head:
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts = []
+            if self._is_whole:
+                self._end(sink, body)
+            else:
+                sink.data(body, False)
+        else:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self.transport.abort()
+                self._break("the head of Bedrock's answer has no end")
+
+    # One call.
+
+    def call(self, sink: Sink, head: bytes, body: bytes) -> None:
+        self._sink = sink
+        self._begin()
+        self.since = self._pool.now()
+        self.transport.write(head + body if len(body) <= JOINED_BYTES else head)
+        if len(body) > JOINED_BYTES:
+            self.transport.write(body)
+
+    def _begin(self) -> None:
+        self._headers = []
+        self._parts = []
+        self._head_bytes = 0
+        self._has_head = False
+        self._is_whole = False
+        self._keeps_alive = False
+
+    def give_up(self, why: str) -> None:
+        self.transport.abort()
+        self._break(why)
+
+    def check_time(self, now: float) -> None:
+        if self.deadline is not None and now > self.deadline:
+            self.give_up("the caller left, and the answer did not end in time")
+        limit = SILENCE_SECONDS if self._has_head else FIRST_BYTE_SECONDS
+        if now - self.since > limit and self.transport.is_reading():
+            self.give_up(f"Bedrock said nothing for {limit:g} seconds")
+
+    def _end(self, sink: Sink, body: bytes) -> None:
+        self._sink = None
+        self.deadline = None
+        if self._keeps_alive:
+            self._pool.free(self)
+        else:
+            self.transport.close()
+        sink.data(body, True)
+
+    def _break(self, why: str) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.broken(why)
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # an interim answer; the real one follows
+            self._headers = []
+            return
+        self._has_head = True
+        self._keeps_alive = self._parser.should_keep_alive()
+        assert self._sink is not None
+        self._sink.head(status, self._headers)
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        self._is_whole = self._has_head
+
+
+@dataclass(frozen=True, slots=True)
+class CannotConnect(Exception):
+    """Surely nothing was sent."""
+
+    why: str
+
+
+class Pool:
+    """The connections to one endpoint."""
+
+    def __init__(self, endpoint: Endpoint, now: Callable[[], float], tls: ssl.SSLContext | None) -> None:
+        self.endpoint = endpoint
+        self.now = now
+        self._tls = tls
+        self._idle: deque[Connection] = deque()
+        self._busy: set[Connection] = set()
+
+    def idle(self) -> Connection | None:
+        """The connection used last, which is the least likely to be stale."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and not connection.transport.is_closing():
+                self._busy.add(connection)
+                return connection
+        return None
+
+    async def connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        host, port, _ = self.endpoint
+        making = loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
+        try:
+            _, connection = await asyncio.wait_for(making, CONNECT_SECONDS)
+        except (OSError, TimeoutError) as failure:
+            raise CannotConnect(f"cannot reach {host}:{port}: {failure or 'no answer'}") from None
+        self._busy.add(connection)
+        return connection
+
+    def free(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        if len(self._idle) < IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.transport.close()
+
+    def lost(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+
+    def check_time(self) -> None:
+        now = self.now()
+        while self._idle and now - self._idle[0].since > IDLE_SECONDS:
+            self._idle.popleft().transport.close()
+        for connection in tuple(self._busy):
+            connection.check_time(now)
+
+    def close(self) -> None:
+        for connection in (*self._idle, *self._busy):
+            connection.transport.close()
+        self._idle.clear()

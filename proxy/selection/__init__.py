@@ -1,0 +1,1 @@
+"""Which model answers: from what the caller asked for to a label."""

@@ -1,0 +1,309 @@
+"""The simulated Bedrock over real sockets, as boto3 sees each of its operations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock
+from proxy.simulator.guardrails import FORBIDDEN
+from tests.support.clock import ManualClock
+from tests.support.simulated import (
+    CHAT,
+    CHAT_PATH,
+    CLAUDE,
+    CLAUDE_BODY,
+    LONG,
+    TURN,
+    Caller,
+    calling,
+    post,
+    simulated_bedrock,
+)
+
+EVERYTHING = TURN | {
+    "system": [{"text": LONG}, {"cachePoint": {"type": "default", "ttl": "1h"}}],
+    "serviceTier": {"type": "flex"},
+    "performanceConfig": {"latency": "optimized"},
+    "guardrailConfig": {"guardrailIdentifier": "gr1", "guardrailVersion": "1", "trace": "enabled"},
+}
+TOOL = {"toolSpec": {"name": "weather", "inputSchema": {"json": {"properties": {"city": {"type": "string"}}}}}}
+CALLING = TURN | {"toolConfig": {"tools": [TOOL], "toolChoice": {"any": {}}}}
+GUARDED = {"source": "INPUT", "content": [{"text": {"text": f"{FORBIDDEN} " * 50}}]}
+JOB = {
+    "modelId": "amazon.nova-reel-v1:0",
+    "modelInput": {"prompt": "a sea"},
+    "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/path"}},
+}
+
+
+@pytest.fixture
+async def bedrock() -> AsyncIterator[SimulatedBedrock]:
+    async with simulated_bedrock() as running:
+        yield running
+
+
+@pytest.fixture
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
+    async with calling(bedrock.url) as caller:
+        yield caller
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {DEFAULT_KEYS.bearer}"}) as session:
+        yield session
+
+
+# What boto3 sees of each operation.
+
+
+async def test_a_conversation(ask):
+    answer = await ask("converse", modelId=CLAUDE, **TURN, inferenceConfig={"maxTokens": 5})
+    assert answer["stopReason"] == "max_tokens"
+    assert len(answer["output"]["message"]["content"][0]["text"].split()) == 5
+    usage = answer["usage"]
+    assert usage["outputTokens"] == 5
+    assert usage["totalTokens"] == usage["inputTokens"] + 5
+
+
+async def test_a_conversations_stream_says_what_the_whole_answer_says(ask):
+    whole = await ask("converse", modelId=CLAUDE, **TURN)
+    events = (await ask("converse_stream", modelId=CLAUDE, **TURN))["stream"]
+    kinds = [next(iter(event)) for event in events]
+    assert kinds[0] == "messageStart"
+    assert kinds[-3:] == ["contentBlockStop", "messageStop", "metadata"]
+    assert set(kinds[1:-3]) == {"contentBlockDelta"}
+    text = "".join(event["contentBlockDelta"]["delta"]["text"] for event in events[1:-3])
+    assert text == whole["output"]["message"]["content"][0]["text"]
+    assert events[-1]["metadata"]["usage"] == whole["usage"]
+
+
+async def test_a_tool_is_called_whole_and_in_a_stream(ask):
+    whole = await ask("converse", modelId=CLAUDE, **CALLING)
+    call = whole["output"]["message"]["content"][0]["toolUse"]
+    events = (await ask("converse_stream", modelId=CLAUDE, **CALLING))["stream"]
+    assert events[1]["contentBlockStart"]["start"]["toolUse"]["name"] == call["name"] == "weather"
+    deltas = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
+    assert json.loads("".join(delta["toolUse"]["input"] for delta in deltas)) == call["input"]
+    assert whole["stopReason"] == events[-2]["messageStop"]["stopReason"] == "tool_use"
+
+
+async def test_a_model_is_invoked(ask):
+    answer = await ask("invoke_model", modelId=CLAUDE, body=json.dumps(CLAUDE_BODY))
+    body = json.loads(answer["body"])
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-amzn-bedrock-input-token-count"] == str(body["usage"]["input_tokens"])
+    assert headers["x-amzn-bedrock-output-token-count"] == str(body["usage"]["output_tokens"])
+    assert headers["x-amzn-bedrock-cache-read-input-token-count"] == "0"
+    assert headers["x-amzn-bedrock-cache-write-input-token-count"] == "0"
+    assert int(headers["x-amzn-bedrock-invocation-latency"]) > 0
+    assert answer["contentType"] == "application/json"
+    assert len(headers["x-amzn-requestid"]) == 36
+
+
+async def test_a_model_is_invoked_with_a_stream(ask):
+    whole = json.loads((await ask("invoke_model", modelId=CLAUDE, body=json.dumps(CLAUDE_BODY)))["body"])
+    answer = await ask("invoke_model_with_response_stream", modelId=CLAUDE, body=json.dumps(CLAUDE_BODY))
+    assert answer["contentType"] == "application/json"
+    chunks = [json.loads(event["chunk"]["bytes"]) for event in answer["body"]]
+    assert [chunks[0]["type"], chunks[-1]["type"]] == ["message_start", "message_stop"]
+    assert "".join(chunk["delta"]["text"] for chunk in chunks[2:-3]) == whole["content"][0]["text"]
+    assert chunks[-1]["amazon-bedrock-invocationMetrics"]["outputTokenCount"] == whole["usage"]["output_tokens"]
+
+
+async def test_tier_and_latency_are_told_in_headers(ask):
+    ask.wish(tier="priority")
+    arguments = {"modelId": CLAUDE, "body": json.dumps(CLAUDE_BODY), "performanceConfigLatency": "optimized"}
+    for operation in ("invoke_model", "invoke_model_with_response_stream"):
+        answer = await ask(operation, **arguments)
+        assert answer["performanceConfigLatency"] == "optimized"
+        assert answer["ResponseMetadata"]["HTTPHeaders"]["x-amzn-bedrock-service-tier"] == "priority"
+
+
+async def test_a_conversation_tells_tier_latency_and_guardrail(bedrock, http):
+    _, _, raw = await post(http, f"{bedrock.url}/model/{CLAUDE}/converse", EVERYTHING)
+    answer = json.loads(raw)
+    assert answer["serviceTier"] == {"type": "flex"}
+    assert answer["performanceConfig"] == {"latency": "optimized"}
+    assert set(answer["trace"]["guardrail"]) == {"inputAssessment", "outputAssessments"}
+    wishes = {"x-simulate-tier": "default", "x-simulate-performance": "standard"}
+    _, _, raw = await post(http, f"{bedrock.url}/model/{CLAUDE}/converse", EVERYTHING, **wishes)
+    assert json.loads(raw)["serviceTier"] == {"type": "default"}
+    assert json.loads(raw)["performanceConfig"] == {"latency": "standard"}
+
+
+async def test_tokens_are_counted_as_the_call_itself_would_report_them(ask):
+    counted = await ask("count_tokens", modelId=CLAUDE, input={"converse": TURN})
+    used = await ask("converse", modelId=CLAUDE, **TURN)
+    assert counted["inputTokens"] == used["usage"]["inputTokens"]
+    body = json.dumps(CLAUDE_BODY).encode()
+    counted = await ask("count_tokens", modelId=CLAUDE, input={"invokeModel": {"body": body}})
+    used = await ask("invoke_model", modelId=CLAUDE, body=body)
+    headers = used["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-amzn-bedrock-input-token-count"] == str(counted["inputTokens"])
+
+
+async def test_a_guardrail_is_applied_and_counts_its_units(bedrock, ask):
+    arguments = {"guardrailIdentifier": "gr1", "guardrailVersion": "DRAFT"}
+    fine = await ask("apply_guardrail", **arguments, source="INPUT", content=[{"text": {"text": "x" * 1001}}])
+    assert (fine["action"], fine["outputs"], fine["usage"]["topicPolicyUnits"]) == ("NONE", [], 2)
+    blocked = await ask("apply_guardrail", **arguments, **GUARDED)
+    assert blocked["action"] == "GUARDRAIL_INTERVENED"
+    assert bedrock.ledger[-1].usage.guardrail_units == blocked["usage"]
+
+
+async def test_guardrail_checks_answer_what_was_asked(bedrock, http):
+    """The pinned botocore does not know this operation, so plain HTTP asks."""
+    messages = [{"role": "user", "content": [{"text": "x" * 2500}]}]
+    checks = {"contentFilter": {"categories": [{"category": "HATE"}]}, "sensitiveInformation": {"entities": []}}
+    status, _, raw = await post(
+        http, f"{bedrock.url}/guardrail-checks/invoke", {"messages": messages, "checks": checks}
+    )
+    assert status == 200
+    assert json.loads(raw) == {
+        "results": {
+            "contentFilter": {"results": [{"category": "HATE", "severityScore": 0.0}]},
+            "sensitiveInformation": {"results": [], "truncated": False},
+        },
+        "usage": {"contentFilter": {"textUnits": 3}, "sensitiveInformation": {"textUnits": 3}},
+    }
+    status, _, raw = await post(http, f"{bedrock.url}/guardrail-checks/invoke", {"messages": messages, "checks": {}})
+    assert status == 400
+
+
+async def test_an_async_job_is_started_looked_at_and_done_in_time():
+    clock = ManualClock(datetime.now(UTC).timestamp())  # boto3 signs with the real time
+    async with simulated_bedrock(clock=clock) as bedrock, calling(bedrock.url) as ask:
+        arn = (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"]
+        assert (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"] == arn
+        with pytest.raises(ask.client.exceptions.ConflictException):
+            await ask("start_async_invoke", **JOB | {"modelInput": {"prompt": "else"}}, clientRequestToken="once")
+        assert (await ask("get_async_invoke", invocationArn=arn))["status"] == "InProgress"
+        await clock.advance(30)
+        job = await ask("get_async_invoke", invocationArn=arn)
+        assert (job["status"], job["modelArn"]) == (
+            "Completed",
+            "arn:aws:bedrock:us-east-1::foundation-model/amazon.nova-reel-v1:0",
+        )
+        assert (job["endTime"] - job["submitTime"]).total_seconds() == 30
+
+
+async def test_async_jobs_are_listed_in_pages(ask):
+    started = [(await ask("start_async_invoke", **JOB))["invocationArn"] for _ in range(3)]
+    first = await ask("list_async_invokes", maxResults=2, sortOrder="Ascending")
+    second = await ask("list_async_invokes", maxResults=2, sortOrder="Ascending", nextToken=first["nextToken"])
+    listed = [job["invocationArn"] for page in (first, second) for job in page["asyncInvokeSummaries"]]
+    assert listed == started
+    assert "nextToken" not in second
+    for filtered in ({"statusEquals": "Completed"}, {"submitTimeBefore": datetime(2020, 1, 1, tzinfo=UTC)}):
+        assert (await ask("list_async_invokes", **filtered))["asyncInvokeSummaries"] == []
+    assert (
+        len((await ask("list_async_invokes", submitTimeAfter=datetime(2020, 1, 1, tzinfo=UTC)))["asyncInvokeSummaries"])
+        == 3
+    )
+
+
+async def test_a_model_id_may_be_an_arn(bedrock, ask):
+    profile = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123def456"
+    await ask("converse", modelId=profile, **TURN)
+    await ask("invoke_model", modelId=profile, body=json.dumps(CLAUDE_BODY))
+    assert [entry.model for entry in bedrock.ledger] == [profile, profile]
+    assert "%2F" in bedrock.ledger[0].target
+
+
+# Chat completions.
+
+
+async def chat_events(http, bedrock, body, **headers: str) -> list[Any]:
+    _, answered, raw = await post(http, bedrock.url + CHAT_PATH, body, **headers)
+    assert answered["Content-Type"] == "text/event-stream"
+    *events, done, rest = raw.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+
+
+async def test_chat_completions_tell_their_usage(bedrock, http):
+    status, _, raw = await post(http, bedrock.url + CHAT_PATH, CHAT | {"service_tier": "flex"})
+    answer = json.loads(raw)
+    assert (status, answer["object"], answer["service_tier"]) == (200, "chat.completion", "flex")
+    assert answer["usage"]["completion_tokens"] == 9
+    assert bedrock.ledger[-1].model == CHAT["model"]
+
+
+async def test_a_chat_stream_tells_its_usage_only_if_asked(bedrock, http):
+    whole = json.loads((await post(http, bedrock.url + CHAT_PATH, CHAT))[2])
+    plain = await chat_events(http, bedrock, CHAT | {"stream": True})
+    assert not any("usage" in event for event in plain)
+    asked = await chat_events(http, bedrock, CHAT | {"stream": True, "stream_options": {"include_usage": True}})
+    assert [event["usage"] for event in asked[:-1]] == [None] * (len(asked) - 1)
+    assert asked[-1]["choices"] == []
+    assert asked[-1]["usage"] == whole["usage"] | {"completion_tokens": 9}
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in plain)
+    assert len(text.split()) == 9
+
+
+async def test_chat_errors_have_the_form_its_clients_expect(bedrock, http):
+    status, headers, raw = await post(http, bedrock.url + CHAT_PATH, CHAT | {"model": "premium"})
+    assert status == 400
+    assert headers["x-amzn-errortype"].startswith("ValidationException")
+    assert json.loads(raw)["error"]["type"] == "invalid_request_error"
+
+
+# Caching.
+
+
+async def test_a_prefix_is_written_once_and_then_read(bedrock, http):
+    url = f"{bedrock.url}/model/{CLAUDE}/converse"
+    body = TURN | {"system": [{"text": LONG}, {"cachePoint": {"type": "default", "ttl": "1h"}}]}
+    first, second = [json.loads((await post(http, url, body))[2])["usage"] for _ in range(2)]
+    assert first["cacheWriteInputTokens"] == second["cacheReadInputTokens"] == 2500
+    assert first["cacheDetails"] == [{"ttl": "1h", "inputTokens": 2500}]
+    assert (first["cacheReadInputTokens"], second["cacheWriteInputTokens"]) == (0, 0)
+    assert first["inputTokens"] == second["inputTokens"] < 20
+    assert first["totalTokens"] == 2500 + first["inputTokens"] + first["outputTokens"]
+    assert [entry.usage.cache_write_1h_tokens for entry in bedrock.ledger] == [2500, 0]
+
+
+async def test_a_streams_metrics_tell_the_cache_too(ask):
+    system = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
+    seen = []
+    for _ in range(2):
+        body = json.dumps(CLAUDE_BODY | {"system": system})
+        events = (await ask("invoke_model_with_response_stream", modelId=CLAUDE, body=body))["body"]
+        chunks = [json.loads(event["chunk"]["bytes"]) for event in events]
+        metrics, usage = chunks[-1]["amazon-bedrock-invocationMetrics"], chunks[0]["message"]["usage"]
+        assert metrics["cacheReadInputTokenCount"] == usage["cache_read_input_tokens"]
+        assert metrics["cacheWriteInputTokenCount"] == usage["cache_creation_input_tokens"]
+        seen.append((metrics["cacheWriteInputTokenCount"], metrics["cacheReadInputTokenCount"]))
+    assert seen == [(2500, 0), (0, 2500)]
+
+
+# Wishes that are no faults.
+
+
+async def test_only_what_an_answer_reveals_can_be_wished_for(ask):
+    ask.wish(input_tokens=11, output_tokens=12, cache_read_tokens=13, cache_write_5m_tokens=14, latency_ms=0)
+    answer = await ask("converse", modelId=CLAUDE, **TURN)
+    usage = answer["usage"]
+    assert (usage["inputTokens"], usage["outputTokens"]) == (11, 12)
+    assert (usage["cacheReadInputTokens"], usage["cacheWriteInputTokens"], usage["totalTokens"]) == (13, 14, 50)
+
+
+async def test_an_answer_may_come_without_its_usage(bedrock, ask):
+    ask.wish(usage="none")
+    assert "usage" not in await ask("converse", modelId=CLAUDE, **TURN)
+    events = (await ask("converse_stream", modelId=CLAUDE, **TURN))["stream"]
+    assert "usage" not in events[-1]["metadata"]
+    assert all(entry.usage.output_tokens > 0 and entry.is_whole for entry in bedrock.ledger)
+
+
+async def test_an_unheard_of_wish_is_refused(ask):
+    ask.wish(falut="cut")
+    with pytest.raises(ask.client.exceptions.ValidationException, match="x-simulate-falut"):
+        await ask("converse", modelId=CLAUDE, **TURN)
