@@ -1,0 +1,110 @@
+"""From a request to its caller, by token and by binding."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.auth.identify import Bound, ByToken
+from proxy.auth.keys import SigningKey
+from proxy.auth.tokens import Tokens
+from proxy.errors import AccessDenied
+from proxy.exchange import Request
+from proxy.model import scope_of_client
+
+ORG = "550e8400-e29b-41d4-a716-446655440000"
+SECRET = b"a secret that is long enough for HS256"
+
+TOKENS = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: 1_800_000_000.0)
+WEB, WEB_TOO, JOB = (TOKENS.mint(ORG, app).token.encode() for app in ("web", "web", "job"))
+
+
+def request(headers: dict[bytes, bytes], method: bytes = b"POST", repeated: frozenset[bytes] = frozenset()) -> Request:
+    return Request(method, b"/model/premium/converse", headers, repeated)
+
+
+SIGNED = b"AWS4-HMAC-SHA256 Credential=any/20261118/us-east-1/bedrock/aws4_request, SignedHeaders=host, Signature=00"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"x-amz-security-token": WEB},
+        {b"x-amz-security-token": WEB, b"authorization": SIGNED},
+        {b"authorization": b"Bearer " + WEB},
+        {b"authorization": b"bearer  " + WEB},
+        {b"x-amz-security-token": WEB, b"authorization": b"Bearer " + WEB_TOO},
+    ],
+)
+def test_a_token_is_found_where_sdks_put_it(headers: dict[bytes, bytes]) -> None:
+    assert ByToken(TOKENS)(request(headers)).app == "web"
+
+
+@pytest.mark.parametrize(
+    ("headers", "repeated"),
+    [
+        ({}, frozenset()),
+        ({b"authorization": SIGNED}, frozenset()),
+        ({b"authorization": b"Basic " + WEB}, frozenset()),
+        ({b"authorization": WEB}, frozenset()),
+        ({b"x-amz-security-token": b"\xff\xfe"}, frozenset()),
+        ({b"x-amz-security-token": b""}, frozenset()),
+        ({b"x-amz-security-token": WEB, b"authorization": b"Bearer " + JOB}, frozenset()),
+        ({b"x-amz-security-token": WEB, b"authorization": b"Bearer nonsense"}, frozenset()),
+        ({b"x-amz-security-token": WEB}, frozenset({b"x-amz-security-token"})),
+        ({b"authorization": b"Bearer " + WEB}, frozenset({b"authorization"})),
+    ],
+)
+def test_without_one_good_token_nobody_gets_in(headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
+    with pytest.raises(AccessDenied):
+        ByToken(TOKENS)(request(headers, repeated=repeated))
+
+
+JSON = {b"content-type": b"application/json; charset=utf-8"}
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1", b"127.0.0.1:8080", b"127.8.8.8:1", b"[::1]:8080", b"[::1]"])
+def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
+    caller = Bound(ORG, "web")(request({b"host": host} | JSON))
+    assert (caller.org, caller.app, caller.client_id) == (ORG, "web", f"org-{ORG}-app-web")
+    Bound(ORG, "web")(request({b"host": host}, method=b"GET"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"host": b"evil.example:8080"} | JSON,
+        {b"host": b"localhost:8080"} | JSON,
+        {b"host": b"127.0.0.1.evil.example"} | JSON,
+        {b"host": b"0x7f.1"} | JSON,
+        {b"host": b""} | JSON,
+        {b"host": b"\xff"} | JSON,
+        dict(JSON),
+        {b"host": b"127.0.0.1", b"origin": b"null"} | JSON,
+        {b"host": b"127.0.0.1", b"content-type": b"text/plain"},
+        {b"host": b"127.0.0.1", b"content-type": b"application/jsonp"},
+        {b"host": b"127.0.0.1"},
+    ],
+)
+def test_what_a_web_page_could_send_is_refused(headers: dict[bytes, bytes]) -> None:
+    with pytest.raises(AccessDenied):
+        Bound(ORG, "web")(request(headers))
+
+
+@pytest.mark.parametrize(
+    ("client_id", "scope"),
+    [
+        (f"org-{ORG}", (ORG, None)),
+        (f"org-{ORG}-app-web", (ORG, "web")),
+        (f"org-{ORG}-app-my-app-2", (ORG, "my-app-2")),
+        (f"org-{ORG}-app-", None),
+        (f"org-{ORG}-app-a#b", None),
+        (f"org-{ORG}web", None),
+        (f"org-{ORG}-", None),
+        (ORG, None),
+        ("org-acme", None),
+        ("", None),
+    ],
+)
+def test_a_client_id_names_an_org_or_app(client_id: str, scope: tuple[str, str | None] | None) -> None:
+    found = scope_of_client(client_id)
+    assert (None if found is None else (found.org, found.app)) == scope
