@@ -1,0 +1,311 @@
+"""AWS event-stream frames: watched on their way to the client, and made where one of our own is sent.
+
+    total length u32 | length of headers u32 | CRC of these 8 bytes | headers | payload | CRC of all before it
+
+The watcher never holds back or alters what passes. A frame that lies whole in a piece is checked where it lies; of one
+that comes in several, only its head, a running CRC and what is wanted of its payload are kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+from zlib import crc32
+
+# What the AWS SDKs of today accept (older ones stop at 16 MiB), so a larger frame fails in the client in any case.
+MAX_HEADERS = 128 * 1024
+MAX_PAYLOAD = 24 * 1024 * 1024
+
+# An exception carries a sentence for a person; it is reported unasked, so its share of memory is bounded here.
+MAX_EXCEPTION_PAYLOAD = 64 * 1024
+
+# Some decoders read a header's length as a signed number.
+_MAX_HEADER_VALUE = 2**15 - 1
+
+# Each kind of event has one short block of headers, the same every time. A block of unusual length is parsed anew.
+_BLOCKS_REMEMBERED = 64
+_LONGEST_REMEMBERED = 512
+
+# In a piece up to this size the CRC of a copy is cheaper than that of a view.
+_CHEAP_TO_COPY = 64 * 1024
+
+_PRELUDE = struct.Struct("!III")
+_CRC = struct.Struct("!I")
+_prelude_at, _crc_at = _PRELUDE.unpack_from, _CRC.unpack_from
+_OVERHEAD = _PRELUDE.size + _CRC.size
+
+_STRING = 7
+_TELL_THEIR_LENGTH = (6, _STRING)  # 6 is a byte array
+_FIXED_LENGTHS = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}  # true, false, four integers, a time, a UUID
+
+_NAMED_BY = {"event": ":event-type", "exception": ":exception-type", "error": ":error-code"}
+
+
+class BrokenStream(ValueError):
+    """What was fed is no event stream, or not all of one; `offset` is where the frame at fault begins."""
+
+    def __init__(self, fault: str, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"{fault}, in the frame that begins at byte {offset}")
+
+
+class Frame(NamedTuple):
+    kind: str  # event, exception or error
+    name: str  # its event type, exception type or error code
+    payload: bytes  # the end of the payload, as much of it as was wanted
+    payload_size: int  # of all of it
+
+
+class FrameWatcher:
+    """`wanted` names the event types to report, and how many bytes of the payload's end to keep of each.
+
+    Exceptions and errors are reported too. Once something was wrong, `failure` says what and the rest is ignored.
+    """
+
+    __slots__ = ("_begun", "_interests", "boundary", "failure", "frames")
+
+    def __init__(self, wanted: Mapping[str, int]) -> None:
+        self._interests = _Interests(wanted)
+        self._begun: _BegunFrame | None = None
+        self.failure: BrokenStream | None = None
+        self.frames = 0  # all that were completed, reported or not
+        self.boundary = 0  # where in the stream the last of them ended
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames to report that end in this piece. Never raises, so that watching cannot hurt what is watched."""
+        found: list[Frame] = []
+        if self.failure is None:
+            try:
+                self._watch(data, found)
+            except _Fault as fault:
+                self._fail(str(fault))
+        return found
+
+    def close(self) -> BrokenStream | None:
+        """The stream is over: what was wrong with it, or None if it ended where a frame did."""
+        if self.unfinished:
+            self._fail("the stream ends too early")
+        return self.failure
+
+    @property
+    def unfinished(self) -> int:
+        """How many of the bytes fed belong to a frame not yet complete; at 0, without a failure, another may go in."""
+        return self._begun.seen if self._begun is not None else 0
+
+    @property
+    def retained(self) -> int:
+        """How many bytes of the stream are held in memory now."""
+        return self._begun.retained if self._begun is not None else 0
+
+    def _fail(self, fault: str) -> None:
+        self.failure = BrokenStream(fault, self.boundary)
+        self._begun = None
+
+    def _watch(self, data: bytes, found: list[Frame]) -> None:
+        at = 0
+        while at < len(data):
+            if self._begun is None:
+                at = self._pass_whole_frames(data, at, found)
+            if at < len(data):
+                at += self._resume(memoryview(data)[at:], found)
+
+    def _pass_whole_frames(self, data: bytes, at: int, found: list[Frame]) -> int:
+        """Returns where it stopped: at what is not a whole frame, or is at fault, which `_BegunFrame` then tells.
+
+        The inner loop of every stream: for a frame that nobody wants it calls nothing but C.
+        """
+        size = len(data)
+        source = data if size <= _CHEAP_TO_COPY else memoryview(data)
+        interests = self._interests
+        while size - at >= _OVERHEAD:
+            total, headers_size, prelude_crc = _prelude_at(data, at)
+            payload_size = total - headers_size - _OVERHEAD
+            crc_at = at + total - 4
+            if crc_at + 4 > size or headers_size > MAX_HEADERS or not 0 <= payload_size <= MAX_PAYLOAD:
+                break
+            if crc32(data[at : at + 8]) != prelude_crc:
+                break
+            if crc32(source[at + 8 : crc_at], prelude_crc) != _crc_at(data, crc_at)[0]:
+                break
+            interest = interests[data[at + 12 : crc_at - payload_size]]
+            if interest is not None:
+                kept = data[crc_at - min(payload_size, interest.keep) : crc_at]
+                found.append(Frame(interest.kind, interest.name, kept, payload_size))
+            self.frames += 1
+            self.boundary += total
+            at += total
+        return at
+
+    def _resume(self, view: memoryview, found: list[Frame]) -> int:
+        """Carry on with the frame begun, or begin one; returns how many bytes of the view belong to it."""
+        begun = self._begun = self._begun or _BegunFrame(self._interests)
+        used = begun.take(view)
+        if begun.is_complete:
+            self._begun = None
+            self.frames += 1
+            self.boundary += begun.seen
+            found.extend(begun.report())
+        return used
+
+
+class _Fault(Exception):
+    """What is wrong with a frame, told where nobody knows its place in the stream."""
+
+
+class _Interest(NamedTuple):
+    kind: str
+    name: str
+    keep: int
+
+
+class _Interests(dict[bytes, _Interest | None]):
+    """What to do with a frame, by its whole block of headers; None is to let it pass."""
+
+    def __init__(self, wanted: Mapping[str, int]) -> None:
+        self._wanted = wanted
+
+    def __missing__(self, block: bytes) -> _Interest | None:
+        is_usual = len(block) <= _LONGEST_REMEMBERED
+        kind, name = (_remembered_kind_and_name if is_usual else _kind_and_name)(block)
+        keep = MAX_EXCEPTION_PAYLOAD if kind in ("exception", "error") else self._wanted.get(name)
+        interest = None if keep is None else _Interest(kind, name, keep)
+        if is_usual and len(self) < _BLOCKS_REMEMBERED:
+            self[block] = interest
+        return interest
+
+
+class _BegunFrame:
+    """A frame of which more is to come: its head is gathered, the rest only hashed, unless it is wanted."""
+
+    def __init__(self, interests: _Interests) -> None:
+        self._interests = interests
+        self._interest: _Interest | None = None
+        self._gathered = bytearray()  # of the head, and once that is read, of the CRC at the end
+        self._head_size = _PRELUDE.size  # with the headers, as soon as the prelude has told their size
+        self._is_head_read = False
+        self._payload_size = self._payload_left = 0
+        self._kept = bytearray()
+        self._crc = 0
+        self.seen = 0
+        self.is_complete = False
+
+    @property
+    def retained(self) -> int:
+        return len(self._gathered) + len(self._kept)
+
+    def take(self, view: memoryview) -> int:
+        """Use up what belongs to this frame; returns how many bytes that was."""
+        used = 0 if self._is_head_read else self._take_head(view)
+        if self._is_head_read:
+            used += self._take_payload(view[used:])
+            used += self._take_crc(view[used:])
+        self.seen += used
+        return used
+
+    def report(self) -> list[Frame]:
+        if self._interest is None:
+            return []
+        kind, name, keep = self._interest
+        return [Frame(kind, name, bytes(self._kept[max(0, len(self._kept) - keep) :]), self._payload_size)]
+
+    def _take_head(self, view: memoryview) -> int:
+        used = self._gather(view, self._head_size)
+        if len(self._gathered) == self._head_size == _PRELUDE.size:
+            self._read_prelude()
+        if len(self._gathered) == self._head_size:
+            self._read_headers()
+        return used
+
+    def _gather(self, view: memoryview, size: int) -> int:
+        more = view[: size - len(self._gathered)]
+        self._gathered += more
+        return len(more)
+
+    def _read_prelude(self) -> None:
+        total, headers_size, crc = _PRELUDE.unpack(self._gathered)
+        if crc32(self._gathered[:8]) != crc:
+            raise _Fault("the CRC of the lengths is wrong")
+        self._payload_size = self._payload_left = total - headers_size - _OVERHEAD
+        if headers_size > MAX_HEADERS or not 0 <= self._payload_size <= MAX_PAYLOAD:
+            raise _Fault(f"the lengths are not possible: {total} with {headers_size} of headers")
+        self._head_size += headers_size
+
+    def _read_headers(self) -> None:
+        self._interest = self._interests[bytes(self._gathered[_PRELUDE.size :])]
+        self._crc = crc32(self._gathered)
+        self._gathered.clear()
+        self._is_head_read = True
+
+    def _take_payload(self, view: memoryview) -> int:
+        part = view[: self._payload_left]
+        self._payload_left -= len(part)
+        self._crc = crc32(part, self._crc)
+        if self._interest is not None:
+            self._keep_end_of(part, self._interest.keep)
+        return len(part)
+
+    def _keep_end_of(self, part: memoryview, keep: int) -> None:
+        self._kept += part
+        if len(self._kept) > 2 * keep:  # not each time, or small parts of a large payload would be moved over and over
+            del self._kept[: len(self._kept) - keep]
+
+    def _take_crc(self, view: memoryview) -> int:
+        used = self._gather(view, _CRC.size)
+        if len(self._gathered) == _CRC.size:
+            if _crc_at(self._gathered)[0] != self._crc:
+                raise _Fault("the CRC of the frame is wrong")
+            self.is_complete = True
+        return used
+
+
+def _kind_and_name(block: bytes) -> tuple[str, str]:
+    try:
+        texts = _texts(block)
+    except (IndexError, KeyError, struct.error, UnicodeDecodeError):
+        raise _Fault("the headers cannot be read") from None
+    kind = texts.get(":message-type", "event")
+    return kind, texts.get(_NAMED_BY.get(kind, ""), "")
+
+
+_remembered_kind_and_name = lru_cache(_BLOCKS_REMEMBERED)(_kind_and_name)
+
+
+def _texts(block: bytes) -> dict[str, str]:
+    """Every header by its name, with its value if that is text."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(block):
+        name_end = at + 1 + block[at]
+        name = block[at + 1 : name_end].decode()
+        if name in found:
+            raise _Fault(f"the header {name!r} comes twice")
+        kind = block[name_end]
+        at = name_end + 1
+        if kind in _TELL_THEIR_LENGTH:
+            size = int.from_bytes(block[at : at + 2], "big")
+            at += 2
+        else:
+            size = _FIXED_LENGTHS[kind]
+        if at + size > len(block):
+            raise IndexError
+        found[name] = block[at : at + size].decode() if kind == _STRING else ""
+        at += size
+    return found
+
+
+def encode(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """A frame with these headers, in their order; text is the only type of header that Bedrock's streams have."""
+    block = b"".join(_encoded_header(name.encode(), value.encode()) for name, value in headers.items())
+    if len(block) > MAX_HEADERS or len(payload) > MAX_PAYLOAD:
+        raise ValueError(f"a frame has at most {MAX_HEADERS} bytes of headers and {MAX_PAYLOAD} of payload")
+    lengths = struct.pack("!II", _OVERHEAD + len(block) + len(payload), len(block))
+    frame = b"".join((lengths, _CRC.pack(crc32(lengths)), block, payload))
+    return frame + _CRC.pack(crc32(frame))
+
+
+def _encoded_header(name: bytes, value: bytes) -> bytes:
+    if not 1 <= len(name) <= 255 or len(value) > _MAX_HEADER_VALUE:
+        raise ValueError(f"a header has a name of 1 to 255 bytes and a value of at most {_MAX_HEADER_VALUE}")
+    return b"".join((bytes([len(name)]), name, bytes([_STRING]), struct.pack("!H", len(value)), value))

@@ -1,0 +1,114 @@
+"""Bedrock's paths: taken apart as clients spell them, put together in the one spelling that is sent upstream.
+
+No legal id has a percent sign in it. So an id means one thing only, whether it comes raw, encoded, or encoded twice by
+a client that was handed an encoded one: it is decoded until no percent sign is left. A third layer is refused, as
+nobody honest sends one.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+# Bedrock's own limit for a model id.
+MAX_ID = 2048
+
+ALLOWED = (
+    f"an id is 1 to {MAX_ID} letters, digits, '.', ':', '_' and '-', an ARN has single slashes between such parts too, "
+    "and neither has '..'; it may be percent-encoded once, or twice"
+)
+ALLOWED_VERSION = "a guardrail's version is DRAFT or a number of at most 8 digits"
+
+# A fleet uses a handful of ids, each spelled in a few ways. With the longest raw spelling one takes 20 kB.
+_IDS_REMEMBERED = 256
+
+_PART = r"(?!\.(?:/|\Z))[A-Za-z0-9.:_-]+"
+_LEGAL = re.compile(rf"(?!.*\.\.)(?:{_PART}|arn:[A-Za-z0-9.:_-]+(?:/{_PART})+)")
+_ENCODED = re.compile(r"(?:[A-Za-z0-9.:_/-]|%[0-9A-Fa-f]{2})+")
+_VERSION = re.compile(r"DRAFT|[1-9][0-9]{0,7}")
+
+
+class Operation(Enum):
+    """What Bedrock is asked to do; the value is the path that asks for it."""
+
+    INVOKE = "/model/{id}/invoke"
+    INVOKE_STREAM = "/model/{id}/invoke-with-response-stream"
+    INVOKE_BIDIRECTIONAL = "/model/{id}/invoke-with-bidirectional-stream"
+    CONVERSE = "/model/{id}/converse"
+    CONVERSE_STREAM = "/model/{id}/converse-stream"
+    COUNT_TOKENS = "/model/{id}/count-tokens"
+    APPLY_GUARDRAIL = "/guardrail/{id}/version/{version}/apply"
+    CHECK_GUARDRAILS = "/guardrail-checks/invoke"
+    ASYNC_INVOKES = "/async-invoke"
+    ASYNC_INVOKE = "/async-invoke/{id}"
+    CHAT_COMPLETIONS = "/openai/v1/chat/completions"
+
+
+class Target(NamedTuple):
+    operation: Operation
+    id: str = ""  # decoded: of the model, the guardrail, or the async invocation; empty where the path has none
+    version: str = ""  # of the guardrail
+
+    @property
+    def path(self) -> str:
+        """The path to send."""
+        template: str = self.operation.value
+        if not self.id:
+            return template
+        return template.replace("{id}", encoded(self.id)).replace("{version}", self.version)
+
+
+_MODEL, _GUARDRAIL, _VERSION_MARK, _APPLY, _ASYNC = "/model/", "/guardrail/", "/version/", "/apply", "/async-invoke/"
+_WITH_MODEL = {each.value.rpartition("/")[2]: each for each in Operation if each.value.startswith(_MODEL)}
+_FIXED = {each.value: Target(each) for each in Operation if "{" not in each.value}
+
+
+def split(path: str) -> Target | None:
+    """What a raw path without its query asks for; None if it is none of Bedrock's.
+
+    Raises ValueError for a path of the right form with an id in it that must not get any further.
+    """
+    if path.startswith(_MODEL):
+        # The last part alone is the operation, as a raw ARN brings slashes of its own.
+        raw, slash, last = path[len(_MODEL) :].rpartition("/")
+        operation = _WITH_MODEL.get(last)
+        return Target(operation, model_id_of(raw)) if slash and operation else None
+    if path.startswith(_ASYNC):
+        return Target(Operation.ASYNC_INVOKE, model_id_of(path[len(_ASYNC) :]))
+    if path.startswith(_GUARDRAIL) and path.endswith(_APPLY):
+        return _guardrail(path[len(_GUARDRAIL) : -len(_APPLY)])
+    return _FIXED.get(path)
+
+
+def _guardrail(middle: str) -> Target | None:
+    raw, mark, version = middle.rpartition(_VERSION_MARK)
+    if not mark:
+        return None
+    if not _VERSION.fullmatch(version):
+        raise ValueError(f"{version[:100]!a} is not allowed: {ALLOWED_VERSION}")
+    return Target(Operation.APPLY_GUARDRAIL, model_id_of(raw), version)
+
+
+@lru_cache(_IDS_REMEMBERED)
+def model_id_of(raw: str) -> str:
+    """The id that this part of a path means, be it a label, an id of Bedrock's or an ARN."""
+    decoded = raw
+    for _layer in range(2):
+        if "%" in decoded and _ENCODED.fullmatch(decoded):
+            decoded = unquote(decoded)
+    return _legal(decoded)
+
+
+@lru_cache(_IDS_REMEMBERED)
+def encoded(model_id: str) -> str:
+    """The one way an id is spelled in a path that is sent: all but RFC 3986's unreserved characters encoded."""
+    return quote(_legal(model_id), safe="")
+
+
+def _legal(model_id: str) -> str:
+    if len(model_id) > MAX_ID or not _LEGAL.fullmatch(model_id):
+        raise ValueError(f"{model_id[:100]!a} is not allowed: {ALLOWED}")
+    return model_id
