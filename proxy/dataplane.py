@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
@@ -24,6 +25,7 @@ from proxy.selection.labels import Choice, Labels
 from proxy.stores.contract import Store
 from proxy.surface.calls import Asked
 from proxy.surface.listener import Listener
+from proxy.surface.tls import server_context
 from proxy.tasks import Tasks
 
 CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
@@ -101,6 +103,8 @@ def _targets(config: Config, bedrock: Bedrock) -> Targets:
 
 
 async def listening(handler: Pipeline, config: Config, clock: Clock, tasks: Tasks) -> tuple[Listener, int]:
+    tls = config.listen.tls
+    context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     listener = Listener(handler, clock, tasks)
-    port = await listener.listen(config.listen.data.host, config.listen.data.port)
+    port = await listener.listen(config.listen.data.host, config.listen.data.port, context)
     return listener, port

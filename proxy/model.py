@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 _APP_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as a model id it stands in paths
 
 
 def is_org_id(text: str) -> bool:

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from proxy import app
 from proxy.auth.clients import hash_secret, new_secret
+from proxy.clock import SystemClock
 from proxy.commands.run import run_until_stopped
 from proxy.commands.shared import Commands
 from proxy.config import Address, Config
-from proxy.config.keys import Key
+from proxy.config.keys import Key, Tls
 from proxy.errors import PriceKeeperError
 from proxy.model import client_id_of
 from proxy.stores import schema
 from proxy.stores.contract import ItemMissing, Put, Store, Update
+from proxy.surface.tls import local_authority
 
 ORG = "d0000000-0000-4000-8000-000000000001"
 APP = "demo"
@@ -33,7 +35,7 @@ Paste into another shell:
 
 export AWS_ENDPOINT_URL_BEDROCK_RUNTIME={data} AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1
 export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any
-export AWS_SESSION_TOKEN={token}
+export AWS_SESSION_TOKEN={token}{trust}
 
 Then ask, with curl or with any AWS SDK as it is:
 
@@ -54,6 +56,9 @@ def add_to(commands: Commands) -> None:
     dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where it keeps its data")
     dev.add_argument("--port", type=int, default=8080, metavar="PORT", help="for apps; 0 takes any free one")
     dev.add_argument("--control-port", type=int, default=8081, metavar="PORT", help="for health; 0 takes any free one")
+    dev.add_argument(
+        "--tls", action="store_true", help="https for apps, by a certificate authority made for this machine"
+    )
     dev.set_defaults(run=_dev)
 
 
@@ -61,16 +66,22 @@ def _dev(chosen: Namespace) -> int:
     folder: Path = chosen.data_dir
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
     secret = _kept(folder / "demo-secret", new_secret)
+    authority, tls = _tls(folder) if chosen.tls else (None, None)
 
     async def tell(started: app.Started) -> None:
         await _make_demo_client(started.store, secret)
-        print(_guide(started, secret), flush=True)
+        print(_guide(started, secret, authority), flush=True)
 
-    run_until_stopped(_config(chosen), os.environ, tell)
+    run_until_stopped(_config(chosen, tls), os.environ, tell)
     return 0
 
 
-def _config(chosen: Namespace) -> Config:
+def _tls(folder: Path) -> tuple[Path, Tls]:
+    authority, certificate, key = local_authority((folder / "tls").absolute(), SystemClock().now())
+    return authority, Tls(str(certificate), str(key))
+
+
+def _config(chosen: Namespace, tls: Tls | None) -> Config:
     folder: Path = chosen.data_dir
     config = Config.development()
     return dataclasses.replace(
@@ -79,15 +90,20 @@ def _config(chosen: Namespace) -> Config:
             config.listen,
             data=Address("127.0.0.1", chosen.port),
             control=Address("127.0.0.1", chosen.control_port),
+            tls=tls,
         ),
         store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
         auth=dataclasses.replace(config.auth, keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),)),
     )
 
 
-def _guide(started: app.Started, secret: str) -> str:
+def _guide(started: app.Started, secret: str, authority: Path | None) -> str:
+    # curl, botocore and Node each have a variable of their own for whom to trust.
+    names = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
+    trust = "\nexport " + " ".join(f"{name}={authority}" for name in names) if authority is not None else ""
     return _GUIDE.format(
-        data=f"http://{started.data}",
+        trust=trust,
+        data=f"{'https' if authority else 'http'}://{started.data}",
         control=f"http://{started.control}",
         token=started.tokens.mint(ORG, APP, TOKEN_SECONDS).token,
         client_id=client_id_of(ORG, APP),

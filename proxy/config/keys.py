@@ -43,12 +43,19 @@ def listeners_differ(data: Address, control: Address, health: Address | None) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    certificate_file: str = field(metadata=reads(must_be.path))
+    key_file: str = field(metadata=reads(must_be.path))
+
+
+@dataclass(frozen=True, slots=True)
 class Listen:
     rules = (listeners_differ,)
 
     data: Address = field(default=Address("127.0.0.1", 8080))
     control: Address = field(default=Address("127.0.0.1", 8081))
     health: Address | None = None
+    tls: Tls | None = None  # of the data port
 
 
 @dataclass(frozen=True, slots=True)
