@@ -57,7 +57,7 @@ def add_to(commands: Commands) -> None:
     dev.add_argument("--port", type=int, default=8080, metavar="PORT", help="for apps; 0 takes any free one")
     dev.add_argument("--control-port", type=int, default=8081, metavar="PORT", help="for health; 0 takes any free one")
     dev.add_argument(
-        "--tls", action="store_true", help="https for apps, by a certificate authority made for this machine"
+        "--tls", action="store_true", help="https for apps, by an authority made for this machine"
     )
     dev.set_defaults(run=_dev)
 

@@ -39,7 +39,7 @@ class Sidecar:
 
     @property
     def data(self) -> str:
-        return self._found(r"(?:listens on|data port) +(http://\S+)")
+        return self._found(r"(?:listens on|data port) +(https?://\S+)")
 
     @property
     def control(self) -> str:
