@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
@@ -14,21 +16,24 @@ from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
 from proxy.config import Config, Label, Upstream
 from proxy.errors import ConfigError
+from proxy.forwarding import model_path
 from proxy.forwarding.credentials import RENEW_SECONDS, FixedCredentials, ProvidedCredentials
 from proxy.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
 from proxy.forwarding.joining import Joining
+from proxy.forwarding.model_path import Operation
 from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
 from proxy.forwarding.watching import Watching
 from proxy.pipeline import Pipeline, Targets
 from proxy.selection.labels import Choice, Labels
 from proxy.stores.contract import Store
-from proxy.surface.calls import Asked
+from proxy.surface.calls import OF_A_MODEL, Asked
 from proxy.surface.listener import Listener
 from proxy.surface.tls import server_context
 from proxy.tasks import Tasks
 
 CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
+PATHS_REMEMBERED = 1024  # labels times operations are a few dozen; ids of async calls come and go
 BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
 SIMULATED = "simulated"
 SIMULATED_PREFIX = b"x-simulate-"
@@ -84,6 +89,8 @@ def _identify(config: Config, tokens: Tokens) -> Identify:
 
 
 def _targets(config: Config, bedrock: Bedrock) -> Targets:
+    """What is asked again and again is put together once: a label, an operation, and so its paths."""
+
     def place(region: str, url: str | None) -> tuple[Endpoint, str]:
         return endpoint_of(url or f"https://bedrock-runtime.{region}.amazonaws.com"), region
 
@@ -96,8 +103,17 @@ def _targets(config: Config, bedrock: Bedrock) -> Targets:
     places = {name: places_of(label) for name, label in config.labels.items()}
 
     def targets(choice: Choice, asked: Asked) -> list[Target]:
-        chosen = places.get(choice.label) or [(*default, choice.model)]
-        return [Target(endpoint, region, asked.path_for(model)) for endpoint, region, model in chosen]
+        if asked.operation not in OF_A_MODEL:
+            return made(choice.label, choice.model, asked.target.path, None)
+        return made(choice.label, choice.model, "", asked.operation)
+
+    @lru_cache(PATHS_REMEMBERED)
+    def made(label: str, model: str, path: str, operation: Operation | None) -> list[Target]:
+        chosen = places.get(label) or [(*default, model)]
+        return [
+            Target(endpoint, region, own, path or model_path.Target(cast(Operation, operation), own).path)
+            for endpoint, region, own in chosen
+        ]
 
     return targets
 

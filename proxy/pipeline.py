@@ -81,7 +81,7 @@ class Pipeline:
                 request.method.decode(),
                 asked.query,
                 headers_upstream(request, self._simulated_prefix),
-                asked.body_for(choice.model, request.body),
+                lambda model: asked.body_for(model, request.body),
                 self._targets(choice, asked),
             )
             await self._forwarder.forward(call, responder, (request_id, *_decision(choice)), self._new_tap())

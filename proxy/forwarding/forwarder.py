@@ -25,6 +25,7 @@ class Target(NamedTuple):
 
     endpoint: Endpoint
     region: str
+    model: str
     path: str
 
 
@@ -33,12 +34,12 @@ class Call:
     method: str
     query: str  # in canonical form
     headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
-    body: bytes
+    body_for: Callable[[str], bytes]  # by the model, which some bodies name
     targets: Sequence[Target]  # in the order in which they are tried
 
 
 class Authorizer(Protocol):
-    def lines(self, call: Call, target: Target, host: str) -> bytes:
+    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
         """The head's lines that prove who calls, each ending in CRLF."""
 
 
@@ -46,7 +47,7 @@ class BearerKey:
     def __init__(self, key: str) -> None:
         self._lines = f"authorization: Bearer {key}\r\n".encode()
 
-    def lines(self, call: Call, target: Target, host: str) -> bytes:  # noqa: ARG002 - the same for every call
+    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
         return self._lines
 
 
@@ -56,12 +57,12 @@ class SignatureV4:
         self._now = now
         self._signers: dict[str, Signer] = {}
 
-    def lines(self, call: Call, target: Target, host: str) -> bytes:
+    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
         signed = [header for header in call.headers if header[0] == "content-type" or header[0].startswith("x-amz")]
-        hashed = sha256(call.body).hexdigest()
+        hashed = sha256(body).hexdigest()
         credentials = self._credentials.current()
         return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
 
@@ -78,14 +79,15 @@ class Forwarder:
         trouble = ""
         for number, target in enumerate(call.targets, 1):
             is_last = number == len(call.targets)
-            head = self._head(call, target)
+            body = call.body_for(target.model)
+            head = self._head(call, target, body)
             try:
                 connection = self._pool(target.endpoint).idle() or await self._pool(target.endpoint).connect()
             except CannotConnect as failure:
                 trouble = failure.why
                 continue
             relay = self._relay(connection, responder, added, tap, is_last)
-            connection.call(relay, head, call.body)
+            connection.call(relay, head, body)
             outcome = await relay.outcome
             if outcome.held_back:
                 continue
@@ -105,14 +107,14 @@ class Forwarder:
         responder.attach(relay)
         return relay
 
-    def _head(self, call: Call, target: Target) -> bytes:
+    def _head(self, call: Call, target: Target, body: bytes) -> bytes:
         host = _host(target.endpoint)
         query = f"?{call.query}" if call.query else ""
         lines = [f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in call.headers]
-        if call.body or call.method == "POST":
-            lines.append(f"content-length: {len(call.body)}\r\n")
-        return "".join(lines).encode() + self._authorizer.lines(call, target, host) + b"\r\n"
+        if body or call.method == "POST":
+            lines.append(f"content-length: {len(body)}\r\n")
+        return "".join(lines).encode() + self._authorizer.lines(call, target, host, body) + b"\r\n"
 
     def _pool(self, endpoint: Endpoint) -> Pool:
         pool = self._pools.get(endpoint)

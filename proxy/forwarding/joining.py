@@ -6,6 +6,7 @@ answer by then is kept, within bounds, and shown to whoever asks for it again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
 from proxy.exchange import Flow, Header, Responder
@@ -147,7 +148,7 @@ class Joining:
         self._now = now
         self._calls: dict[Hashable, Shared] = {}
         self._keys: dict[Shared, Hashable] = {}
-        self._finished: dict[Shared, None] = {}  # in the order in which they were whole
+        self._finished: deque[Shared] = deque()  # in the order in which they were whole
         self._finished_bytes = 0
         self.joined = 0
 
@@ -170,18 +171,15 @@ class Joining:
         if not shared.is_joinable:
             return
         shared.finished_at = self._now()
-        self._finished[shared] = None
+        self._finished.append(shared)
         self._finished_bytes += shared.kept_bytes
         while self._finished:
-            oldest = next(iter(self._finished))
+            oldest = self._finished[0]
             if self._finished_bytes <= KEPT_BYTES_IN_ALL and shared.finished_at - oldest.finished_at <= KEPT_SECONDS:
                 return
-            self._drop(oldest)
-
-    def _drop(self, shared: Shared) -> None:
-        del self._finished[shared]
-        self._finished_bytes -= shared.kept_bytes
-        self._forget(shared)
+            self._finished.popleft()
+            self._finished_bytes -= oldest.kept_bytes
+            self._forget(oldest)
 
     def _forget(self, shared: Shared) -> None:
         key = self._keys.pop(shared, None)

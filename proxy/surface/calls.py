@@ -14,7 +14,7 @@ from proxy.forwarding.sigv4 import canonical_query
 
 _LISTS_TOO = Operation.ASYNC_INVOKES
 _READ_ONLY = Operation.ASYNC_INVOKE
-_OF_A_MODEL = frozenset(
+OF_A_MODEL = frozenset(
     {
         Operation.INVOKE,
         Operation.INVOKE_STREAM,
@@ -51,11 +51,6 @@ class Asked:
     query: str
     document: dict[str, Any] | None  # the parsed body, where it names the model
 
-    def path_for(self, model: str) -> str:
-        if self.operation in _OF_A_MODEL:
-            return Target(self.operation, model).path
-        return self.target.path
-
     def body_for(self, model: str, body: bytes) -> bytes:
         """The caller's own bytes, unless they name the model."""
         if self.document is None:
@@ -73,7 +68,7 @@ def understood(request: Request) -> Asked:
     if target is None or not _is_method_of(target.operation, request.method):
         raise UnknownOperation("this port serves the operations of bedrock-runtime and OpenAI's chat completions")
     operation = target.operation
-    if operation in _OF_A_MODEL:
+    if operation in OF_A_MODEL:
         return Asked(operation, target.id, target, canonical, None)
     if operation is Operation.INVOKE_BIDIRECTIONAL:
         instead = "converse-stream or invoke-with-response-stream"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -45,11 +46,11 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._has_emptied = asyncio.Event()
 
-    async def listen(self, host: str, port: int) -> int:
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """The port, which is a free one if 0 was asked for."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Newcomer(self), host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(lambda: _Newcomer(self), host, port, backlog=BACKLOG, ssl=tls)
         except OSError as failure:
             reason = os.strerror(failure.errno) if failure.errno else str(failure)
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}") from None
