@@ -23,7 +23,6 @@ from proxy.config import Address, Config
 from proxy.config import Store as StoreConfig
 from proxy.control.health import Readiness, add_health
 from proxy.errors import ListenFailed
-from proxy.stores import schema
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from proxy.tasks import Tasks
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from proxy.stores.dynamodb import DynamoStore
 
 PURGE_INTERVAL_SECONDS = 300.0
-DRAIN_SECONDS = 25.0  # within the half minute that Kubernetes gives a pod to end
-
-_ANY_ITEM = schema.org_entry("00000000-0000-0000-0000-000000000000")
+PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
+SHUTDOWN_SECONDS = 2.0  # for requests on the control port that are under way
+DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
 
 OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"
 
@@ -69,7 +68,7 @@ async def opened_store(config: StoreConfig, clock: Clock, tasks: Tasks) -> Async
 
 
 async def _purge(store: SqliteStore, clock: Clock) -> None:
-    while await store.purge(clock.now()):
+    while await store.purge(clock.now() - PURGE_MARGIN_SECONDS):
         pass
 
 
@@ -92,7 +91,7 @@ async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted,
         tasks = await running.enter_async_context(Tasks(clock))
         store = await running.enter_async_context(opened_store(config.store, clock, tasks))
         bedrock = await _bedrock(config, environ, clock, tasks, running)
-        readiness = Readiness({"store": lambda: store.get(_ANY_ITEM)})
+        readiness = Readiness({"store": store.probe})
         control = await running.enter_async_context(_listening(_control(readiness), config.listen.control))
         handler = dataplane.pipeline(config, store, tokens, bedrock, clock, tasks)
         listener, port = await dataplane.listening(handler, config, clock, tasks)
@@ -126,13 +125,14 @@ def _control(readiness: Readiness) -> web.Application:
 
 @asynccontextmanager
 async def _listening(app: web.Application, address: Address) -> AsyncIterator[Address]:
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         try:
             await web.TCPSite(runner, address.host, address.port).start()
         except OSError as failure:
-            reason = os.strerror(failure.errno) if failure.errno else str(failure)
+            number = failure.errno or 0  # below 0 it is the resolver's, whose own words say more
+            reason = os.strerror(number) if number > 0 else str(failure.strerror)
             raise ListenFailed(f"cannot listen on {address}: {reason}") from None
         yield Address(address.host, runner.addresses[0][1])
     finally:

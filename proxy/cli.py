@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the c
 
 from __future__ import annotations
 
+import logging
 import sys
 import zoneinfo
 from argparse import ArgumentParser
@@ -17,6 +18,7 @@ from proxy.errors import ConfigError, PriceKeeperError
 def main(arguments: Sequence[str] | None = None) -> int:
     # Every sidecar of a fleet must agree where a day ends, so the locked zone data go before the host's own.
     zoneinfo.reset_tzpath(to=())
+    logging.getLogger("botocore").setLevel(logging.CRITICAL)  # its failures are told by us, without a traceback
     chosen = _parser().parse_args(arguments)
     try:
         code: int = chosen.run(chosen)
@@ -30,8 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 1
+    except OSError as failure:
+        print(f"price-keeper: {failure}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
+    return _flushed(code)
+
+
+def _flushed(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError as failure:
+        print(f"price-keeper: cannot write the output: {failure.strerror}", file=sys.stderr)
+        return 1
     return code
 
 

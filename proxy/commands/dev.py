@@ -13,7 +13,7 @@ from proxy import app
 from proxy.auth.clients import hash_secret, new_secret
 from proxy.clock import SystemClock
 from proxy.commands.run import run_until_stopped
-from proxy.commands.shared import Commands
+from proxy.commands.shared import Commands, port
 from proxy.config import Address, Config
 from proxy.config.keys import Key, Tls
 from proxy.errors import PriceKeeperError
@@ -54,11 +54,9 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 def add_to(commands: Commands) -> None:
     dev = commands.add_parser("dev", help="run on this machine alone: embedded store, simulated Bedrock")
     dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where it keeps its data")
-    dev.add_argument("--port", type=int, default=8080, metavar="PORT", help="for apps; 0 takes any free one")
-    dev.add_argument("--control-port", type=int, default=8081, metavar="PORT", help="for health; 0 takes any free one")
-    dev.add_argument(
-        "--tls", action="store_true", help="https for apps, by an authority made for this machine"
-    )
+    dev.add_argument("--port", type=port, default=8080, metavar="PORT", help="for apps; 0 takes any free one")
+    dev.add_argument("--control-port", type=port, default=8081, metavar="PORT", help="for health; 0 takes any free one")
+    dev.add_argument("--tls", action="store_true", help="https for apps, by an authority made for this machine")
     dev.set_defaults(run=_dev)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,3 +27,10 @@ def add_json_option(parser: ArgumentParser) -> None:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise ArgumentTypeError(f"a port is a number up to 65535, and 0 any free one, not {number}")
+    return number

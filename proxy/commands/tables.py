@@ -70,7 +70,9 @@ def _check(chosen: Namespace) -> int:
         missing = sqlite_file.missing_tables(Path(config.path))
         found = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
     else:
-        states = asyncio.run(_with_client(config, lambda tables, client: tables.states(client, config.table_prefix)))
+        states = asyncio.run(
+            _with_client(config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep))
+        )
         found = {state.table: list(state.differences) for state in states}
     _tell_differences(found, as_json=chosen.json)
     return 1 if any(found.values()) else 0

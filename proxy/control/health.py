@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -10,6 +11,8 @@ from proxy.errors import PriceKeeperError
 
 # Each asks one thing that the work needs, and raises when it is not there.
 Checks = Mapping[str, Callable[[], Awaitable[object]]]
+
+CHECK_SECONDS = 3.0  # a probe gives up soon after, and a process that stops does not wait for it
 
 
 class Readiness:
@@ -51,7 +54,10 @@ async def _ready(request: web.Request) -> web.Response:
 
 async def _trouble(check: Callable[[], Awaitable[object]]) -> str | None:
     try:
-        await check()
+        async with asyncio.timeout(CHECK_SECONDS):
+            await check()
+    except TimeoutError:
+        return f"no answer in {CHECK_SECONDS:g} seconds"
     except PriceKeeperError as failure:
         return str(failure)
     return None

@@ -1,4 +1,4 @@
-"""What a store is: seven verbs with stated guarantees, and the small typed values they take.
+"""What a store is: its verbs with stated guarantees, and the small typed values they take.
 
 Each access pattern is written once, with these values; an engine compiles them to its own tongue. One suite of tests
 (`tests/contract/`) holds every engine to what is written here.
@@ -19,6 +19,7 @@ EXPIRY = "expires_at_epoch"
 
 # The store's own limits, the same on every engine, so that what works on a laptop works in the fleet.
 MAX_TRANSACTION_WRITES = 100
+MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
 MAX_ITEM_BYTES = 400 * 1024
 MAX_PARTITION_KEY_BYTES = 2048
 MAX_SORT_KEY_BYTES = 1024
@@ -239,6 +240,9 @@ class Store(Protocol):
         Raises TransactionFailed with a reason for each write. With a `token`, sending the same writes again within
         ten minutes of success does nothing and succeeds; the same token with other writes is Rejected.
         """
+
+    async def probe(self) -> None:
+        """Raises what the work would, were it to use the store now. Costs one small request."""
 
     async def close(self) -> None:
         """Waits for what was begun. No verb may be called afterwards."""

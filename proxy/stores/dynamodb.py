@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 import aioboto3
 from aiobotocore.config import AioConfig
@@ -29,10 +31,27 @@ from proxy.stores.values import check_key, check_query, check_transaction, check
 CONNECT_SECONDS = 2.0  # within a region a connection takes milliseconds
 ANSWER_SECONDS = 5.0  # DynamoDB answers in tens of milliseconds; past this the answer is lost
 CONNECTIONS = 50  # calls at once; more wait their turn
-ATTEMPTS = 5  # of one call, the waits between them adding up to about two seconds at the most
-FIRST_WAIT_SECONDS = 0.05
+CALL_SECONDS = 10.0  # of one call with all its attempts, and its wait for one of the connections
+ATTEMPTS = 6  # of one call, the waits between them adding up to two and a half seconds at the most
+FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 1.0
 KEYS_PER_BATCH = 100  # BatchGetItem's own limit
+
+
+_NOBODY = Key("config", "PROBE", "PROBE")
+
+_Answer = TypeVar("_Answer")
+
+
+class _Kind(Enum):
+    """What a call without an answer leaves behind."""
+
+    READ = "nothing: it may be made again"
+    WRITE = "perhaps a write: it must not be made again"
+    TRANSACTION = "perhaps a write, which knows its token: it may be made again"
+
+
+_READ, _WRITE, _TRANSACTION = _Kind
 
 
 def client_config() -> AioConfig:
@@ -63,25 +82,34 @@ class DynamoStore:
         self._sleep = sleep
         self._open = AsyncExitStack()
         self.client: Any = None
+        self._is_closed = False
+        self._under_way: set[asyncio.Future[None]] = set()
 
     async def open(self) -> DynamoStore:
-        self.client = await self._open.enter_async_context(
-            aioboto3.Session().client(
+        try:
+            client = aioboto3.Session().client(
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=client_config()
             )
-        )
+            self.client = await self._open.enter_async_context(client)
+        except errors.FAILURES as failure:
+            raise errors.translated(failure) from None
         self.client.meta.events.register("before-parse.dynamodb", errors.require_sense)
         return self
 
     async def close(self) -> None:
-        self.client = None
+        self._is_closed = True
+        while self._under_way:
+            await asyncio.wait(self._under_way)
         await self._open.aclose()
+
+    async def probe(self) -> None:
+        """Raises what a read would."""
+        await self.get(_NOBODY)
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
         check_key(key)
         request = {"TableName": self._prefix + key.table, "Key": key_to_wire(key), "ConsistentRead": consistent}
-        answer = await self._call("get_item", request, may_resend=True)
-        return item_from_wire(answer["Item"]) if "Item" in answer else None
+        return await self._call("get_item", request, _READ, _item)
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
         for key in keys:
@@ -94,17 +122,22 @@ class DynamoStore:
 
     async def _batch(self, keys: Sequence[Key], consistent: bool) -> dict[Key, Item]:
         found: dict[Key, Item] = {}
-        unasked = _batch_request(keys, self._prefix, consistent)
-        for attempt in range(ATTEMPTS):
-            await self._pause(attempt)
-            answer = await self._call("batch_get_item", {"RequestItems": unasked}, may_resend=True)
-            for table, wires in answer.get("Responses", {}).items():
-                name = table.removeprefix(self._prefix)
-                found.update((key_from_wire(name, wire), item_from_wire(wire)) for wire in wires)
-            unasked = answer.get("UnprocessedKeys")
+        unasked, idle_attempts = _batch_request(keys, self._prefix, consistent), 0
+        while idle_attempts < ATTEMPTS:
+            await self._pause(idle_attempts)
+            read, unasked = await self._call("batch_get_item", {"RequestItems": unasked}, _READ, self._batch_read)
+            found.update(read)
             if not unasked:
                 return found
+            idle_attempts = 1 if read else idle_attempts + 1
         raise Throttled("DynamoDB keeps leaving keys of a batch unread")
+
+    def _batch_read(self, answer: Any) -> tuple[dict[Key, Item], Request]:
+        found: dict[Key, Item] = {}
+        for table, wires in answer.get("Responses", {}).items():
+            name = table.removeprefix(self._prefix)
+            found.update((key_from_wire(name, wire), item_from_wire(wire)) for wire in wires)
+        return found, answer.get("UnprocessedKeys") or {}
 
     async def query(self, query: Query) -> Page:
         check_query(query)
@@ -113,10 +146,9 @@ class DynamoStore:
         while True:
             if query.limit is not None:
                 request["Limit"] = query.limit - len(rows)
-            answer = await self._call("query", request, may_resend=True)
-            rows += [Row(key_from_wire(query.table, wire), item_from_wire(wire)) for wire in answer["Items"]]
-            last = answer.get("LastEvaluatedKey")
-            if not last:
+            found, last = await self._call("query", request, _READ, lambda answer: _rows(query.table, answer))
+            rows += found
+            if last is None:
                 return Page(tuple(rows), None)
             if query.limit is not None and len(rows) >= query.limit:
                 return Page(tuple(rows), key_from_wire(query.table, last).sk)
@@ -124,19 +156,17 @@ class DynamoStore:
 
     async def put(self, put: Put) -> None:
         check_write(put)
-        await self._call("put_item", write_request(put, self._prefix), may_resend=False)
+        await self._call("put_item", write_request(put, self._prefix), _WRITE, _nothing)
 
     async def update(self, update: Update) -> Item:
         check_write(update)
         request = write_request(update, self._prefix) | {"ReturnValues": "ALL_NEW"}
-        answer = await self._call("update_item", request, may_resend=False)
-        return item_from_wire(answer["Attributes"])
+        return await self._call("update_item", request, _WRITE, lambda answer: item_from_wire(answer["Attributes"]))
 
     async def delete(self, delete: Delete) -> Item | None:
         check_write(delete)
         request = write_request(delete, self._prefix) | {"ReturnValues": "ALL_OLD"}
-        answer = await self._call("delete_item", request, may_resend=False)
-        return item_from_wire(answer["Attributes"]) if answer.get("Attributes") else None
+        return await self._call("delete_item", request, _WRITE, _attributes)
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
@@ -145,23 +175,41 @@ class DynamoStore:
             # With a token of its own even a transaction whose caller gave none can be resent after a lost answer.
             "ClientRequestToken": token or str(uuid.uuid4()),
         }
-        await self._call("transact_write_items", request, may_resend=True)
+        await self._call("transact_write_items", request, _TRANSACTION, _nothing)
 
-    async def _call(self, verb: str, request: Request, *, may_resend: bool) -> Any:
-        """`may_resend`: carrying the request out twice would do no harm."""
-        trouble: StoreError = StoreUnavailable("the store is closed")
+    async def _call(self, verb: str, request: Request, kind: _Kind, read: Callable[[Any], _Answer]) -> _Answer:
+        """`read` takes from an answer what is wanted of it."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        done = asyncio.get_running_loop().create_future()
+        self._under_way.add(done)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await self._attempt(verb, request, kind, read)
+        except TimeoutError:
+            away = f"no answer from DynamoDB in {CALL_SECONDS:g} seconds"
+            raise StoreUnavailable(away, maybe_applied=kind is not _READ) from None
+        finally:
+            self._under_way.discard(done)
+            done.set_result(None)
+
+    async def _attempt(self, verb: str, request: Request, kind: _Kind, read: Callable[[Any], _Answer]) -> _Answer:
+        trouble: StoreError = StoreUnavailable("not asked")
         was_unsure = False
         for attempt in range(ATTEMPTS):
             await self._pause(attempt)
             try:
-                return await getattr(self.client, verb)(**request)
+                return read(await getattr(self.client, verb)(**request))
             except errors.FAILURES as failure:
                 trouble = errors.translated(failure)
-                is_unsure = isinstance(trouble, StoreUnavailable) and trouble.maybe_applied
-                was_unsure |= is_unsure
-                if not (errors.is_passing(trouble) or (is_unsure and may_resend)):
-                    break
-        if was_unsure and isinstance(trouble, (StoreUnavailable, Throttled)):
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
+                what = f"an answer that makes no sense: {type(failure).__name__}"
+                trouble = StoreUnavailable(what, maybe_applied=True)
+            is_unsure = isinstance(trouble, StoreUnavailable) and trouble.maybe_applied
+            was_unsure |= is_unsure
+            if not errors.is_passing(trouble) and (kind is _WRITE or not is_unsure):
+                break
+        if was_unsure and kind is not _READ and not errors.is_verdict(trouble):
             # An earlier attempt may have been carried out, whatever became of the last one.
             raise StoreUnavailable(str(trouble), maybe_applied=True) from None
         raise trouble
@@ -179,3 +227,21 @@ def _batch_request(keys: Sequence[Key], prefix: str, consistent: bool) -> Reques
         prefix + table: {"Keys": [key_to_wire(key) for key in group], "ConsistentRead": consistent}
         for table, group in by_table
     }
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _item(answer: Any) -> Item | None:
+    return item_from_wire(answer["Item"]) if "Item" in answer else None
+
+
+def _attributes(answer: Any) -> Item | None:
+    return item_from_wire(answer["Attributes"]) if answer.get("Attributes") else None
+
+
+def _rows(table: str, answer: Any) -> tuple[list[Row], Any]:
+    return [Row(key_from_wire(table, wire), item_from_wire(wire)) for wire in answer["Items"]], answer.get(
+        "LastEvaluatedKey"
+    ) or None

@@ -11,11 +11,16 @@ import orjson
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigNotFound,
     ConnectTimeoutError,
     CredentialRetrievalError,
     EndpointConnectionError,
+    MetadataRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
 )
 
 from proxy.errors import (
@@ -35,18 +40,47 @@ from proxy.stores.expressions import item_from_wire
 # Everything a call through the client may raise that is no mistake of ours.
 FAILURES = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 
-# The request never reached DynamoDB, so nothing can have been written.
-_NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError)
-_NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
+_NO_CREDENTIALS = (
+    ConfigNotFound,
+    CredentialRetrievalError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
+
+# DynamoDB's own operations. A provider of credentials may call other services on the way, and fail there.
+_DYNAMODB = frozenset(
+    {
+        "BatchGetItem",
+        "CreateTable",
+        "DeleteItem",
+        "DescribeContinuousBackups",
+        "DescribeTable",
+        "DescribeTimeToLive",
+        "GetItem",
+        "PutItem",
+        "Query",
+        "TransactWriteItems",
+        "UpdateContinuousBackups",
+        "UpdateItem",
+        "UpdateTimeToLive",
+    }
+)
 
 _THROTTLED = frozenset(
     {
-        "ProvisionedThroughputExceededException",
-        "ThrottlingException",
-        "RequestLimitExceeded",
+        "ContinuousBackupsUnavailableException",  # a new table's backups are not ready yet
         "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "ReplicatedWriteConflictException",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
         "TransactionConflictException",  # a transaction holds the item this moment; nothing was written
-        "TransactionInProgressException",
     }
 )
 _BAD_CREDENTIALS = frozenset(
@@ -54,9 +88,13 @@ _BAD_CREDENTIALS = frozenset(
         "AccessDeniedException",
         "ExpiredTokenException",
         "IncompleteSignature",
+        "IncompleteSignatureException",
+        "InvalidClientTokenId",
         "InvalidSignatureException",
-        "MissingAuthenticationTokenException",
         "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "NotAuthorizedException",
+        "RequestExpired",
         "UnrecognizedClientException",
     }
 )
@@ -72,16 +110,17 @@ _REASONS = {
 class Garbled(BotoCoreError):  # type: ignore[misc]
     """What came back is not DynamoDB speaking; botocore alone would read an empty answer out of it."""
 
-    fmt = "an answer of status {status} that is no JSON object with the right checksum"
+    fmt = "an answer of status {status} that is not DynamoDB's"
 
 
 def require_sense(response_dict: Mapping[str, Any], **_: Any) -> None:
     """A hook before botocore's parser. A server's own failure may look as it likes."""
     status, body = response_dict["status_code"], response_dict["body"]
-    checksum = response_dict["headers"].get("x-amz-crc32")
+    headers = response_dict["headers"]
     if status >= 500:
         return
-    if not _is_json_object(body) or (checksum is not None and checksum != str(crc32(body))):
+    is_signed = "x-amzn-requestid" in headers and headers.get("x-amz-crc32", str(crc32(body))) == str(crc32(body))
+    if not is_signed or not _is_json_object(body):
         raise Garbled(status=status)
 
 
@@ -94,11 +133,19 @@ def _is_json_object(body: bytes) -> bool:
 
 def translated(failure: BaseException) -> StoreError:
     if isinstance(failure, ClientError):
+        if failure.operation_name not in _DYNAMODB:
+            return NotAllowed(f"no AWS credentials for DynamoDB: {failure.operation_name} failed")
         return _from_answer(failure.response)
     if isinstance(failure, _NO_CREDENTIALS):
-        return NotAllowed(f"no AWS credentials for DynamoDB: {failure}")
-    was_sent = not isinstance(failure, _NEVER_SENT)
-    return StoreUnavailable(f"no answer from DynamoDB: {failure}", maybe_applied=was_sent)
+        return NotAllowed(f"no AWS credentials for DynamoDB: {type(failure).__name__}")
+    return StoreUnavailable(f"no answer from DynamoDB: {failure}", maybe_applied=not _was_never_sent(failure))
+
+
+def _was_never_sent(failure: BaseException) -> bool:
+    """aiobotocore calls a connection that broke in the middle by the same name as one that was never made."""
+    if isinstance(failure, EndpointConnectionError):
+        return isinstance(failure.kwargs.get("error"), aiohttp.ClientConnectorError)
+    return isinstance(failure, ConnectTimeoutError)
 
 
 def is_passing(trouble: StoreError) -> bool:
@@ -113,6 +160,13 @@ def is_passing(trouble: StoreError) -> bool:
     return False
 
 
+def is_verdict(trouble: StoreError) -> bool:
+    """Whether this settles what became of all attempts: a token remembered would have answered with success."""
+    if not isinstance(trouble, TransactionFailed):
+        return False
+    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in trouble.reasons)
+
+
 def _from_answer(response: Mapping[str, Any]) -> StoreError:
     error = response.get("Error", {})
     code, message = error.get("Code", ""), error.get("Message", "")
@@ -122,10 +176,12 @@ def _from_answer(response: Mapping[str, Any]) -> StoreError:
         return _cancelled(response.get("CancellationReasons", []), message)
     if code in _THROTTLED:
         return Throttled(f"DynamoDB asks to slow down: {code}")
+    if code == "TransactionInProgressException":  # one sent before under this token; it may well succeed
+        return StoreUnavailable("a transaction of the same token is under way", maybe_applied=True)
     if code == "ResourceNotFoundException":
         return StoreMisconfigured("a table is missing in DynamoDB; make it with: price-keeper tables create")
     if code in _BAD_CREDENTIALS:
-        return NotAllowed(f"DynamoDB refuses our credentials: {code}: {message}")
+        return NotAllowed(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status >= 500 or not status:
         return StoreUnavailable(f"DynamoDB answered {status} {code}", maybe_applied=True)

@@ -75,7 +75,7 @@ def changed(update: Update, item: Item | None) -> dict[str, Value]:
         result[name] = _added(name, result.get(name, 0), amount)
     for name in update.remove:
         result.pop(name, None)
-    check_item(result)
+    check_item(update.key, result)
     return result
 
 

@@ -67,9 +67,14 @@ _FROM_WIRE: dict[str, Callable[[Any], Value]] = {
 }
 
 
+_NOT_ATTRIBUTES = ("PK", "SK")
+
+
 def item_from_wire(wire: Mapping[str, Any]) -> dict[str, Value]:
-    """Without the key's own attributes: whoever asked knows them."""
-    return {name: from_wire(value) for name, value in wire.items() if name not in ("PK", "SK")}
+    """Without the key's own attributes, which whoever asked knows, and without those a person has set to null."""
+    return {
+        name: from_wire(value) for name, value in wire.items() if name not in _NOT_ATTRIBUTES and "NULL" not in value
+    }
 
 
 def key_to_wire(key: Key) -> dict[str, Any]:
@@ -127,12 +132,13 @@ TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Del
 
 
 def _update_expression(update: Update, names: _Names) -> str:
-    settings = [f"{names.name(name)} = {names.value(value)}" for name, value in update.set.items()]
+    """In the order of names, so that a transaction sent again under its token is the same to the letter."""
+    settings = [f"{names.name(name)} = {names.value(value)}" for name, value in sorted(update.set.items())]
     settings += [
         f"{names.name(name)} = if_not_exists({names.name(name)}, {names.value(value)})"
-        for name, value in update.set_if_missing.items()
+        for name, value in sorted(update.set_if_missing.items())
     ]
-    additions = [f"{names.name(name)} {names.value(amount)}" for name, amount in update.add.items()]
+    additions = [f"{names.name(name)} {names.value(amount)}" for name, amount in sorted(update.add.items())]
     removals = [names.name(name) for name in update.remove]
     clauses = (("SET", settings), ("ADD", additions), ("REMOVE", removals))
     return " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses if parts)
@@ -150,6 +156,8 @@ def _condition_expression(condition: Condition, names: _Names) -> str:
             return f"attribute_exists({names.name('PK')})"
         case ItemMissing():
             return f"attribute_not_exists({names.name('PK')})"
+        case AllOf((part,)) | AnyOf((part,)):  # parentheses around parentheses are refused
+            return _condition_expression(part, names)
         case AllOf(parts):
             return "(" + " AND ".join(_condition_expression(part, names) for part in parts) + ")"
         case AnyOf(parts):

@@ -44,9 +44,9 @@ SHARD_COUNTS = (8, 16, 32, 64)
 _ORG_CONFIG = "CONFIG"
 _MARKER = "MARKER"
 _ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_UTC_DAY = re.compile(r"\d{8}")
-_PERIOD = re.compile(r"DAY#\d{8}|WEEK#\d{4}-W\d{2}|MONTH#\d{6}")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_UTC_DAY = re.compile(r"[0-9]{8}")
+_PERIOD = re.compile(r"DAY#[0-9]{8}|WEEK#[0-9]{4}-W[0-9]{2}|MONTH#[0-9]{6}")
 
 
 def org_config(org: str) -> Key:
@@ -105,8 +105,8 @@ def segment_marker(ulid: str) -> Key:
 
 
 def request_marker(org: str, app: str, request_id: str) -> Key:
-    scope = Scope(org, app)
-    return Key("request-dedup", f"REQ#{scope.org}#{scope.app}#{request_id}", _MARKER)
+    name = _checked(app, isinstance(app, str) and is_app_id(app), "app id")
+    return Key("request-dedup", f"REQ#{Scope(org).org}#{name}#{request_id}", _MARKER)
 
 
 def alert_marker(scope: Scope, label: str, period: str, threshold_pct: int) -> Key:

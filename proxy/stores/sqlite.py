@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from proxy.errors import Rejected, StoreMisconfigured
 from proxy.stores import sqlite_codec as codec
 from proxy.stores.batching import BatchThread
 from proxy.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, Row, Update, Write
 from proxy.stores.sqlite_file import connect, prepare, translated
-from proxy.stores.sqlite_group import Group, load
+from proxy.stores.sqlite_group import Group, load, owned
 from proxy.stores.values import check_key, check_query, check_transaction, check_write
+
+_PROBE = Key("config", "PROBE", "PROBE")
 
 _Job = Callable[[Group], object]
 _Read = Callable[[sqlite3.Connection], object]
@@ -28,7 +31,7 @@ class SqliteStore:
     """Use from one event loop. `now` is the wall clock, asked for the age of tokens."""
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
-        self._path = path
+        self._path = path.absolute()  # `:memory:` too is a file's name here
         self._now = now
 
     async def open(self) -> SqliteStore:
@@ -58,21 +61,27 @@ class SqliteStore:
         return cast(Page, await self._reader.submit(lambda connection: _select(connection, query)))
 
     async def put(self, put: Put) -> None:
-        check_write(put)
-        await self._writer.submit(lambda group: group.write(put))
+        await self._write(put)
 
     async def update(self, update: Update) -> Item:
-        check_write(update)
-        return cast(Item, await self._writer.submit(lambda group: group.write(update)))
+        return cast(Item, await self._write(update))
 
     async def delete(self, delete: Delete) -> Item | None:
-        check_write(delete)
-        return cast("Item | None", await self._writer.submit(lambda group: group.write(delete)))
+        return cast("Item | None", await self._write(delete))
+
+    async def _write(self, write: Put | Update | Delete) -> object:
+        check_write(write)
+        own = owned(write)
+        return await self._writer.submit(lambda group: group.write(own))
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
-        frozen = tuple(writes)
+        frozen = tuple(owned(write) for write in writes)
         await self._writer.submit(lambda group: group.transact(frozen, token))
+
+    async def probe(self) -> None:
+        """Raises what a write would: a full disk reads well."""
+        await self.update(Update(_PROBE, set={"written_at": int(self._now())}))
 
     async def purge(self, expired_before: float) -> int:
         """Deletes some rows that expired before the given time; the number deleted, 0 when none are left."""
@@ -147,6 +156,8 @@ class _Reader(_Connected):
             return read(self.connection())
         except sqlite3.Error as failure:
             return translated(failure, self._path)
+        except Exception as failure:  # a row that somebody else wrote; the other reads are none the worse for it
+            return StoreMisconfigured(f"{self._path}: a row cannot be read: {type(failure).__name__}")
 
 
 class _Writer(_Connected):
@@ -169,9 +180,12 @@ class _Writer(_Connected):
             self.disconnect()
             # A commit that failed half-way may come back to life from the log when the file is next opened.
             return [translated(failure, self._path, maybe_applied=is_committing)] * len(jobs)
-        except Exception:
+        except Exception as failure:
+            # Something in one of the writes that no check foresaw: only that one is to suffer for it.
             self.disconnect()
-            raise
+            if len(jobs) > 1:
+                return [outcome for job in jobs for outcome in self.run([job])]
+            return [Rejected(f"the write cannot be kept: {type(failure).__name__}")]
 
 
 def _outcome(job: _Job, group: Group) -> object:

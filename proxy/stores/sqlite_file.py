@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -10,6 +11,7 @@ from proxy.errors import StoreError, StoreMisconfigured, StoreUnavailable
 from proxy.stores.schema import TABLES
 
 SCHEMA_VERSION = 1
+APPLICATION_ID = 0x42504B31  # what tells our files from others'
 BUSY_SECONDS = 10.0  # how long another process may hold the file before we call it unavailable
 
 
@@ -17,8 +19,9 @@ def prepare(path: Path) -> None:
     """Makes the file and its tables where they are missing; StoreMisconfigured when the file is not ours to use."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not path.exists():
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # hashes of secrets live here
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        path.chmod(0o600)  # hashes of secrets live here
         connection = connect(path)
     except OSError as failure:
         raise StoreMisconfigured(f"cannot make {path}: {failure.strerror}") from None
@@ -34,14 +37,17 @@ def prepare(path: Path) -> None:
 
 def missing_tables(path: Path) -> list[str]:
     """What a check finds absent, without making anything."""
-    if not path.exists():
-        return list(TABLES)
     try:
+        if not path.exists():
+            return list(TABLES)
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
         try:
-            present = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+            present = _tables(connection)
+            _check_ownership(connection, path)
         finally:
             connection.close()
+    except OSError as failure:
+        raise StoreMisconfigured(f"cannot look at {path}: {failure.strerror}") from None
     except sqlite3.DatabaseError as failure:
         raise translated(failure, path) from None
     return [name for name in TABLES if name not in present]
@@ -49,19 +55,36 @@ def missing_tables(path: Path) -> list[str]:
 
 def connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("BEGIN")  # one look, while others may be making the tables
+        _check_ownership(connection, path)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA journal_size_limit=67108864")
     return connection
 
 
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+
+
+def _check_ownership(connection: sqlite3.Connection, path: Path) -> None:
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if owner != APPLICATION_ID and _tables(connection):
+        raise StoreMisconfigured(f"{path} is another program's database")
+    if version > SCHEMA_VERSION:
+        known = f"(schema {version}; this one knows {SCHEMA_VERSION})"
+        raise StoreMisconfigured(f"{path} was made by a newer version {known}")
+
+
 def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise StoreMisconfigured(
-            f"{path} was made by a newer version (schema {version}; this one knows {SCHEMA_VERSION})"
-        )
+    _check_ownership(connection, path)
     for table in TABLES:
         connection.execute(
             f'CREATE TABLE IF NOT EXISTS "{table}"'
@@ -76,6 +99,7 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
         " (token TEXT PRIMARY KEY, digest BLOB NOT NULL, until REAL NOT NULL) WITHOUT ROWID"
     )
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute("COMMIT")
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from hashlib import sha256
+from typing import Any, TypeVar
 
 from proxy.errors import ConditionFailed, Reason, ReasonCode, Rejected, TransactionFailed
 from proxy.stores import sqlite_codec as codec
 from proxy.stores.contract import EXPIRY, Check, Delete, Item, Key, Put, Update, Value, Write
 from proxy.stores.evaluate import changed, holds
 from proxy.stores.schema import TABLES
+from proxy.stores.values import number
+
+_LARGEST_INTEGER = 2**63  # of SQLite's own; a time beyond it is as good as none
 
 TOKEN_SECONDS = 600  # as long as DynamoDB remembers a transaction's token
 PURGE_ROWS = 1_000  # expired rows deleted in one go, so that a purge never holds up writers for long
@@ -57,7 +62,7 @@ class Group:
                 return _copied(before)
 
     def transact(self, writes: Sequence[Write], token: str | None) -> None:
-        digest = sha256(repr(writes).encode()).digest() if token is not None else b""
+        digest = sha256(repr(_canonical(writes)).encode()).digest() if token is not None else b""
         if token is not None and self._is_done(token, digest):
             return
         before = [self._item(write.key) for write in writes]
@@ -144,7 +149,7 @@ def _reason(did_hold: bool, item: Item | None) -> Reason:
     return Reason(ReasonCode.NONE) if did_hold else Reason(ReasonCode.CONDITION_FAILED, _copied(item))
 
 
-def _copied(item: Item | None) -> dict[str, Value] | None:
+def _copied(item: Mapping[str, Value] | None) -> dict[str, Value] | None:
     """One of a group's items for a caller, who must not share lists and maps with another caller."""
     if item is None:
         return None
@@ -153,4 +158,29 @@ def _copied(item: Item | None) -> dict[str, Value] | None:
 
 def _expiry(item: Item) -> int | None:
     expiry = item.get(EXPIRY)
-    return expiry if type(expiry) is int else None
+    return expiry if type(expiry) is int and abs(expiry) < _LARGEST_INTEGER else None
+
+
+_AnyWrite = TypeVar("_AnyWrite", bound="Put | Update | Delete | Check")
+
+
+def owned(write: _AnyWrite) -> _AnyWrite:
+    """The write with lists and maps of its own: its caller may change the ones it gave while the write waits."""
+    if isinstance(write, Put):
+        return replace(write, item=_copied(write.item) or {})
+    if isinstance(write, Update):
+        return replace(write, set=_copied(write.set) or {}, set_if_missing=_copied(write.set_if_missing) or {})
+    return write
+
+
+def _canonical(value: Any) -> Any:
+    """The same for all ways to write the same thing: 5 and 5.000000, attributes in any order."""
+    if isinstance(value, bool | str | bytes) or value is None:
+        return value
+    if isinstance(value, int | Decimal):
+        return ("number", str(number(value)))
+    if isinstance(value, Mapping):
+        return sorted((name, _canonical(part)) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return [_canonical(part) for part in value]
+    return (type(value).__name__, [_canonical(getattr(value, field.name)) for field in fields(value)])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from proxy.errors import StoreError, StoreMisconfigured
+from proxy.errors import StoreMisconfigured, Throttled
 from proxy.stores import dynamodb_errors as errors
 from proxy.stores.cloudformation import attribute_definitions, key_schema
 from proxy.stores.contract import EXPIRY
 from proxy.stores.schema import TABLES, Table
 
-ACTIVE_POLLS = 60  # about a minute; a table on demand is there within seconds
+POLLS = 60  # about a minute; a table on demand is there within seconds, its backups somewhat later
 POLL_SECONDS = 1.0
+
+Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 
 Client = Any  # botocore makes its clients at run time, so there is no type to name
 
@@ -29,30 +30,27 @@ class TableState:
     differences: tuple[str, ...]
 
 
-async def create_missing(
-    client: Client,
-    prefix: str,
-    sleep: Callable[[float], Awaitable[None]],
-    tell: Callable[[str, str], None],
-) -> None:
+async def create_missing(client: Client, prefix: str, sleep: Sleep, tell: Callable[[str, str], None]) -> None:
     """Makes what is missing and mends TTL and recovery where they are off; `tell(table, what)` reports each step."""
-    existing = {table for table in TABLES.values() if await _describe(client, prefix + table.name) is not None}
+    existing = {table for table in TABLES.values() if await _describe(client, prefix + table.name, sleep) is not None}
     for table in TABLES.values():
         if table not in existing:
-            await _ask(_create(client, prefix, table))
+            await _create(client, prefix, table, sleep)
     for table in TABLES.values():
         await _wait_until_active(client, prefix + table.name, sleep)
-        await _ask(_protect(client, prefix + table.name))
+        await _protect(client, prefix + table.name, sleep)
         tell(prefix + table.name, "was there" if table in existing else "created")
 
 
-async def states(client: Client, prefix: str) -> list[TableState]:
-    return [await _state(client, prefix, table) for table in TABLES.values()]
+async def states(client: Client, prefix: str, sleep: Sleep) -> list[TableState]:
+    return [await _state(client, prefix, table, sleep) for table in TABLES.values()]
 
 
-async def _create(client: Client, prefix: str, table: Table) -> None:
+async def _create(client: Client, prefix: str, table: Table, sleep: Sleep) -> None:
     with contextlib.suppress(client.exceptions.ResourceInUseException):  # somebody else is making it this moment
-        await client.create_table(
+        await _ask(
+            sleep,
+            client.create_table,
             TableName=prefix + table.name,
             KeySchema=key_schema(table),
             AttributeDefinitions=attribute_definitions(table),
@@ -60,34 +58,31 @@ async def _create(client: Client, prefix: str, table: Table) -> None:
         )
 
 
-async def _wait_until_active(client: Client, name: str, sleep: Callable[[float], Awaitable[None]]) -> None:
-    for _ in range(ACTIVE_POLLS):
-        found = await _describe(client, name)
+async def _wait_until_active(client: Client, name: str, sleep: Sleep) -> None:
+    for _ in range(POLLS):
+        found = await _describe(client, name, sleep)
         if found is not None and found["TableStatus"] == "ACTIVE":
             return
         await sleep(POLL_SECONDS)
     raise StoreMisconfigured(f"table {name} did not become active; see its state in DynamoDB's console")
 
 
-async def _protect(client: Client, name: str) -> None:
-    if await _expiry_attribute(client, name) != EXPIRY:
-        await client.update_time_to_live(
-            TableName=name, TimeToLiveSpecification={"Enabled": True, "AttributeName": EXPIRY}
-        )
-    if not await _is_recoverable(client, name):
-        await client.update_continuous_backups(
-            TableName=name, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
-        )
+async def _protect(client: Client, name: str, sleep: Sleep) -> None:
+    if await _expiry_attribute(client, name, sleep) != EXPIRY:
+        expiry = {"Enabled": True, "AttributeName": EXPIRY}
+        await _ask(sleep, client.update_time_to_live, TableName=name, TimeToLiveSpecification=expiry)
+    if not await _is_recoverable(client, name, sleep):
+        recovery = {"PointInTimeRecoveryEnabled": True}
+        await _ask(sleep, client.update_continuous_backups, TableName=name, PointInTimeRecoverySpecification=recovery)
 
 
-async def _state(client: Client, prefix: str, table: Table) -> TableState:
+async def _state(client: Client, prefix: str, table: Table, sleep: Sleep) -> TableState:
     name = prefix + table.name
-    found = await _describe(client, name)
+    found = await _describe(client, name, sleep)
     if found is None:
         return TableState(name, False, ("it does not exist",))
-    expiry, is_recoverable = await asyncio.gather(
-        _ask(_expiry_attribute(client, name)), _ask(_is_recoverable(client, name))
-    )
+    expiry = await _expiry_attribute(client, name, sleep)
+    is_recoverable = await _is_recoverable(client, name, sleep)
     return TableState(name, True, tuple(_differences(table, found, expiry, is_recoverable)))
 
 
@@ -114,33 +109,39 @@ def _told(keys: list[dict[str, str]]) -> str:
     return " + ".join(f"{key['AttributeName']} ({key['KeyType']})" for key in keys)
 
 
-async def _describe(client: Client, name: str) -> dict[str, Any] | None:
+async def _describe(client: Client, name: str, sleep: Sleep) -> dict[str, Any] | None:
     try:
-        answer = await client.describe_table(TableName=name)
+        found: dict[str, Any] = (await _ask(sleep, client.describe_table, TableName=name))["Table"]
     except client.exceptions.ResourceNotFoundException:
         return None
-    except errors.FAILURES as failure:
-        raise errors.translated(failure) from None
-    found: dict[str, Any] = answer["Table"]
     return found
 
 
-async def _expiry_attribute(client: Client, name: str) -> str | None:
-    answer = (await client.describe_time_to_live(TableName=name))["TimeToLiveDescription"]
+async def _expiry_attribute(client: Client, name: str, sleep: Sleep) -> str | None:
+    answer = (await _ask(sleep, client.describe_time_to_live, TableName=name))["TimeToLiveDescription"]
     is_on = answer["TimeToLiveStatus"] in ("ENABLED", "ENABLING")
     return answer.get("AttributeName") if is_on else None
 
 
-async def _is_recoverable(client: Client, name: str) -> bool:
-    answer = (await client.describe_continuous_backups(TableName=name))["ContinuousBackupsDescription"]
+async def _is_recoverable(client: Client, name: str, sleep: Sleep) -> bool:
+    answer = (await _ask(sleep, client.describe_continuous_backups, TableName=name))["ContinuousBackupsDescription"]
     recovery = answer.get("PointInTimeRecoveryDescription", {})
     return bool(recovery.get("PointInTimeRecoveryStatus") == "ENABLED")
 
 
-async def _ask(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except StoreError:
-        raise
-    except errors.FAILURES as failure:
-        raise errors.translated(failure) from None
+async def _ask(sleep: Sleep, call: Callable[..., Awaitable[Any]], **request: Any) -> Any:
+    """Asks again while DynamoDB says that it is too soon or too much; what a caller expects is raised as it comes."""
+    for _ in range(POLLS):
+        try:
+            return await call(**request)
+        except errors.FAILURES as failure:
+            trouble = errors.translated(failure)
+            if not isinstance(trouble, Throttled):
+                raise failure if _is_expected(failure) else trouble from None
+        await sleep(POLL_SECONDS)
+    raise trouble
+
+
+def _is_expected(failure: BaseException) -> bool:
+    code = getattr(failure, "response", {}).get("Error", {}).get("Code")
+    return code in ("ResourceInUseException", "ResourceNotFoundException")

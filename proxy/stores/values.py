@@ -73,8 +73,7 @@ def check_value(value: Any, depth: int = 0) -> int:
     if kind is str:
         return _utf8(value)
     if kind is int or kind is Decimal:
-        number(value)
-        return 21 if kind is Decimal else value.bit_length() // 8 + 2
+        return len(str(number(value))) // 2 + 2
     if kind is bool:
         return 1
     if kind is bytes:
@@ -84,8 +83,14 @@ def check_value(value: Any, depth: int = 0) -> int:
     if kind is list:
         return 3 + sum(1 + check_value(part, depth + 1) for part in value)
     if kind is dict:
-        return 3 + sum(1 + _utf8(name) + check_value(part, depth + 1) for name, part in value.items())
+        return 3 + sum(1 + _name_size(name) + check_value(part, depth + 1) for name, part in value.items())
     raise Rejected(f"a store keeps str, int, Decimal, bool, bytes, list and dict, not {kind.__name__}")
+
+
+def _name_size(name: Any) -> int:
+    if type(name) is not str:
+        raise Rejected(f"an attribute is named by a str, not by {type(name).__name__}")
+    return _utf8(name)
 
 
 def _utf8(text: str) -> int:
@@ -100,20 +105,22 @@ def _utf8(text: str) -> int:
 def check_attributes(attributes: Mapping[str, Value]) -> int:
     size = 0
     for name, value in attributes.items():
-        check_name(name)
-        size += len(name) + check_value(value)
+        size += check_name(name) + check_value(value)
     return size
 
 
-def check_name(name: str) -> None:
-    if name in _KEY_NAMES or not name or len(name) > 255:
-        raise Rejected(f"{name!r} cannot name an attribute: 1 to 255 characters, and not PK or SK")
+def check_name(name: str) -> int:
+    size = _name_size(name)
+    if name in _KEY_NAMES or not 0 < size <= 255:
+        raise Rejected(f"{name!r} cannot name an attribute: 1 to 255 bytes, and not PK or SK")
+    return size
 
 
-def check_item(item: Item) -> None:
-    size = check_attributes(item)
+def check_item(key: Key, item: Item) -> int:
+    size = check_attributes(item) + _utf8(key.pk) + _utf8(key.sk) + len("PKSK")
     if size > contract.MAX_ITEM_BYTES:
         raise Rejected(f"an item holds at most {contract.MAX_ITEM_BYTES} bytes; this one has about {size}")
+    return size
 
 
 def check_key(key: Key) -> None:
@@ -155,24 +162,24 @@ def _check_compared(condition: Condition | None) -> None:
                 raise Rejected(f"{type(value).__name__} cannot be compared with {operator}")
 
 
-def check_write(write: Write) -> None:
-    _CHECKS[type(write)](write)
+def check_write(write: Write) -> int:
+    """The size of what it brings, in bytes."""
+    return _CHECKS[type(write)](write)
 
 
-def _check_put(put: Put) -> None:
+def _check_put(put: Put) -> int:
     check_key(put.key)
-    check_item(put.item)
     check_condition(put.condition)
+    return check_item(put.key, put.item)
 
 
-def _check_update(update: Update) -> None:
+def _check_update(update: Update) -> int:
     check_key(update.key)
     named = [*update.set, *update.set_if_missing, *update.add, *update.remove]
     if not named:
         raise Rejected("an update must change something")
     if len(set(named)) < len(named):
         raise Rejected("an update names an attribute only once")
-    check_item({**update.set, **update.set_if_missing})
     for name in update.remove:
         check_name(name)
     for name, amount in update.add.items():
@@ -181,14 +188,16 @@ def _check_update(update: Update) -> None:
             raise Rejected(f"only a number can be added, not {type(amount).__name__}")
         number(amount)
     check_condition(update.condition)
+    return check_item(update.key, {**update.set, **update.set_if_missing})
 
 
-def _check_delete(write: Delete | Check) -> None:
+def _check_delete(write: Delete | Check) -> int:
     check_key(write.key)
     check_condition(write.condition)
+    return 0
 
 
-_CHECKS: dict[type, Callable[[Any], None]] = {
+_CHECKS: dict[type, Callable[[Any], int]] = {
     Put: _check_put,
     Update: _check_update,
     Delete: _check_delete,
@@ -203,8 +212,9 @@ def check_transaction(writes: Sequence[Write], token: str | None) -> None:
         raise Rejected("a transaction names an item only once")
     if token is not None and not 0 < len(token) <= contract.MAX_TOKEN_CHARACTERS:
         raise Rejected(f"a transaction's token has 1 to {contract.MAX_TOKEN_CHARACTERS} characters")
-    for write in writes:
-        check_write(write)
+    size = sum(check_write(write) for write in writes)
+    if size > contract.MAX_TRANSACTION_BYTES:
+        raise Rejected(f"a transaction holds at most {contract.MAX_TRANSACTION_BYTES} bytes; this one has about {size}")
 
 
 def check_query(query: Query) -> None:
@@ -216,6 +226,8 @@ def check_query(query: Query) -> None:
         _check_key_part("bound of a sort key", bound, contract.MAX_SORT_KEY_BYTES)
     if query.limit is not None and query.limit < 1:
         raise Rejected("a query's limit is at least 1")
+    if not _is_within(query):
+        raise Rejected("a query's range begins before it ends, and what it goes on after lies in it")
 
 
 def _bounds(query: Query) -> Sequence[str]:
@@ -227,3 +239,15 @@ def _bounds(query: Query) -> Sequence[str]:
         case None:
             bounds = (query.after,)
     return [bound for bound in bounds if bound is not None]
+
+
+def _is_within(query: Query) -> bool:
+    """Texts compare by code points, which is the order of their UTF-8 bytes."""
+    after = query.after
+    match query.sort:
+        case Prefix(text):
+            return after is None or after.startswith(text)
+        case Between(low, high):
+            points = [point for point in (low, after, high) if point is not None]
+            return points == sorted(points)
+    return True

@@ -25,6 +25,7 @@ from proxy.stores.contract import (
     at_most,
     below,
     equals,
+    live,
     missing_or_expired,
 )
 
@@ -140,6 +141,8 @@ HOLDING: list[Condition] = [
     any_of(equals("n", 6), equals("s", "mm")),
     all_of(any_of(Missing("n"), above("n", 4)), any_of(Exists("x"), at_most("d", 2))),
     missing_or_expired(100.0),
+    all_of(missing_or_expired(100.0)),
+    any_of(all_of(any_of(equals("n", 5))), all_of(Exists("x"), any_of(Exists("y"), Exists("n")))),
 ]
 
 FAILING: list[Condition] = [
@@ -251,6 +254,10 @@ UNKEEPABLE = {
     "too big": {"a": "x" * 409_601},
     "the key's own name": {"PK": "x"},
     "no name": {"": 1},
+    "a name that is a lone surrogate": {"\ud800": 1},
+    "a name that is no text": {1: 1},
+    "a nested name that is no text": {"a": {1: 1}},
+    "too big with its key": {"a": "x" * (409_600 - 5)},
 }
 
 
@@ -310,3 +317,16 @@ async def test_items_handed_out_are_the_callers_own(store: Store, pk: str) -> No
     first = await store.update(Update(key, add={"n": 1}))
     first["l"].append(2)  # type: ignore[union-attr]
     assert await store.get(key, consistent=True) == {"l": [1], "m": {"a": 1}, "n": 1}
+
+
+@pytest.mark.parametrize(("expiry", "is_live"), [(99, False), (100, False), (101, True), (Decimal("100.5"), True)])
+def test_a_row_is_over_from_its_expiry_on(expiry: int | Decimal, is_live: bool) -> None:
+    item = {"expires_at_epoch": expiry}
+    assert live(item, 100.0) == (item if is_live else None)
+    assert live({"a": 1}, 100.0) == {"a": 1}
+    assert live(None, 100.0) is None
+
+
+async def test_a_time_beyond_all_times_is_kept(store: Store, pk: str) -> None:
+    await store.put(Put(Key("config", pk, "CONFIG"), {"expires_at_epoch": 2**63}))
+    assert await store.get(Key("config", pk, "CONFIG"), consistent=True) == {"expires_at_epoch": 2**63}

@@ -104,6 +104,7 @@ async def test_many_items_in_the_order_asked(store: Store, pk: str) -> None:
     await store.put(Put(other, {"n": -1}))
     asked = [Key("daily-total", f"{pk}#{number}", "DAY#20261118") for number in range(250)]
     asked = [other, *reversed(asked), other, asked[0]]
+    asked.insert(100, Key("revoked-tokens", f"{pk}#none"))  # tables in turn
     found = await store.get_many(asked, consistent=True)
     expected = {key: {"n": number} for number, key in enumerate(present)} | {other: {"n": -1}}
     assert found == [expected.get(key) for key in asked]
@@ -118,6 +119,9 @@ BAD_QUERIES = [
     Query("config", "p", Prefix("")),
     Query("config", "p", Between(low="")),
     Query("config", "p", after=""),
+    Query("config", "p", Between("b", "a")),
+    Query("config", "p", Between("b", "c"), after="a"),
+    Query("config", "p", Prefix("b"), after="a"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,6 +33,14 @@ async def test_sent_many_times_at_once_it_is_done_once(exact_store: Store, pk: s
     token = str(uuid4())
     await asyncio.gather(*(exact_store.transact([_addition(pk)], token=token) for _ in range(10)))
     assert await exact_store.get(_addition(pk).key, consistent=True) == {"tc": 1}
+
+
+async def test_the_same_thing_said_otherwise_is_the_same(exact_store: Store, pk: str) -> None:
+    token, key = str(uuid4()), _addition(pk).key
+    await exact_store.transact([Update(key, add={"tc": 5, "tk": -5}, set={"m": {"a": 1, "b": 2}})], token=token)
+    again = Update(key, add={"tk": Decimal("-5.0"), "tc": Decimal("5.000000")}, set={"m": {"b": 2, "a": 1}})
+    await exact_store.transact([again], token=token)
+    assert await exact_store.get(key, consistent=True) == {"tc": 5, "tk": -5, "m": {"a": 1, "b": 2}}
 
 
 async def test_its_condition_is_not_asked_again(exact_store: Store, pk: str) -> None:

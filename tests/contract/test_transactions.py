@@ -149,3 +149,9 @@ async def test_a_transaction_is_refused_for_one_bad_write(store: Store, pk: str)
         await store.transact([good, Put(Key("sessions", pk, "bad"), {"a": 0.5})], token=token)  # type: ignore[dict-item]
     assert await store.get(good.key, consistent=True) is None
     await store.transact([good], token=token)
+
+
+async def test_a_transaction_holds_four_megabytes(store: Store, pk: str) -> None:
+    writes = [Put(Key("sessions", pk, f"{number:02}"), {"text": "x" * 400_000}) for number in range(11)]
+    with pytest.raises(Rejected):
+        await store.transact(writes)

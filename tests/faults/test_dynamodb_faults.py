@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from proxy.errors import (
     NotAllowed,
@@ -20,9 +22,11 @@ from proxy.errors import (
 )
 from proxy.stores import dynamodb
 from proxy.stores.contract import Delete, Item, Key, Put, Query, Update
-from proxy.stores.dynamodb import ATTEMPTS, LONGEST_WAIT_SECONDS, DynamoStore
+from proxy.stores.dynamodb import ATTEMPTS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, DynamoStore
+from proxy.stores.dynamodb_errors import translated
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import (
+    DYNAMODB,
     Answer,
     BlackHole,
     CutAnswer,
@@ -30,6 +34,7 @@ from tests.support.fault_proxy import (
     Fault,
     FaultProxy,
     Pass,
+    Reset,
     dynamodb_error,
     fault_proxy,
 )
@@ -97,7 +102,8 @@ async def test_a_throttled_call_is_made_again_with_growing_jittered_waits(rig: R
     await verb(rig)
     assert rig.proxy.requests == ATTEMPTS
     assert len(rig.waits) == ATTEMPTS - 1
-    assert all(0 <= wait <= LONGEST_WAIT_SECONDS for wait in rig.waits)
+    longest = [min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**number) for number in range(ATTEMPTS - 1)]
+    assert all(0 <= wait <= most for wait, most in zip(rig.waits, longest, strict=True))
     assert len(set(rig.waits)) == len(rig.waits)
 
 
@@ -110,7 +116,7 @@ async def test_throttled_for_long_it_gives_up_having_written_nothing(rig: Rig, v
     assert await rig.counted() == 0
 
 
-LOST: dict[str, Fault] = {"dropped": DropAnswer(), "cut": CutAnswer(), "server error": SERVER_ERROR}
+LOST: dict[str, Fault] = {"dropped": DropAnswer(), "reset": Reset(), "cut": CutAnswer(), "server error": SERVER_ERROR}
 
 
 @pytest.mark.parametrize("fault", [*LOST.values(), BlackHole()], ids=[*LOST.keys(), "black hole"])
@@ -180,9 +186,93 @@ async def test_nonsense_for_an_answer_is_no_answer(rig: Rig, verb: Verb, body: b
     assert rig.proxy.requests == 1
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"status": "please log in"}', b'{"Attributes": {"n": {"N": "many"}}}', b'{"Attributes": 5}']
+)
+async def test_json_of_somebody_elses_is_no_answer(rig: Rig, body: bytes) -> None:
+    for headers in ({}, DYNAMODB):
+        rig.proxy.plan([Answer(200, body, headers)])
+        with pytest.raises(StoreUnavailable) as refused:
+            await rig.store.update(_addition(rig))
+        assert refused.value.maybe_applied
+
+
+@pytest.mark.parametrize("verb", READS)
+async def test_a_consistent_read_is_asked_for_on_the_wire(rig: Rig, verb: str) -> None:
+    seen: list[dict[str, Any]] = []
+    real = rig.store.client._make_api_call
+
+    async def spied(operation: str, request: dict[str, Any]) -> Any:
+        seen.append(request.get("RequestItems", {f"{PREFIX}rate-buckets": request})[f"{PREFIX}rate-buckets"])
+        return await real(operation, request)
+
+    rig.store.client._make_api_call = spied
+    for wanted in (True, False):
+        calls = {
+            "get": lambda wanted=wanted: rig.store.get(rig.key, consistent=wanted),
+            "get_many": lambda wanted=wanted: rig.store.get_many([rig.key], consistent=wanted),
+            "query": lambda wanted=wanted: rig.store.query(Query("rate-buckets", rig.key.pk, consistent=wanted)),
+        }
+        await calls[verb]()
+    assert [request["ConsistentRead"] for request in seen] == [True, False]
+
+
+async def test_a_verdict_of_a_stranger_does_not_make_it_sure(rig: Rig) -> None:
+    for later in (dynamodb_error("ValidationException"), _cancelled("TransactionConflict")):
+        rig.proxy.plan([SERVER_ERROR, *[later] * 100])
+        with pytest.raises(StoreUnavailable) as refused:
+            await TRANSACT(rig)
+        assert refused.value.maybe_applied
+
+
+async def test_a_transaction_under_way_may_yet_be_applied(rig: Rig) -> None:
+    rig.proxy.plan([dynamodb_error("TransactionInProgressException")] * 100)
+    with pytest.raises(StoreUnavailable) as refused:
+        await TRANSACT(rig)
+    assert refused.value.maybe_applied
+    assert rig.proxy.requests == ATTEMPTS
+
+
+async def test_close_waits_and_then_nothing_is_taken(rig: Rig) -> None:
+    store = await _store(rig.proxy.url, _never)
+    writes = [asyncio.ensure_future(store.update(_addition(rig))) for _ in range(5)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert sorted(item["n"] for item in await asyncio.gather(*writes)) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
+    with pytest.raises(StoreUnavailable, match="closed") as refused:
+        await store.get(rig.key)
+    assert not refused.value.maybe_applied
+
+
+async def test_a_call_that_hangs_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamodb, "CALL_SECONDS", 0.2)
+    for verb, is_unsure in ((READS["get"], False), (SINGLE_WRITES["put"], True), (TRANSACT, True)):
+        rig.proxy.plan([BlackHole()] * 100)
+        with pytest.raises(StoreUnavailable) as refused:
+            await verb(rig)
+        assert refused.value.maybe_applied is is_unsure
+
+
+def test_credentials_that_another_service_refuses_are_not_dynamodbs_word() -> None:
+    for code, status in (("AccessDenied", 403), ("InvalidIdentityToken", 400), ("ServiceUnavailable", 503)):
+        answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        trouble = translated(ClientError(answer, "AssumeRoleWithWebIdentity"))
+        assert isinstance(trouble, NotAllowed)
+        assert not trouble.maybe_applied
+
+
+async def test_a_session_token_that_aws_quotes_goes_no_further(rig: Rig) -> None:
+    quoted = dynamodb_error("InvalidSignatureException")
+    body = quoted.body.replace(b"by the script", b"x-amz-security-token:SECRET")
+    rig.proxy.plan([Answer(400, body, DYNAMODB)])
+    with pytest.raises(NotAllowed) as refused:
+        await TRANSACT(rig)
+    assert "SECRET" not in str(refused.value)
+
+
 async def test_an_answer_changed_on_the_way_is_no_answer(rig: Rig) -> None:
     await rig.direct.put(Put(rig.key, {"n": 1}))
-    rig.proxy.plan([Answer(200, b'{"Item": {"n": {"N": "2"}}}', {"x-amz-crc32": "1"})])
+    rig.proxy.plan([Answer(200, b'{"Item": {"n": {"N": "2"}}}', DYNAMODB | {"x-amz-crc32": "1"})])
     assert await rig.store.get(rig.key, consistent=True) == {"n": 1}
     assert rig.proxy.requests == 2
 
@@ -214,8 +304,11 @@ async def test_a_failed_condition_is_not_tried_again_for_a_conflict_beside_it(ri
     assert rig.proxy.requests == 1
 
 
-async def test_a_single_write_in_the_way_of_a_transaction_is_made_again(rig: Rig) -> None:
-    rig.proxy.plan([dynamodb_error("TransactionConflictException")])
+@pytest.mark.parametrize(
+    "kind", ["TransactionConflictException", "ReplicatedWriteConflictException", "RequestLimitExceeded"]
+)
+async def test_a_single_write_in_the_way_of_another_is_made_again(rig: Rig, kind: str) -> None:
+    rig.proxy.plan([dynamodb_error(kind)])
     await rig.store.update(_addition(rig))
     assert await rig.counted() == 1
 
@@ -224,6 +317,7 @@ async def test_a_single_write_in_the_way_of_a_transaction_is_made_again(rig: Rig
     ("kind", "error"),
     [
         ("ResourceNotFoundException", StoreMisconfigured),
+        ("RequestExpired", NotAllowed),
         ("AccessDeniedException", NotAllowed),
         ("ExpiredTokenException", NotAllowed),
         ("UnrecognizedClientException", NotAllowed),
@@ -263,7 +357,7 @@ async def test_no_credentials_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, 
 
 def _left_unread(key: Key) -> Answer:
     unread = f'{{"{PREFIX}rate-buckets": {{"Keys": [{{"PK": {{"S": "{key.pk}"}}, "SK": {{"S": "{key.sk}"}}}}]}}}}'
-    return Answer(200, f'{{"Responses": {{}}, "UnprocessedKeys": {unread}}}'.encode())
+    return Answer(200, f'{{"Responses": {{}}, "UnprocessedKeys": {unread}}}'.encode(), DYNAMODB)
 
 
 async def test_keys_left_unread_are_asked_for_again(rig: Rig) -> None:

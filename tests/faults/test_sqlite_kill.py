@@ -83,6 +83,7 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path) -> None:
             acknowledged |= set(hammers[kill].kill())
             if kill % 10 == 9:
                 _check(path, acknowledged)
+        hammers[KILLS].wait_until_it_writes()
         acknowledged |= set(hammers[KILLS].kill())
     finally:
         for hammer in hammers:

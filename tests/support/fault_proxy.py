@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +21,11 @@ class Pass:
 @dataclass(frozen=True)
 class DropAnswer:
     """The request is carried out; the connection is closed without an answer."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The request is carried out; the connection is reset, as by a machine that went away."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +47,16 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Fault = Pass | DropAnswer | CutAnswer | BlackHole | Answer
+Fault = Pass | DropAnswer | Reset | CutAnswer | BlackHole | Answer
+
+
+# What tells an answer of DynamoDB's from anybody else's.
+DYNAMODB = {"x-amzn-requestid": "PLANNED"}
 
 
 def dynamodb_error(kind: str, status: int = 400, **more: Any) -> Answer:
     body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": "by the script", **more}
-    return Answer(status, json.dumps(body).encode())
+    return Answer(status, json.dumps(body).encode(), DYNAMODB)
 
 
 @dataclass
@@ -79,10 +90,10 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
                 while await _exchange(reader, writer):
                     pass
         finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
             serving.discard(task)
+            writer.close()
+            with suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()
 
     async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         request = await _message(reader)
@@ -101,6 +112,11 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
         match fault:
             case DropAnswer():
                 return False
+            case Reset():
+                kernel_socket = writer.get_extra_info("socket")
+                kernel_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+                return False
             case CutAnswer():
                 writer.write(answer[: len(answer) - 5])
                 await writer.drain()
@@ -115,9 +131,9 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
         yield proxy
     finally:
         server.close()
-        for task in serving:
+        for task in (still_serving := tuple(serving)):
             task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*still_serving, return_exceptions=True)
 
 
 async def _carried_out(host: str, port: int, request: bytes) -> bytes:

@@ -93,6 +93,8 @@ BAD: dict[str, Callable[[], object]] = {
     "a segment that is no ULID": lambda: schema.segment_marker(ULID.lower()),
     "a region with @": lambda: schema.price("m", "us@east", "2026-11-18"),
     "a date of another form": lambda: schema.price("m", "us-east-1", "20261118"),
+    "a day in other digits": lambda: schema.daily_total(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),
+    "a request of no app": lambda: schema.request_marker(ORG, None, "1"),  # type: ignore[arg-type]
     "a UTC day of another form": lambda: schema.active_counters("2026-11-18"),
 }
 

@@ -9,11 +9,12 @@ import stat
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.errors import ConditionFailed, Rejected, StoreMisconfigured, StoreUnavailable, Throttled
-from proxy.stores import batching, sqlite_file
+from proxy.stores import batching, sqlite_file, sqlite_group
 from proxy.stores.contract import ItemExists, Key, Prefix, Put, Query, Update, equals
 from proxy.stores.schema import TABLES
 from proxy.stores.sqlite import SqliteStore, after_prefix
@@ -117,6 +118,79 @@ async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: py
     assert found == {"n": 5000 - len(refused)}
 
 
+async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sqlite_group.codec.encode
+
+    def encode(item: Any) -> bytes:
+        if "poison" in item:
+            raise RuntimeError("what no check foresaw")
+        return real(item)
+
+    monkeypatch.setattr(sqlite_group.codec, "encode", encode)
+    outcomes = await asyncio.gather(
+        store.update(Update(KEY, add={"n": 1})),
+        store.put(Put(Key("config", "p", "bad"), {"poison": 1})),
+        store.update(Update(KEY, add={"n": 1})),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [dict, Rejected, dict]
+    assert await store.get(KEY) == {"n": 2}
+
+
+async def test_a_row_that_cannot_be_read_spoils_no_other_read(store: SqliteStore, tmp_path: Path) -> None:
+    await store.put(Put(KEY, {"n": 1}))
+    by_hand = sqlite3.connect(tmp_path / "store.db")
+    by_hand.execute("INSERT INTO config VALUES ('p', 'bad', NULL, 'no json')")
+    by_hand.commit()
+    by_hand.close()
+    good, bad, also_good = await asyncio.gather(
+        store.get(KEY), store.get(Key("config", "p", "bad")), store.get(KEY), return_exceptions=True
+    )
+    assert good == also_good == {"n": 1}
+    assert isinstance(bad, StoreMisconfigured)
+
+
+async def test_what_a_caller_changes_while_it_waits_is_not_written(store: SqliteStore) -> None:
+    given = {"list": [1], "map": {"a": [1]}}
+    writing = asyncio.ensure_future(store.put(Put(KEY, given)))
+    await asyncio.sleep(0)
+    given["list"].append(2)  # type: ignore[union-attr]
+    given["map"]["a"].append(2)  # type: ignore[index, union-attr, call-overload]
+    given["new"] = [3]
+    await writing
+    assert await store.get(KEY) == {"list": [1], "map": {"a": [1]}}
+
+
+async def test_a_commit_that_fails_is_not_said_to_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(sqlite3.Connection):
+        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT" and is_failing:
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(sql, *arguments)
+
+    is_failing = False
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite_file.sqlite3, "connect", lambda *a, **k: real(*a, **k, factory=Failing))
+    store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
+    await store.put(Put(KEY, {"n": 1}))
+    is_failing = True
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.put(Put(KEY, {"n": 2}))
+    assert refused.value.maybe_applied
+    is_failing = False
+    await store.put(Put(KEY, {"n": 3}))
+    await store.close()
+
+
+async def test_the_probe_finds_what_a_read_does_not(store: SqliteStore, tmp_path: Path) -> None:
+    await store.probe()
+    (tmp_path / "store.db").chmod(0o600)
+    await store._writer.submit(lambda group: group._connection.execute("PRAGMA query_only=ON").fetchone())
+    with pytest.raises(StoreUnavailable):
+        await store.probe()
+    assert await store.get(KEY) is None
+
+
 async def test_purge_deletes_what_has_expired_and_nothing_else(store: SqliteStore) -> None:
     expired = [Key("audit", "p", f"{number:04}") for number in range(1500)]
     await asyncio.gather(*(store.put(Put(key, {"expires_at_epoch": 500})) for key in expired))
@@ -197,6 +271,18 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreMisconfigured, match="newer version"):
         prepare(path)
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE config (id INTEGER)")
+    connection.close()
+    before = path.read_bytes()
+    for use in (prepare, missing_tables):
+        with pytest.raises(StoreMisconfigured, match="another program's"):
+            use(path)
+    assert path.read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
