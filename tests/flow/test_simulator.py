@@ -72,6 +72,13 @@ async def test_a_conversation(ask):
     assert usage["totalTokens"] == usage["inputTokens"] + 5
 
 
+async def test_a_longer_conversation_has_more_input(ask):
+    answered = {"role": "assistant", "content": [{"text": "hello"}]}
+    short = await ask("converse", modelId=CLAUDE, **TURN)
+    longer = await ask("converse", modelId=CLAUDE, messages=[*TURN["messages"], answered, *TURN["messages"]])
+    assert longer["usage"]["inputTokens"] > 2 * short["usage"]["inputTokens"]
+
+
 async def test_a_conversations_stream_says_what_the_whole_answer_says(ask):
     whole = await ask("converse", modelId=CLAUDE, **TURN)
     events = (await ask("converse_stream", modelId=CLAUDE, **TURN))["stream"]
@@ -156,6 +163,7 @@ async def test_a_guardrail_is_applied_and_counts_its_units(bedrock, ask):
     blocked = await ask("apply_guardrail", **arguments, **GUARDED)
     assert blocked["action"] == "GUARDRAIL_INTERVENED"
     assert bedrock.ledger[-1].usage.guardrail_units == blocked["usage"]
+    assert bedrock.ledger[-1].model == ""
 
 
 async def test_guardrail_checks_answer_what_was_asked(bedrock, http):
@@ -182,9 +190,10 @@ async def test_an_async_job_is_started_looked_at_and_done_in_time():
     async with simulated_bedrock(clock=clock) as bedrock, calling(bedrock.url) as ask:
         arn = (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"]
         assert (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"] == arn
-        with pytest.raises(ask.client.exceptions.ConflictException):
+        with pytest.raises(ask.client.exceptions.ConflictException, match="same token"):
             await ask("start_async_invoke", **JOB | {"modelInput": {"prompt": "else"}}, clientRequestToken="once")
         assert (await ask("get_async_invoke", invocationArn=arn))["status"] == "InProgress"
+        assert [entry.model for entry in bedrock.ledger] == [JOB["modelId"]] * 2 + ["", ""]
         await clock.advance(30)
         job = await ask("get_async_invoke", invocationArn=arn)
         assert (job["status"], job["modelArn"]) == (
@@ -201,6 +210,8 @@ async def test_async_jobs_are_listed_in_pages(ask):
     listed = [job["invocationArn"] for page in (first, second) for job in page["asyncInvokeSummaries"]]
     assert listed == started
     assert "nextToken" not in second
+    newest_first = (await ask("list_async_invokes"))["asyncInvokeSummaries"]
+    assert [job["invocationArn"] for job in newest_first] == started[::-1]
     for filtered in ({"statusEquals": "Completed"}, {"submitTimeBefore": datetime(2020, 1, 1, tzinfo=UTC)}):
         assert (await ask("list_async_invokes", **filtered))["asyncInvokeSummaries"] == []
     assert (
@@ -246,6 +257,28 @@ async def test_a_chat_stream_tells_its_usage_only_if_asked(bedrock, http):
     assert asked[-1]["usage"] == whole["usage"] | {"completion_tokens": 9}
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in plain)
     assert len(text.split()) == 9
+
+
+async def test_a_chat_stream_keeps_its_usage_to_itself_if_wished(bedrock, http):
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    events = await chat_events(http, bedrock, body, **{"x-simulate-usage": "none"})
+    assert not any("usage" in event for event in events)
+    assert bedrock.ledger[-1].usage.output_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("wishes", "status", "kind"),
+    [
+        ({"fault": "throttle"}, 429, "rate_limit_error"),
+        ({"fault": "access-denied"}, 403, "permission_error"),
+        ({"fault": "5xx"}, 503, "server_error"),
+        ({}, 400, "invalid_request_error"),
+    ],
+)
+async def test_chat_errors_are_of_the_types_its_clients_know(bedrock, http, wishes, status, kind):
+    headers = {f"x-simulate-{name}": value for name, value in wishes.items()}
+    answered, _, raw = await post(http, bedrock.url + CHAT_PATH, CHAT | {"service_tier": "gold"}, **headers)
+    assert (answered, json.loads(raw)["error"]["type"]) == (status, kind)
 
 
 async def test_chat_errors_have_the_form_its_clients_expect(bedrock, http):

@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import boto3
 from botocore.config import Config
 
 from proxy.simulator import DEFAULT_KEYS, Keys, simulated_bedrock
 
-__all__ = ["CLAUDE", "NOVA", "BedrockProcess", "bedrock_process", "boto_client", "read_ledger", "simulated_bedrock"]
+__all__ = [
+    "CHAT",
+    "CHAT_PATH",
+    "CLAUDE",
+    "CLAUDE_BODY",
+    "LONG",
+    "NOVA",
+    "TURN",
+    "BedrockProcess",
+    "Caller",
+    "bedrock_process",
+    "boto_client",
+    "calling",
+    "post",
+    "read_ledger",
+    "simulated_bedrock",
+]
 
 CLAUDE = "anthropic.claude-sonnet-4-5-20250929-v1:0"
 NOVA = "amazon.nova-lite-v1:0"
+
+# A conversation's turn, and everything else it can have; the same for the other operations.
+TURN: dict[str, Any] = {"messages": [{"role": "user", "content": [{"text": "hello there"}]}]}
+CLAUDE_BODY: dict[str, Any] = {
+    "anthropic_version": "bedrock-2023-05-31",
+    "max_tokens": 50,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+CHAT: dict[str, Any] = {
+    "model": "openai.gpt-oss-120b-1:0",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 9,
+}
+CHAT_PATH = "/openai/v1/chat/completions"
+LONG = "word " * 2000  # 2,500 tokens: enough to be cached
 
 _ANNOUNCEMENT = "simulated Bedrock on "
 
@@ -44,6 +77,50 @@ def boto_client(url: str, keys: Keys = DEFAULT_KEYS, region: str = "us-east-1", 
         aws_session_token=keys.session_token,
         config=Config(**settings),
     )
+
+
+class Caller:
+    """A boto3 client whose blocking calls leave the test's loop free, and whose requests carry wishes."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.client = boto_client(url, **settings)
+        self.wishes: dict[str, str] = {}
+        self.client.meta.events.register("before-sign.bedrock-runtime.*", self._add_wishes)
+
+    def _add_wishes(self, request: Any, **_: Any) -> None:
+        for name, value in self.wishes.items():
+            request.headers[f"x-simulate-{name}"] = value
+
+    def wish(self, **wishes: object) -> None:
+        self.wishes = {name.replace("_", "-"): str(value) for name, value in wishes.items()}
+
+    async def __call__(self, operation: str, **arguments: Any) -> Any:
+        return await asyncio.to_thread(self._call, operation, arguments)
+
+    def _call(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """The answer; a stream's as the list of its events."""
+        answer = getattr(self.client, operation)(**arguments)
+        for name in ("stream", "body"):
+            if hasattr(answer.get(name), "_raw_stream"):
+                with closing(answer[name]) as events:
+                    answer[name] = list(events) if name == "stream" or "stream" in operation else events.read()
+        return answer
+
+
+@asynccontextmanager
+async def calling(url: str, **settings: Any) -> AsyncIterator[Caller]:
+    caller = Caller(url, **settings)
+    try:
+        yield caller
+    finally:
+        caller.client.close()
+
+
+async def post(http: aiohttp.ClientSession, url: str, body: Any, **headers: str) -> tuple[int, Any, bytes]:
+    """Status, headers and body of a plain HTTP answer. A body that is no bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with http.post(url, data=data, headers={"Content-Type": "application/json"} | headers) as answer:
+        return answer.status, answer.headers, await answer.read()
 
 
 @dataclass(frozen=True)
@@ -95,9 +172,13 @@ def bedrock_process(*options: str, port: int = 0) -> Iterator[BedrockProcess]:
 
 def read_ledger(file: Path) -> list[dict[str, Any]]:
     """The entries of a `--ledger` file, in the order of their arrival, each with its outcome if it has one."""
-    entries: dict[int, dict[str, Any]] = {}
+    entries: list[dict[str, Any]] = []
+    under_way: dict[int, dict[str, Any]] = {}
     for line in file.read_text().splitlines():
         noted = json.loads(line)
-        noted.pop("event")
-        entries.setdefault(noted["sequence"], {}).update(noted)
-    return list(entries.values())
+        if noted.pop("event") == "arrived":  # sequence numbers begin anew with each simulator that writes here
+            under_way[noted["sequence"]] = noted
+            entries.append(noted)
+        else:
+            under_way[noted["sequence"]].update(noted)
+    return entries

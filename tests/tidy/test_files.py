@@ -11,12 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LONGEST_FILE = 400
+LONGEST_TEST = 450  # tables of cases are long, and easy to read
 SOURCES = [path for folder in ("proxy", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_grows_past_what_one_reads(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+    longest = LONGEST_TEST if path.is_relative_to(ROOT / "tests") else LONGEST_FILE
+    assert len(path.read_text().splitlines()) <= longest
 
 
 def test_no_module_shadows_the_standard_library() -> None:

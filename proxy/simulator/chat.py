@@ -1,0 +1,64 @@
+"""The OpenAI path: chat completions as JSON, or as server-sent events that end with [DONE]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from proxy.simulator.call import SERVER_SENT, TIERS, Answer, Call, chosen
+from proxy.simulator.families import openai
+from proxy.simulator.families.family import required
+from proxy.simulator.generation import Completion
+from proxy.simulator.models import Model, resolve
+from proxy.simulator.refusals import Refusal, invalid
+from proxy.simulator.turns import Turns
+
+_DONE = b"data: [DONE]\n\n"
+
+_ERROR_TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def complete(turns: Turns, call: Call) -> Answer:
+    body = call.document()
+    model = resolve(required(body, "model", str))
+    if not model.can_converse:
+        raise invalid("The provided model doesn't support chat completions.")
+    prompt = openai.FAMILY.read(body)
+    tier = _tier(call, body)
+    said = turns.take(call, model, prompt)
+    if body.get("stream"):
+        options = body.get("stream_options")
+        tells = isinstance(options, dict) and options.get("include_usage") is True and call.wishes.usage != "none"
+        frames = _frames(said, model, tier, tells)
+        return Answer(frames=frames, headers={"Content-Type": SERVER_SENT}, usage=said.usage)
+    document = {**openai.FAMILY.whole(body, said, model), **tier}
+    return Answer(call.rendered(document), usage=said.usage)
+
+
+def _tier(call: Call, body: dict[str, Any]) -> dict[str, str]:
+    asked = body.get("service_tier")
+    if asked is not None and asked != "auto":
+        chosen(asked, TIERS, "service_tier")
+    return {"service_tier": tier} if (tier := call.wishes.tier or asked) else {}
+
+
+def _frames(said: Completion, model: Model, tier: dict[str, str], tells: bool) -> Iterator[bytes]:
+    """A stream that will tell its usage says so in every chunk before the one that does."""
+    pending = {"usage": None} if tells else {}
+    for chunk in openai.bare_chunks(said, model):
+        yield sent(chunk | tier | pending)
+    if tells:
+        yield sent(openai.usage_chunk(said, model) | tier)
+    yield _DONE
+
+
+def sent(document: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % orjson.dumps(document)
+
+
+def error(refusal: Refusal) -> dict[str, Any]:
+    """A refusal in the form in which clients of this API look for it."""
+    kind = _ERROR_TYPES.get(refusal.status, "server_error")
+    return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.kind}}

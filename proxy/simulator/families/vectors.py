@@ -1,0 +1,17 @@
+"""Embeddings that depend on a seed alone."""
+
+from __future__ import annotations
+
+from random import Random
+
+
+def unit_vector(seed: bytes, dimensions: int) -> list[float]:
+    chance = Random(seed)
+    raw = [chance.uniform(-1, 1) for _ in range(dimensions)]
+    length = sum(value * value for value in raw) ** 0.5
+    return [value / length for value in raw]
+
+
+def signs(vector: list[float]) -> list[int]:
+    """The binary form of a vector: what is left of each number is its sign."""
+    return [int(value > 0) for value in vector]

@@ -1,0 +1,108 @@
+"""InvokeModel and its stream: bodies by the model's family, counts of tokens in headers and in the last chunk."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from proxy.simulator import guardrails, metadata
+from proxy.simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, Answer, Call, chosen
+from proxy.simulator.families import FAMILIES
+from proxy.simulator.families.family import Family
+from proxy.simulator.frames import event
+from proxy.simulator.generation import Completion
+from proxy.simulator.models import Model, resolve
+from proxy.simulator.refusals import invalid
+from proxy.simulator.turns import Turns
+
+_TIER = "X-Amzn-Bedrock-Service-Tier"
+_LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
+
+
+def invoke(turns: Turns, call: Call) -> Answer:
+    family, model, body, said = _turn(turns, call)
+    document = {**family.whole(body, said, model), **guardrails.marks(call.headers)}
+    headers = {"Content-Type": JSON, **_echoed(call)}
+    headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
+    if call.wishes.usage != "none":
+        headers.update(_counts(said, model, family))
+    return Answer(call.rendered(document), headers=headers, usage=said.usage)
+
+
+def invoke_stream(turns: Turns, call: Call) -> Answer:
+    family, model, body, said = _turn(turns, call)
+    if family.chunks is None:
+        raise invalid("The model is unsupported for streaming.")
+    chunks = family.chunks(body, said, model)
+
+    def frames() -> Iterator[bytes]:
+        held = next(chunks)
+        for chunk in chunks:
+            yield _frame(call, held)
+            held = chunk
+        yield _frame(call, {**held, "amazon-bedrock-invocationMetrics": _metrics(said, model)})
+
+    headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echoed(call)}
+    return Answer(frames=frames(), headers=headers, usage=said.usage)
+
+
+def _turn(turns: Turns, call: Call) -> tuple[Family, Model, dict[str, Any], Completion]:
+    model, body = resolve(call.route.model), call.document()
+    family = FAMILIES.get(model.family_of(body))
+    if family is None:
+        raise invalid("The provided model is not supported by this simulator, or its request is of no known form.")
+    _check_headers(call)
+    prompt = family.read(body)
+    said = turns.take(call, model, prompt)
+    return family, model, body, said if family.speaks else _speechless(said)
+
+
+def _speechless(said: Completion) -> Completion:
+    """An embedding has a seed and an input, but no words."""
+    return replace(said, text="", usage=replace(said.usage, output_tokens=0))
+
+
+def _check_headers(call: Call) -> None:
+    if _TIER in call.headers:
+        chosen(call.headers[_TIER], TIERS, _TIER)
+    if _LATENCY in call.headers:
+        chosen(call.headers[_LATENCY], LATENCIES, _LATENCY)
+    if metadata.HEADER in call.headers:
+        metadata.check_header(call.headers[metadata.HEADER])
+
+
+def _echoed(call: Call) -> dict[str, str]:
+    tier = call.wishes.tier or call.headers.get(_TIER)
+    latency = call.wishes.performance or call.headers.get(_LATENCY)
+    return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
+
+
+def _counts(said: Completion, model: Model, family: Family) -> dict[str, str]:
+    usage = said.usage
+    counts = {"Input-Token-Count": usage.input_tokens}
+    if family.speaks:
+        counts["Output-Token-Count"] = usage.output_tokens
+    if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
+        counts["Cache-Read-Input-Token-Count"] = usage.cache_read_tokens
+        counts["Cache-Write-Input-Token-Count"] = usage.cache_write_tokens
+    return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in counts.items()}
+
+
+def _metrics(said: Completion, model: Model) -> dict[str, int]:
+    usage = said.usage
+    metrics = {
+        "inputTokenCount": usage.input_tokens,
+        "outputTokenCount": usage.output_tokens,
+        "invocationLatency": said.latency_ms,
+        "firstByteLatency": said.latency_ms // 4,
+    }
+    if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
+        metrics["cacheReadInputTokenCount"] = usage.cache_read_tokens
+        metrics["cacheWriteInputTokenCount"] = usage.cache_write_tokens
+    return metrics
+
+
+def _frame(call: Call, chunk: dict[str, Any]) -> bytes:
+    return event("chunk", {"bytes": b64encode(call.rendered(chunk)).decode()})

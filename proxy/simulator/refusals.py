@@ -1,0 +1,101 @@
+"""What Bedrock says when it refuses, in the form of AWS: a type in a header, a message in the body. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+# Services put a name space behind the type, which clients have to cut off; the front door, which checks who asks,
+# does not.
+_NAME_SPACE = ":http://internal.amazon.com/coral/com.amazon.bedrock/"
+
+SERVICE_ERRORS: dict[str, tuple[int, str]] = {
+    "AccessDeniedException": (403, "You don't have access to the model with the specified model ID."),
+    "ConflictException": (400, "The request conflicts with an earlier one that carried the same token."),
+    "InternalServerException": (500, "The system encountered an unexpected error during processing. Try again."),
+    "ModelErrorException": (424, "The model returned an error while it processed the request."),
+    "ModelNotReadyException": (429, "The model is not ready for inference. Wait and try your request again."),
+    "ModelStreamErrorException": (424, "The model returned an error while it streamed its answer."),
+    "ModelTimeoutException": (408, "Model has timed out in processing the request. Try your request again."),
+    "RequestEntityTooLargeException": (413, "The request body is too large."),
+    "ResourceNotFoundException": (404, "The resource you requested does not exist."),
+    "ServiceQuotaExceededException": (400, "Your request exceeds the service quota for your account."),
+    "ServiceUnavailableException": (503, "Bedrock is unable to process your request."),
+    "ThrottlingException": (429, "Too many requests, please wait before trying again."),
+    "ValidationException": (400, "The input fails to satisfy the constraints of the service."),
+}
+
+FRONT_DOOR_ERRORS: dict[str, tuple[int, str]] = {
+    "ExpiredTokenException": (403, "The security token included in the request is expired"),
+    "IncompleteSignatureException": (403, "The Authorization header is incomplete."),
+    "InvalidSignatureException": (
+        403,
+        "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access "
+        "Key and signing method. Consult the service documentation for details.",
+    ),
+    "MissingAuthenticationTokenException": (403, "Missing Authentication Token"),
+    "UnrecognizedClientException": (403, "The security token included in the request is invalid."),
+}
+
+_UNKNOWN_OPERATION = {"Output": {"__type": "com.amazon.coral.service#UnknownOperationException"}, "Version": "1.0"}
+
+
+class Refusal(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, kind: str, message: str | None = None, **more: Any) -> None:
+        known = SERVICE_ERRORS.get(kind) or FRONT_DOOR_ERRORS[kind]
+        self.kind = kind
+        self.status = known[0]
+        self.message = message or known[1]
+        self.error_type = kind if kind in FRONT_DOOR_ERRORS else kind + _NAME_SPACE
+        self.body: dict[str, Any] = {"message": self.message, **more}
+        super().__init__(f"{kind}: {self.message}")
+
+    def rendered(self) -> tuple[dict[str, str], bytes]:
+        return {"Content-Type": "application/json", "x-amzn-ErrorType": self.error_type}, orjson.dumps(self.body)
+
+
+class BadApiKey(Refusal):
+    """The check of API keys answers with a capital M, as do IAM's own refusals."""
+
+    def __init__(self) -> None:
+        super().__init__("AccessDeniedException", "Authentication failed: Please make sure your API Key is valid.")
+        self.error_type = self.kind
+        self.body = {"Message": self.message}
+
+
+class UnknownOperation(Refusal):
+    """No operation has this path, or not with this method."""
+
+    def __init__(self) -> None:
+        super().__init__("ResourceNotFoundException", "UnknownOperationException")
+        self.error_type = "UnknownOperationException"
+        self.body = dict(_UNKNOWN_OPERATION)
+
+
+class GatewayTrouble(Refusal):
+    """A load balancer before the service answers in its stead: no type, and no JSON."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("ServiceUnavailableException")
+        self.status = status
+
+    def rendered(self) -> tuple[dict[str, str], bytes]:
+        return {"Content-Type": "text/html"}, f"<html><body><h1>{self.status}</h1></body></html>".encode()
+
+
+def invalid(message: str) -> Refusal:
+    return Refusal("ValidationException", message)
+
+
+def malformed(problem: str) -> Refusal:
+    return invalid(f"Malformed input request: {problem}, please reformat your input and try again.")
+
+
+def constraint(value: object, name: str, rule: str) -> Refusal:
+    """A member of a modelled shape breaks its shape's own rule."""
+    return invalid(
+        f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy constraint: Member must {rule}"
+    )

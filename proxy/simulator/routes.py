@@ -1,0 +1,67 @@
+"""Which operation a method and a path name. Labels arrive percent-encoded, or raw where they may. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import unquote
+
+_ANY = ""
+
+_ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("POST", ("model", _ANY, "invoke"), "InvokeModel"),
+    ("POST", ("model", _ANY, "invoke-with-response-stream"), "InvokeModelWithResponseStream"),
+    ("POST", ("model", _ANY, "converse"), "Converse"),
+    ("POST", ("model", _ANY, "converse-stream"), "ConverseStream"),
+    ("POST", ("model", _ANY, "count-tokens"), "CountTokens"),
+    ("POST", ("guardrail", _ANY, "version", _ANY, "apply"), "ApplyGuardrail"),
+    ("POST", ("guardrail-checks", "invoke"), "InvokeGuardrailChecks"),
+    ("POST", ("async-invoke",), "StartAsyncInvoke"),
+    ("GET", ("async-invoke",), "ListAsyncInvokes"),
+    ("GET", ("async-invoke", _ANY), "GetAsyncInvoke"),
+    ("POST", ("openai", "v1", "chat", "completions"), "ChatCompletions"),
+)
+
+_OF_A_MODEL = frozenset(operation for _, pattern, operation in _ROUTES if pattern[0] == "model")
+
+_MOST_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    operation: str
+    labels: tuple[str, ...]
+    query: str
+
+    @property
+    def model(self) -> str:
+        """The model that the path names; "" where the body does, or where there is none."""
+        return self.labels[0] if self.operation in _OF_A_MODEL else ""
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def find(method: str, target: str) -> Route | None:
+    path, _, query = target.partition("?")
+    if not path.startswith("/"):
+        return None
+    segments = path[1:].split("/")
+    for wanted, pattern, operation in _ROUTES:
+        if method == wanted and len(segments) == len(pattern):
+            labels = _labels(pattern, segments)
+            if labels is not None:
+                return Route(operation, labels, query)
+    return None
+
+
+def _labels(pattern: tuple[str, ...], segments: list[str]) -> tuple[str, ...] | None:
+    """What stands where the pattern leaves room, None if the path is another one."""
+    labels = []
+    for expected, segment in zip(pattern, segments, strict=True):
+        if expected != _ANY:
+            if segment != expected:
+                return None
+        elif not segment:
+            return None
+        else:
+            labels.append(unquote(segment))
+    return tuple(labels)

@@ -1,0 +1,47 @@
+"""What a simulated model says: words chosen by a hash, each of exactly one token, so length and count agree. Pure."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+_WORDS = tuple(
+    word
+    for line in (
+        "the and you all any can her was one our out day get has him his how man new now old see two way who boy did",
+        "its let put say she too use air big box cat cup dog ear eye far few fly fun hat ice ink job key leg map net",
+        "oak pen red run sea sky sun tea",
+    )
+    for word in line.split()
+)
+
+_TOKEN_BYTES = 4  # a word and the space behind it
+_STREAM_WORDS = 4096
+_OPENING_WORDS = 8  # enough that two requests hardly ever begin alike
+
+
+def _stream(length: int) -> str:
+    material = b"".join(sha256(index.to_bytes(4, "big")).digest() for index in range(length // 32))
+    return _spelled(material)
+
+
+def _spelled(material: bytes) -> str:
+    return "".join(f"{_WORDS[byte % len(_WORDS)]} " for byte in material)
+
+
+_TEXT = _stream(_STREAM_WORDS)
+
+
+def say(seed: bytes, tokens: int) -> str:
+    """`tokens` words that depend on the seed alone; the longer saying begins with the shorter one."""
+    if tokens == 0:
+        return ""
+    start = int.from_bytes(seed[:4], "big") % _STREAM_WORDS
+    rounds = 2 + tokens // _STREAM_WORDS
+    text = _spelled(seed[4 : 4 + _OPENING_WORDS]) + (_TEXT * rounds)[_TOKEN_BYTES * start :]
+    return text[: _TOKEN_BYTES * tokens - 1]
+
+
+def pieces(text: str, tokens_each: int) -> list[str]:
+    """The text in the pieces in which a stream brings it; at least one, be it empty."""
+    size = _TOKEN_BYTES * tokens_each
+    return [text[start : start + size] for start in range(0, len(text), size)] or [""]

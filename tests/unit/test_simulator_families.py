@@ -1,0 +1,433 @@
+"""The bodies of each family: what is asked in its own words is answered in them, whole and as a stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from botocore.eventstream import EventStreamBuffer
+from multidict import CIMultiDict
+
+from proxy.simulator.call import Call
+from proxy.simulator.refusals import Refusal
+from proxy.simulator.routes import find
+from proxy.simulator.service import Service
+from proxy.simulator.wishes import read
+from tests.support.clock import ManualClock
+
+CHAT = {"messages": [{"role": "user", "content": "hello there"}]}
+CLAUDE = {"anthropic_version": "bedrock-2023-05-31", "max_tokens": 9, "messages": CHAT["messages"]}
+NOVA = {"messages": [{"role": "user", "content": [{"text": "hello there"}]}], "inferenceConfig": {"maxTokens": 9}}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of a family: a request for nine tokens, and where its answers keep what is asked about."""
+
+    model: str
+    body: dict[str, Any]
+    text: tuple[Any, ...]
+    stop: tuple[Any, ...]
+    stopped: str  # what `stop` says when the maximum cut the answer
+    delta: tuple[Any, ...]  # the text in a chunk
+    output: tuple[Any, ...] | None  # the count of output tokens in the body, where it has one
+    last: tuple[Any, ...] | None = None  # the reason in the chunk that has one; None is the same path as `stop`
+
+
+CHOICE = ("choices", 0)
+COMPLETION = {
+    "text": (*CHOICE, "message", "content"),
+    "stop": (*CHOICE, "finish_reason"),
+    "stopped": "length",
+    "delta": (*CHOICE, "delta", "content"),
+    "output": ("usage", "completion_tokens"),
+}
+
+FORMS = {
+    "anthropic": Form(
+        "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        CLAUDE,
+        ("content", 0, "text"),
+        ("stop_reason",),
+        "max_tokens",
+        ("delta", "text"),
+        ("usage", "output_tokens"),
+        ("delta", "stop_reason"),
+    ),
+    "nova": Form(
+        "amazon.nova-lite-v1:0",
+        NOVA,
+        ("output", "message", "content", 0, "text"),
+        ("stopReason",),
+        "max_tokens",
+        ("contentBlockDelta", "delta", "text"),
+        ("usage", "outputTokens"),
+        ("messageStop", "stopReason"),
+    ),
+    "titan": Form(
+        "amazon.titan-text-express-v1",
+        {"inputText": "hello there", "textGenerationConfig": {"maxTokenCount": 9}},
+        ("results", 0, "outputText"),
+        ("results", 0, "completionReason"),
+        "LENGTH",
+        ("outputText",),
+        ("results", 0, "tokenCount"),
+        ("completionReason",),
+    ),
+    "llama": Form(
+        "meta.llama3-70b-instruct-v1:0",
+        {"prompt": "hello there", "max_gen_len": 9},
+        ("generation",),
+        ("stop_reason",),
+        "length",
+        ("generation",),
+        ("generation_token_count",),
+    ),
+    "mistral text": Form(
+        "mistral.mistral-7b-instruct-v0:2",
+        {"prompt": "hello there", "max_tokens": 9},
+        ("outputs", 0, "text"),
+        ("outputs", 0, "stop_reason"),
+        "length",
+        ("outputs", 0, "text"),
+        None,
+    ),
+    "mistral chat": Form(
+        "mistral.mistral-large-2407-v1:0",
+        CHAT | {"max_tokens": 9},
+        (*CHOICE, "message", "content"),
+        (*CHOICE, "stop_reason"),
+        "length",
+        (*CHOICE, "message", "content"),
+        None,
+    ),
+    "pixtral": Form("us.mistral.pixtral-large-2502-v1:0", CHAT | {"max_tokens": 9}, **COMPLETION),
+    "cohere": Form(
+        "cohere.command-r-plus-v1:0",
+        {"message": "hello there", "max_tokens": 9},
+        ("text",),
+        ("finish_reason",),
+        "MAX_TOKENS",
+        ("text",),
+        None,
+    ),
+    "ai21": Form("ai21.jamba-1-5-large-v1:0", CHAT | {"max_tokens": 9}, **COMPLETION),
+    "deepseek r1": Form(
+        "us.deepseek.r1-v1:0",
+        {"prompt": "hello there", "max_tokens": 9},
+        (*CHOICE, "text"),
+        (*CHOICE, "stop_reason"),
+        "length",
+        (*CHOICE, "text"),
+        None,
+    ),
+    "deepseek v3": Form("deepseek.v3-v1:0", CHAT | {"max_tokens": 9}, **COMPLETION),
+    "openai": Form("openai.gpt-oss-120b-1:0", CHAT | {"max_completion_tokens": 9}, **COMPLETION),
+}
+
+COUNTS = re.compile(r'oken[A-Za-z_]*": ?[0-9]|Token-Count')
+
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+
+
+def at(document: Any, path: tuple[Any, ...]) -> Any:
+    """What stands at a path, None if the document has no such place."""
+    for step in path:
+        try:
+            document = document[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return document
+
+
+def ask(form: Form, action: str, body: dict[str, Any] | None = None, **wishes: str):
+    route = find("POST", f"/model/{form.model}/{action}")
+    assert route is not None
+    raw = json.dumps(form.body if body is None else body).encode()
+    return Service(ManualClock(), "us-east-1", 1024).answer(Call(route, CIMultiDict(), raw, read(wishes)))
+
+
+def whole(form: Form, **wishes: str) -> dict[str, Any]:
+    return dict(json.loads(ask(form, "invoke", **wishes).body))
+
+
+def chunks(form: Form, **wishes: str) -> list[dict[str, Any]]:
+    buffer = EventStreamBuffer()
+    buffer.add_data(b"".join(ask(form, "invoke-with-response-stream", **wishes).frames))
+    return [json.loads(b64decode(json.loads(frame.payload)["bytes"])) for frame in buffer]
+
+
+@every_form
+def test_an_answer_says_as_much_as_it_may_and_why_it_ends(form):
+    answer = whole(form, output_tokens="20")
+    assert len(at(answer, form.text).split()) == 9
+    assert at(answer, form.stop) == form.stopped
+    if form.output:
+        assert at(answer, form.output) == 9
+    assert at(whole(form, output_tokens="9"), form.stop) != form.stopped
+
+
+@every_form
+def test_a_stream_brings_the_same_text_and_the_same_end(form):
+    brought = chunks(form, output_tokens="20")
+    texts = [text for chunk in brought if isinstance(text := at(chunk, form.delta), str)]
+    assert "".join(texts) == at(whole(form, output_tokens="20"), form.text)
+    assert len([text for text in texts if text]) > 1
+    reasons = [reason for chunk in brought if (reason := at(chunk, form.last or form.stop))]
+    assert reasons == [form.stopped]
+
+
+# Where a family takes stop sequences, and what it says when one ended the answer. Llama takes none.
+STOPS: dict[str, tuple[tuple[str, ...], str]] = {
+    "anthropic": (("stop_sequences",), "stop_sequence"),
+    "nova": (("inferenceConfig", "stopSequences"), "stop_sequence"),
+    "titan": (("textGenerationConfig", "stopSequences"), "STOP_CRITERIA_MET"),
+    "mistral text": (("stop",), "stop"),
+    "mistral chat": (("stop",), "stop"),
+    "pixtral": (("stop",), "stop"),
+    "cohere": (("stop_sequences",), "COMPLETE"),
+    "ai21": (("stop",), "stop"),
+    "deepseek r1": (("stop",), "stop"),
+    "deepseek v3": (("stop",), "stop"),
+    "openai": (("stop",), "stop"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_stop_sequence_ends_the_answer(name):
+    form, (path, reason) = FORMS[name], STOPS[name]
+    # Whichever words the changed request brings about, they do not do without both of these letters.
+    sequences = {path[-1]: ["e", "a"]}
+    body = form.body | (sequences if len(path) == 1 else {path[0]: form.body.get(path[0], {}) | sequences})
+    answer = json.loads(ask(form, "invoke", body).body)
+    assert not set(at(answer, form.text)) & {"e", "a"}
+    assert at(answer, form.stop) == reason
+
+
+@every_form
+def test_the_last_chunk_and_only_that_has_the_metrics(form):
+    *earlier, last = chunks(form, output_tokens="20")
+    assert not any("amazon-bedrock-invocationMetrics" in chunk for chunk in earlier)
+    usage = ask(form, "invoke", output_tokens="20").usage
+    assert (
+        last["amazon-bedrock-invocationMetrics"]
+        | {
+            "inputTokenCount": usage.input_tokens,
+            "outputTokenCount": 9,
+        }
+        == (last["amazon-bedrock-invocationMetrics"])
+    )
+    assert usage.input_tokens > 0
+
+
+@every_form
+def test_headers_tell_the_counts_whatever_the_body_tells(form):
+    answer = ask(form, "invoke", output_tokens="20")
+    assert answer.headers["X-Amzn-Bedrock-Input-Token-Count"] == str(answer.usage.input_tokens)
+    assert answer.headers["X-Amzn-Bedrock-Output-Token-Count"] == "9"
+
+
+@every_form
+def test_an_answer_without_usage_tells_it_nowhere(form):
+    answer = ask(form, "invoke", usage="none")
+    assert not COUNTS.search(answer.body.decode() + str(answer.headers))
+    assert not COUNTS.search(json.dumps(chunks(form, usage="none")))
+    assert COUNTS.search(str(ask(form, "invoke").headers))
+    assert answer.usage.output_tokens > 0  # it was used all the same
+
+
+@every_form
+def test_a_body_without_what_it_needs_is_refused(form):
+    for name in form.body:
+        if name in ("messages", "prompt", "message", "inputText"):
+            with pytest.raises(Refusal) as refused:
+                ask(form, "invoke", {key: value for key, value in form.body.items() if key != name})
+            assert refused.value.kind == "ValidationException"
+
+
+@every_form
+@pytest.mark.parametrize("value", [7, "text", [1], {"a": 1}, [[]], [{"role": 5, "content": 7}]])
+def test_a_member_of_a_wrong_type_is_refused_or_taken_never_a_crash(form, value):
+    for name in form.body:
+        with suppress(Refusal):
+            ask(form, "invoke", form.body | {name: value})
+
+
+EMBEDDINGS = {
+    "titan v1": ("amazon.titan-embed-text-v1", {"inputText": "hello"}, ("embedding",), 1536),
+    "titan v2": ("amazon.titan-embed-text-v2:0", {"inputText": "hello", "dimensions": 256}, ("embedding",), 256),
+    "titan by type": (
+        "amazon.titan-embed-text-v2:0",
+        {"inputText": "hello", "embeddingTypes": ["binary"]},
+        ("embeddingsByType", "binary"),
+        1024,
+    ),
+    "cohere": (
+        "cohere.embed-english-v3",
+        {"texts": ["hello", "there"], "input_type": "search_query"},
+        ("embeddings", 1),
+        1024,
+    ),
+    "cohere by type": (
+        "cohere.embed-english-v3",
+        {"texts": ["hello"], "input_type": "search_query", "embedding_types": ["float", "int8"]},
+        ("embeddings", "int8", 0),
+        1024,
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "body", "path", "dimensions"), EMBEDDINGS.values(), ids=EMBEDDINGS.keys())
+def test_embeddings_are_vectors_and_only_input_is_paid_for(model, body, path, dimensions):
+    form = Form(model, body, path, (), "", (), None)
+    answer = ask(form, "invoke")
+    vector = at(json.loads(answer.body), path)
+    assert len(vector) == dimensions
+    assert len(set(vector)) > 1
+    if all(isinstance(value, float) for value in vector):
+        assert sum(value * value for value in vector) == pytest.approx(1)
+    assert answer.usage.output_tokens == 0 < answer.usage.input_tokens
+    assert "X-Amzn-Bedrock-Output-Token-Count" not in answer.headers
+    assert answer.body == ask(form, "invoke").body
+    with pytest.raises(Refusal, match="unsupported for streaming"):
+        ask(form, "invoke-with-response-stream")
+
+
+TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+def test_claude_calls_a_tool_whole_and_in_pieces():
+    body = CLAUDE | {"max_tokens": 99, "tools": [TOOL], "tool_choice": {"type": "any"}}
+    form = Form(FORMS["anthropic"].model, body, (), (), "", (), None)
+    answer = whole(form)
+    assert answer["stop_reason"] == "tool_use"
+    block = answer["content"][0]
+    assert (block["type"], block["name"], set(block["input"])) == ("tool_use", "weather", {"city"})
+    brought = chunks(form)
+    partial = "".join(chunk["delta"]["partial_json"] for chunk in brought if chunk["type"] == "content_block_delta")
+    assert json.loads(partial) == block["input"]
+
+
+def test_claudes_stream_has_every_event_of_its_api():
+    start, opened, *deltas, closed, changed, stopped = chunks(FORMS["anthropic"], output_tokens="20")
+    answer = whole(FORMS["anthropic"], output_tokens="20")
+    assert start["message"] | {"usage": 0} == answer | {"content": [], "stop_reason": None, "usage": 0}
+    assert start["message"]["usage"] == answer["usage"] | {"output_tokens": 1}
+    assert opened == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert {(delta["type"], delta["index"], delta["delta"]["type"]) for delta in deltas} == {
+        ("content_block_delta", 0, "text_delta")
+    }
+    assert closed == {"type": "content_block_stop", "index": 0}
+    assert changed == {
+        "type": "message_delta",
+        "delta": {"stop_reason": "max_tokens", "stop_sequence": None},
+        "usage": {"output_tokens": 9},
+    }
+    assert stopped["type"] == "message_stop"
+
+
+def test_completions_call_a_function():
+    function = {"name": "weather", "parameters": TOOL["input_schema"]}
+    body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    answer = whole(Form("openai.gpt-oss-20b-1:0", body, (), (), "", (), None))
+    call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "weather"
+    assert set(json.loads(call["arguments"])) == {"city"}
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_tools_weigh_more_than_their_text():
+    without = ask(FORMS["anthropic"], "invoke").usage.input_tokens
+    with_tools = ask(FORMS["anthropic"], "invoke", CLAUDE | {"tools": [TOOL]}).usage.input_tokens
+    assert with_tools - without > len(json.dumps(TOOL)) / 4
+
+
+def test_claude_reports_the_two_lifetimes_of_what_it_cached():
+    def text(length: int, ttl: str) -> dict[str, Any]:
+        return {"type": "text", "text": "x" * length, "cache_control": {"type": "ephemeral", "ttl": ttl}}
+
+    body = CLAUDE | {"system": [text(8000, "1h"), text(4000, "5m")]}
+    usage = whole(Form(FORMS["anthropic"].model, body, (), (), "", (), None))["usage"]
+    assert usage["cache_creation"] == {"ephemeral_5m_input_tokens": 1000, "ephemeral_1h_input_tokens": 2000}
+    assert usage["cache_creation_input_tokens"] == 3000
+
+
+@pytest.mark.parametrize("extra", ["model", "stream"])
+def test_claude_does_not_take_what_the_path_already_says(extra):
+    with pytest.raises(Refusal, match=f"{extra}: Extra inputs are not permitted"):
+        ask(FORMS["anthropic"], "invoke", CLAUDE | {extra: True})
+
+
+@pytest.mark.parametrize("missing", ["anthropic_version", "max_tokens", "messages"])
+def test_claude_says_which_field_it_needs(missing):
+    with pytest.raises(Refusal, match=f"{missing}: Field required"):
+        ask(FORMS["anthropic"], "invoke", {name: value for name, value in CLAUDE.items() if name != missing})
+
+
+def test_cohere_tells_the_whole_conversation_again():
+    earlier = [{"role": "USER", "message": "before"}]
+    answer = whole(Form(FORMS["cohere"].model, FORMS["cohere"].body | {"chat_history": earlier}, (), (), "", (), None))
+    asked, answered = answer["chat_history"][1:]
+    assert answer["chat_history"][0] == earlier[0]
+    assert asked == {"role": "USER", "message": "hello there"}
+    assert answered == {"role": "CHATBOT", "message": answer["text"]}
+
+
+def test_completions_tell_cached_tokens_within_the_prompts():
+    wishes = {"input_tokens": "5", "cache_read_tokens": "7", "cache_write_5m_tokens": "11"}
+    usage = whole(FORMS["openai"], **wishes)["usage"]
+    assert usage["prompt_tokens"] == 5 + 7 + 11
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 11}
+
+
+def test_nova_still_takes_the_older_name_of_its_maximum():
+    body = NOVA | {"inferenceConfig": {"max_new_tokens": 4}}
+    assert whole(Form(FORMS["nova"].model, body, (), (), "", (), None))["usage"]["outputTokens"] == 4
+
+
+def test_titan_knows_three_lengths_of_vectors():
+    for dimensions in (256, 512, 1024):
+        form = Form("amazon.titan-embed-text-v2:0", {"inputText": "x", "dimensions": dimensions}, (), (), "", (), None)
+        assert len(whole(form)["embedding"]) == dimensions
+    with pytest.raises(Refusal):
+        whole(Form("amazon.titan-embed-text-v2:0", {"inputText": "x", "dimensions": 300}, (), (), "", (), None))
+
+
+def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
+    """Callers mark the last block of each turn: the mark is no part of what is kept."""
+    service = Service(ManualClock(), "us-east-1", 1024)
+    route = find("POST", f"/model/{FORMS['anthropic'].model}/invoke")
+    assert route is not None
+
+    def usage(*texts: str) -> dict[str, Any]:
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+        blocks[-1]["cache_control"] = {"type": "ephemeral"}
+        body = json.dumps(CLAUDE | {"messages": [{"role": "user", "content": blocks}]}).encode()
+        return dict(json.loads(service.answer(Call(route, CIMultiDict(), body, read({}))).body)["usage"])
+
+    first = usage("x" * 8000)
+    second = usage("x" * 8000, "y" * 400)
+    assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"] > 2000
+    assert second["cache_creation_input_tokens"] == 100
+
+
+@pytest.mark.parametrize("model", ["amazon.nova-canvas-v1:0", "amazon.titan-image-generator-v2:0"])
+def test_models_of_no_family_are_refused(model):
+    with pytest.raises(Refusal) as refused:
+        ask(Form(model, CHAT, (), (), "", (), None), "invoke")
+    assert refused.value.kind == "ValidationException"
+
+
+def test_a_conversation_with_claude_has_its_two_roles():
+    def roles(*names: str) -> dict[str, Any]:
+        return CLAUDE | {"messages": [{"role": name, "content": "x"} for name in names]}
+
+    ask(FORMS["anthropic"], "invoke", roles("user", "assistant", "user"))
+    for wrong in (("assistant",), ("user", "tool")):
+        with pytest.raises(Refusal, match="role"):
+            ask(FORMS["anthropic"], "invoke", roles(*wrong))

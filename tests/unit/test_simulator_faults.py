@@ -1,0 +1,172 @@
+"""Faults as boto3 sees them. Whatever befalls an answer, what it used is owed: the ledger has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from botocore.eventstream import ChecksumMismatch
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    EventStreamError,
+    IncompleteReadError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+from urllib3.exceptions import ProtocolError
+from urllib3.exceptions import ReadTimeoutError as StreamTimeoutError
+
+from proxy.simulator import SimulatedBedrock
+from proxy.simulator.wishes import STREAM_EXCEPTIONS
+from tests.support.simulated import (
+    CLAUDE,
+    CLAUDE_BODY,
+    TURN,
+    Caller,
+    boto_client,
+    calling,
+    simulated_bedrock,
+)
+
+
+@pytest.fixture
+async def bedrock() -> AsyncIterator[SimulatedBedrock]:
+    async with simulated_bedrock() as running:
+        yield running
+
+
+@pytest.fixture
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
+    async with calling(bedrock.url) as caller:
+        yield caller
+
+
+ERRORS = [
+    ({"fault": "throttle"}, "ThrottlingException", 429),
+    ({"fault": "5xx"}, "ServiceUnavailableException", 503),
+    ({"fault": "5xx", "status": 500}, "InternalServerException", 500),
+    ({"fault": "5xx", "status": 502}, "502", 502),
+    ({"fault": "5xx", "status": 504}, "504", 504),
+    ({"fault": "model-not-ready"}, "ModelNotReadyException", 429),
+    ({"fault": "model-timeout"}, "ModelTimeoutException", 408),
+    ({"fault": "model-error"}, "ModelErrorException", 424),
+    ({"fault": "quota"}, "ServiceQuotaExceededException", 400),
+    ({"fault": "access-denied"}, "AccessDeniedException", 403),
+]
+
+
+@pytest.mark.parametrize("operation", ["converse", "converse_stream"])
+@pytest.mark.parametrize(("wishes", "code", "status"), ERRORS)
+async def test_an_error_takes_the_place_of_an_answer(bedrock, ask, operation, wishes, code, status):
+    ask.wish(**wishes)
+    with pytest.raises(ClientError) as failed:
+        await ask(operation, modelId=CLAUDE, **TURN)
+    assert failed.value.response["Error"]["Code"] == code
+    assert failed.value.response["ResponseMetadata"]["HTTPStatusCode"] == status
+    (entry,) = bedrock.ledger
+    assert (entry.status, entry.usage, entry.fault) == (status, None, wishes["fault"])
+
+
+BROKEN_STREAMS = [
+    ({"fault": "cut"}, ProtocolError),
+    ({"fault": "cut", "after_frames": 0}, ProtocolError),
+    ({"fault": "cut", "after_bytes": 150}, ProtocolError),
+    ({"fault": "reset", "after_frames": 2}, ProtocolError),
+    ({"fault": "bad-crc"}, ChecksumMismatch),
+    ({"fault": "exception-frame"}, EventStreamError),
+    ({"fault": "reset"}, ConnectionClosedError),
+    ({"fault": "half-head"}, (ConnectionClosedError, ProtocolError)),
+]
+
+
+@pytest.mark.parametrize(("wishes", "error"), BROKEN_STREAMS)
+async def test_a_stream_breaks_as_it_was_wished_for(bedrock, ask, caplog, wishes, error):
+    ask.wish(**wishes)
+    with pytest.raises(error):
+        await ask("converse_stream", modelId=CLAUDE, **TURN)
+    (entry,) = bedrock.ledger
+    assert not entry.is_whole
+    assert entry.usage.output_tokens > 0
+    assert [record for record in caplog.records if record.name.startswith("aiohttp")] == []  # it broke on purpose
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"fault": "cut"},
+        {"fault": "cut", "after_bytes": 3},
+        {"fault": "reset", "after_bytes": 3},
+        {"fault": "half-head"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("operation", "arguments"), [("converse", TURN), ("invoke_model", {"body": json.dumps(CLAUDE_BODY)})]
+)
+async def test_an_answer_in_one_piece_breaks_too(bedrock, ask, operation, arguments, wishes):
+    ask.wish(**wishes)
+    with pytest.raises((ConnectionClosedError, ResponseStreamingError, IncompleteReadError)):
+        await ask(operation, modelId=CLAUDE, **arguments)
+    (entry,) = bedrock.ledger
+    assert not entry.is_whole
+    assert entry.usage.output_tokens > 0
+
+
+async def test_frames_pass_until_the_fault_strikes(ask):
+    ask.wish(fault="exception-frame", after_frames=3, exception="throttlingException")
+    events: list[Any] = []
+    stream = (await asyncio.to_thread(ask.client.converse_stream, modelId=CLAUDE, **TURN))["stream"]
+    with closing(stream), pytest.raises(EventStreamError, match="throttlingException"):
+        await asyncio.to_thread(events.extend, stream)
+    assert [next(iter(event)) for event in events] == ["messageStart", "contentBlockDelta", "contentBlockDelta"]
+
+
+async def test_an_answer_in_one_piece_has_the_exception_for_an_error(ask):
+    ask.wish(fault="exception-frame", exception="modelTimeoutException")
+    with pytest.raises(ask.client.exceptions.ModelTimeoutException):
+        await ask("converse", modelId=CLAUDE, **TURN)
+
+
+@pytest.mark.parametrize("wishes", [{"fault": "stall"}, {"fault": "stall", "after_frames": 2}])
+async def test_a_stall_lasts_until_the_caller_gives_up(bedrock, wishes):
+    async with calling(bedrock.url, read_timeout=0.2) as ask:
+        ask.wish(**wishes)
+        with pytest.raises((ReadTimeoutError, StreamTimeoutError)):
+            await ask("converse_stream", modelId=CLAUDE, **TURN)
+    (entry,) = bedrock.ledger
+    assert not entry.is_whole
+    assert entry.usage.output_tokens > 0
+
+
+async def test_a_fault_may_strike_only_the_first_tries_of_an_invocation(bedrock):
+    async with calling(bedrock.url, retries={"total_max_attempts": 3, "mode": "standard"}) as ask:
+        ask.wish(fault="reset", times=1)
+        for _ in range(2):
+            await ask("converse", modelId=CLAUDE, **TURN)
+    first, again, second, once_more = bedrock.ledger
+    assert [entry.fault for entry in bedrock.ledger] == ["reset", "", "reset", ""]
+    assert first.invocation_id == again.invocation_id != second.invocation_id == once_more.invocation_id
+    assert again.is_whole
+
+
+async def test_callers_without_wishes_of_their_own_can_be_planned_for(bedrock, ask):
+    bedrock.plan({"fault": "throttle"}, {"output_tokens": 3})
+    with pytest.raises(ask.client.exceptions.ThrottlingException):
+        await ask("converse", modelId=CLAUDE, **TURN)
+    assert (await ask("converse", modelId=CLAUDE, **TURN))["usage"]["outputTokens"] == 3
+    bedrock.always(tier="flex", output_tokens=4)
+    for _ in range(2):
+        assert (await ask("converse", modelId=CLAUDE, **TURN))["usage"]["outputTokens"] == 4
+    bedrock.always()
+    assert (await ask("converse", modelId=CLAUDE, **TURN))["usage"]["outputTokens"] > 4
+
+
+def test_every_exception_that_can_be_wished_for_is_one_of_the_services_streams():
+    with closing(boto_client("http://127.0.0.1:9")) as client:
+        model = client.meta.service_model
+    stream = model.operation_model("InvokeModelWithResponseStream").output_shape.members["body"]
+    assert set(STREAM_EXCEPTIONS) == {name for name in stream.members if name != "chunk"}

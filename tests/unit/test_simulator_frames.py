@@ -1,0 +1,47 @@
+"""The simulator's event-stream frames, read by botocore."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from botocore.eventstream import ChecksumMismatch, EventStreamBuffer
+from hypothesis import given
+from hypothesis import strategies as some
+
+from proxy.simulator import frames
+
+
+def read(raw: bytes) -> tuple[dict[str, str], dict[str, object]]:
+    buffer = EventStreamBuffer()
+    buffer.add_data(raw)
+    (message,) = list(buffer)
+    return message.headers, json.loads(message.payload)
+
+
+@given(some.dictionaries(some.text(min_size=1), some.text(), min_size=1))
+def test_an_event_says_what_it_is_and_carries_its_content_and_padding(content: dict[str, str]) -> None:
+    headers, payload = read(frames.event("metadata", content))
+    assert headers == {":event-type": "metadata", ":content-type": "application/json", ":message-type": "event"}
+    padding = payload.pop("p") if "p" not in content else content["p"]
+    assert padding is not None
+    assert payload | {"p": 0} == content | {"p": 0}
+
+
+def test_an_exception_names_its_type_and_its_message():
+    headers, payload = read(frames.exception("throttlingException", "slow down"))
+    assert headers[":message-type"] == "exception"
+    assert headers[":exception-type"] == "throttlingException"
+    assert payload == {"message": "slow down"}
+
+
+def test_the_same_event_is_the_same_bytes():
+    assert frames.event("chunk", {"bytes": "eA=="}) == frames.event("chunk", {"bytes": "eA=="})
+
+
+def test_a_damaged_frame_is_as_long_and_refused():
+    whole = frames.event("chunk", {"bytes": "eA=="})
+    damaged = frames.damaged(whole)
+    assert len(damaged) == len(whole)
+    with pytest.raises(ChecksumMismatch):
+        read(damaged)

@@ -1,0 +1,144 @@
+"""What a simulated model says: by a hash, of a known length, within the request's limits."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from proxy.simulator import speech, tokens
+from proxy.simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
+from proxy.simulator.refusals import Refusal
+from proxy.simulator.usage import Usage, without_usage
+from proxy.simulator.wishes import HEALTHY, read
+
+SEED = sha256(b"a request").digest()
+seeds = some.binary(min_size=1).map(lambda raw: sha256(raw).digest())
+
+
+def said(prompt=None, **wishes):
+    return complete(prompt or Prompt([]), Usage(input_tokens=10), SEED, read(wishes) if wishes else HEALTHY, 0)
+
+
+@given(seeds, some.integers(0, 10_000))
+def test_so_many_tokens_are_said_as_are_counted(seed, length):
+    assert tokens.count(speech.say(seed, length)) == length
+
+
+@given(seeds, some.integers(0, 300), some.integers(0, 300))
+def test_a_longer_saying_begins_with_the_shorter_one(seed, one, other):
+    short, long = sorted((one, other))
+    assert speech.say(seed, long).startswith(speech.say(seed, short))
+
+
+@given(some.text(max_size=200), some.integers(1, 9))
+def test_pieces_are_the_text_again(text, size):
+    assert "".join(speech.pieces(text, size)) == text
+    assert speech.pieces(text, size)
+
+
+def test_another_seed_says_something_else():
+    assert speech.say(SEED, 20) != speech.say(sha256(b"another").digest(), 20)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("", 0),
+        ("four", 1),
+        ("fives", 2),
+        ({"text": "ü" * 4}, 2),
+        ({"type": "image", "source": {"data": "x" * 9999}}, tokens.IMAGE_TOKENS),
+        ({"image": {"format": "png"}}, tokens.IMAGE_TOKENS),
+        ({"a": 1}, 2),
+    ],
+)
+def test_what_a_block_weighs(block, expected):
+    assert tokens.weigh(block) == expected
+
+
+def test_without_a_wish_the_length_is_the_seeds_own_and_the_turn_ends():
+    first, again = said(), said()
+    assert first == again
+    assert first.stop is Stop.END
+    assert first.usage.output_tokens == tokens.count(first.text) > 0
+
+
+def test_the_maximum_cuts_and_says_so():
+    completion = said(Prompt([], max_tokens=7), output_tokens="8")
+    assert (completion.stop, completion.usage.output_tokens) == (Stop.LENGTH, 7)
+    assert tokens.count(completion.text) == 7
+
+
+def test_a_wished_length_within_the_maximum_is_the_end_of_the_turn():
+    completion = said(Prompt([], max_tokens=7), output_tokens="7")
+    assert (completion.stop, completion.usage.output_tokens) == (Stop.END, 7)
+
+
+def test_the_first_stop_sequence_ends_the_text_and_is_named():
+    words = said(output_tokens="20").text.split()
+    completion = said(Prompt([], stop_sequences=(words[9], words[5])), output_tokens="20")
+    assert completion.stop is Stop.SEQUENCE
+    assert completion.stop_sequence in (words[5], words[9])
+    assert words[5] not in completion.text
+    assert completion.usage.output_tokens == tokens.count(completion.text)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+        "deep": {"type": "object", "properties": {"yes": {"type": "boolean"}}},
+        "list": {"type": "array"},
+    },
+}
+
+
+def test_a_tool_is_called_with_what_its_schema_asks_for():
+    completion = said(Prompt([], tool=("weather", SCHEMA)))
+    assert completion.stop is Stop.TOOL
+    assert completion.tool is not None
+    assert completion.tool.name == "weather"
+    given_input = completion.tool.input
+    assert set(given_input) == set(SCHEMA["properties"])
+    assert isinstance(given_input["city"], str)
+    assert isinstance(given_input["days"], int)
+    assert given_input["unit"] in ("C", "F")
+    assert given_input["deep"] == {"yes": True}
+    assert completion.usage.output_tokens > tokens.weigh(given_input)
+
+
+def test_a_maximum_that_leaves_no_room_for_a_call_gets_cut_text():
+    completion = said(Prompt([], max_tokens=5, tool=("weather", SCHEMA)))
+    assert (completion.stop, completion.tool) == (Stop.LENGTH, None)
+
+
+def test_reported_counts_can_be_wished_for_and_latency_told():
+    completion = said(input_tokens="1", cache_read_tokens="2", cache_write_1h_tokens="3", latency_ms="4")
+    assert completion.usage.whole_input_tokens == 1 + 2 + 3
+    assert completion.latency_ms == 4
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, MAX_OUTPUT_TOKENS + 1])
+def test_a_maximum_out_of_its_range_is_refused(value):
+    with pytest.raises(Refusal):
+        checked_maximum(value, "max_tokens", 10)
+
+
+def test_no_maximum_is_the_default():
+    assert checked_maximum(None, "max_tokens", 10) == 10
+
+
+def test_usage_adds_up_also_in_units():
+    one = Usage(1, 2, 3, 4, 5, {"a": 1})
+    assert one + Usage(10, 20, 30, 40, 50, {"a": 1, "b": 2}) == Usage(11, 22, 33, 44, 55, {"a": 2, "b": 2})
+    assert one + Usage(1) == Usage(2, 2, 3, 4, 5, {"a": 1})
+
+
+def test_no_telling_member_is_left_however_deep():
+    document = {"usage": {"x": 1}, "results": [{"tokenCount": 3, "outputText": "t"}], "message": {"usage": 1, "id": 2}}
+    assert without_usage(document) == {"results": [{"outputText": "t"}], "message": {"id": 2}}

@@ -1,0 +1,119 @@
+"""Guardrails: units by the thousand characters, one phrase that is forbidden, and a trace for who asks for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+
+from proxy.simulator.call import Call
+from proxy.simulator.guardrails import FORBIDDEN
+from proxy.simulator.refusals import Refusal
+from proxy.simulator.routes import find
+from proxy.simulator.service import Service
+from proxy.simulator.wishes import HEALTHY
+from tests.support.clock import ManualClock
+from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
+
+APPLY = "/guardrail/gr1/version/DRAFT/apply"
+CHECKS = "/guardrail-checks/invoke"
+
+
+def ask(path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    route = find("POST", path)
+    assert route is not None
+    call = Call(route, CIMultiDict(headers), json.dumps(body).encode(), HEALTHY)
+    return dict(json.loads(Service(ManualClock(), "us-east-1", 1024).answer(call).body))
+
+
+def texts(*lengths: int) -> dict[str, Any]:
+    return {"source": "INPUT", "content": [{"text": {"text": "x" * length}} for length in lengths]}
+
+
+@pytest.mark.parametrize(("lengths", "units"), [((0,), 0), ((1,), 1), ((1000,), 1), ((600, 401), 2), ((5000,), 5)])
+def test_a_unit_is_a_thousand_characters_begun(lengths, units):
+    answer = ask(APPLY, texts(*lengths))
+    assert answer["usage"] == {
+        "topicPolicyUnits": units,
+        "contentPolicyUnits": units,
+        "wordPolicyUnits": units,
+        "sensitiveInformationPolicyUnits": units,
+        "sensitiveInformationPolicyFreeUnits": units,
+        "contextualGroundingPolicyUnits": 0,
+        "contentPolicyImageUnits": 0,
+    }
+    assert answer["guardrailCoverage"] == {"textCharacters": {"guarded": sum(lengths), "total": sum(lengths)}}
+    assert answer["assessments"][0]["invocationMetrics"]["usage"] == answer["usage"]
+
+
+def test_each_image_is_a_unit():
+    body = {"source": "OUTPUT", "content": [{"image": {"format": "png", "source": {"bytes": ""}}}] * 2}
+    assert ask(APPLY, body)["usage"]["contentPolicyImageUnits"] == 2
+
+
+def test_the_forbidden_phrase_is_blocked():
+    fine, blocked = (
+        ask(APPLY, {"source": "INPUT", "content": [{"text": {"text": text}}]}) for text in ("x", f"so {FORBIDDEN}!")
+    )
+    assert (fine["action"], fine["outputs"], "actionReason" in fine) == ("NONE", [], False)
+    assert (blocked["action"], len(blocked["outputs"]), "actionReason" in blocked) == ("GUARDRAIL_INTERVENED", 1, True)
+    assert blocked["assessments"][0]["topicPolicy"]["topics"][0]["action"] == "BLOCKED"
+    assert "topicPolicy" not in fine["assessments"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/guardrail/GR1/version/1/apply", texts(1)),
+        ("/guardrail/gr1/version/0/apply", texts(1)),
+        ("/guardrail/gr1/version/draft/apply", texts(1)),
+        (APPLY, texts(1) | {"source": "BOTH"}),
+        (APPLY, {"source": "INPUT"}),
+        (CHECKS, {"messages": [], "checks": {"promptAttack": {"categories": []}}}),
+        (CHECKS, {"messages": [{"role": "user", "content": [{"text": "x"}]}], "checks": {"others": {}}}),
+    ],
+)
+def test_what_breaks_the_rules_is_refused(path, body):
+    with pytest.raises(Refusal) as refused:
+        ask(path, body)
+    assert refused.value.kind == "ValidationException"
+
+
+def test_a_guardrail_may_be_named_by_its_arn():
+    arn = "arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Aguardrail%2Fabc"
+    assert ask(f"/guardrail/{arn}/version/12/apply", texts(1))["action"] == "NONE"
+
+
+def conversation(**config: str) -> dict[str, Any]:
+    return ask(f"/model/{CLAUDE}/converse", TURN | {"guardrailConfig": config})
+
+
+def test_a_conversation_traces_both_directions():
+    trace = conversation(guardrailIdentifier="gr1", guardrailVersion="1", trace="enabled")["trace"]["guardrail"]
+    before, (after,) = trace["inputAssessment"]["gr1"], trace["outputAssessments"]["gr1"]
+    characters = before["invocationMetrics"]["guardrailCoverage"]["textCharacters"]
+    assert characters["total"] == len(TURN["messages"][0]["content"][0]["text"])
+    assert after["invocationMetrics"]["guardrailCoverage"]["textCharacters"]["total"] > 0
+    assert before["invocationMetrics"]["usage"]["topicPolicyUnits"] == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"guardrailIdentifier": "gr1", "guardrailVersion": "1"},
+        {"guardrailIdentifier": "gr1", "guardrailVersion": "1", "trace": "disabled"},
+        {"trace": "enabled"},
+    ],
+)
+def test_nobody_who_did_not_ask_gets_a_trace(config):
+    assert "trace" not in conversation(**config)
+
+
+def test_an_invoked_model_marks_that_a_guardrail_watched():
+    path = f"/model/{CLAUDE}/invoke"
+    assert "amazon-bedrock-guardrailAction" not in ask(path, CLAUDE_BODY)
+    watched = ask(path, CLAUDE_BODY, **{"X-Amzn-Bedrock-GuardrailIdentifier": "gr1"})
+    assert watched["amazon-bedrock-guardrailAction"] == "NONE"

@@ -1,0 +1,135 @@
+"""The ledger: complete while there is room, bounded when there is not, and on disk line by line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.simulator.ledger import Entry, Ledger
+from proxy.simulator.metadata import HEADER
+from proxy.simulator.usage import Usage
+from tests.support.simulated import read_ledger
+
+
+def entry(ledger: Ledger, body: bytes = b"{}", model: str = "m", headers=()) -> Entry:
+    return Entry(
+        sequence=ledger.next_sequence(),
+        arrived=1.0,
+        method="POST",
+        target="/",
+        operation="Converse",
+        model=model,
+        invocation_id="i",
+        headers=tuple(headers),
+        body=body,
+        body_size=len(body),
+        request_id="r",
+    )
+
+
+def added(ledger: Ledger, **described) -> Entry:
+    noted = entry(ledger, **described)
+    ledger.add(noted)
+    return noted
+
+
+@pytest.fixture
+def ledger():
+    return Ledger()
+
+
+def test_entries_stand_in_the_order_of_their_arrival(ledger):
+    for _ in range(3):
+        added(ledger)
+    assert [noted.sequence for noted in ledger] == [1, 2, 3]
+    assert (len(ledger), ledger.arrived, ledger.dropped) == (3, 3, 0)
+
+
+def test_the_oldest_fall_out_and_are_counted(ledger, monkeypatch):
+    monkeypatch.setattr("proxy.simulator.ledger.MOST_ENTRIES", 2)
+    for _ in range(5):
+        added(ledger)
+    assert [noted.sequence for noted in ledger] == [4, 5]
+    assert (ledger.arrived, ledger.dropped) == (5, 3)
+
+
+def test_bodies_are_bounded_together(ledger, monkeypatch):
+    monkeypatch.setattr("proxy.simulator.ledger.MOST_BYTES", 10)
+    for _ in range(4):
+        added(ledger, body=b"12345")
+    assert (len(ledger), ledger.dropped) == (2, 2)
+
+
+def test_totals_outlive_the_entries_and_are_kept_by_model(ledger, monkeypatch):
+    monkeypatch.setattr("proxy.simulator.ledger.MOST_ENTRIES", 1)
+    for model, usage in (("a", Usage(1, 2)), ("b", Usage(5)), ("a", Usage(10, 20)), ("a", None)):
+        noted = added(ledger, model=model)
+        noted.usage = usage
+        ledger.done(noted)
+    assert ledger.totals == {"a": Usage(11, 22), "b": Usage(5)}
+
+
+def test_the_number_of_models_with_totals_is_bounded(ledger, monkeypatch):
+    monkeypatch.setattr("proxy.simulator.ledger.MOST_MODELS", 1)
+    for model in ("a", "b", "c", "a"):
+        noted = added(ledger, model=model)
+        noted.usage = Usage(1)
+        ledger.done(noted)
+    assert ledger.totals == {"a": Usage(2), "": Usage(2)}
+
+
+def test_clearing_forgets_all_but_the_numbering(ledger):
+    done = added(ledger)
+    done.usage = Usage(1)
+    ledger.done(done)
+    ledger.clear()
+    assert (len(ledger), ledger.arrived, ledger.totals) == (0, 0, {})
+    assert added(ledger).sequence == 2
+
+
+def test_a_report_is_json_and_can_begin_later(ledger):
+    added(ledger, body=b"\xff", headers=[(b"X-Name", b"\xfc")])
+    last = added(ledger)
+    last.usage = Usage(1, guardrail_units={"topicPolicyUnits": 2})
+    ledger.done(last)
+    report = json.loads(json.dumps(ledger.report()))
+    assert report["entries"][0]["body"] == "\u00ff"
+    assert report["entries"][0]["headers"] == [["X-Name", "\u00fc"]]
+    assert report["entries"][1]["usage"]["guardrail_units"] == {"topicPolicyUnits": 2}
+    assert report["totals"]["m"]["guardrail_units"] == {"topicPolicyUnits": 2}
+    assert [each["sequence"] for each in ledger.report(after=1)["entries"]] == [2]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "expected"),
+    [
+        ([(HEADER.lower().encode(), b'{"org": "o"}')], b"{}", {"org": "o"}),
+        ([], b'{"requestMetadata": {"org": "p"}}', {"org": "p"}),
+        ([], b"{}", {}),
+        ([], b"no json", {}),
+        ([(HEADER.encode(), b"[1]")], b"", {}),
+    ],
+)
+def test_metadata_comes_from_its_header_or_from_the_body(ledger, headers, body, expected):
+    assert entry(ledger, body=body, headers=headers).metadata == expected
+
+
+def test_a_file_has_every_arrival_before_its_outcome(tmp_path):
+    file = tmp_path / "ledger"
+    ledger = Ledger(file)
+    first, second = added(ledger), added(ledger)
+    second.usage, second.is_whole, second.status = Usage(3), True, 200
+    ledger.done(second)
+    noted = read_ledger(file)  # while the ledger is still open, as after a kill
+    assert [(each["sequence"], each["is_done"], each["is_whole"]) for each in noted] == [
+        (1, False, False),
+        (2, True, True),
+    ]
+    assert noted[1]["usage"]["input_tokens"] == 3
+    ledger.done(first)
+    ledger.close()
+    again = Ledger(file)
+    added(again)
+    again.close()
+    assert [each["sequence"] for each in read_ledger(file)] == [1, 2, 1]  # appended, not begun anew

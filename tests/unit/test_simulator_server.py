@@ -1,0 +1,289 @@
+"""The simulator refuses what Bedrock refuses, and keeps its books where tests can read them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import Any
+
+import aiohttp
+import pytest
+from botocore.exceptions import ClientError
+
+from proxy.simulator import DEFAULT_KEYS, Keys, SimulatedBedrock
+from tests.support.clock import settle
+from tests.support.simulated import (
+    CHAT_PATH,
+    CLAUDE,
+    CLAUDE_BODY,
+    LONG,
+    TURN,
+    Caller,
+    bedrock_process,
+    boto_client,
+    calling,
+    post,
+    read_ledger,
+    simulated_bedrock,
+)
+
+
+@pytest.fixture
+async def bedrock() -> AsyncIterator[SimulatedBedrock]:
+    async with simulated_bedrock() as running:
+        yield running
+
+
+@pytest.fixture
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
+    async with calling(bedrock.url) as caller:
+        yield caller
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {DEFAULT_KEYS.bearer}"}) as session:
+        yield session
+
+
+# Refusals.
+
+
+async def test_everything_that_is_no_operation_is_unknown(bedrock, http):
+    for method, path in (("POST", "/model/x/explain"), ("GET", "/"), ("GET", "/foundation-models")):
+        async with http.request(method, bedrock.url + path) as answer:
+            assert answer.status == 404
+            assert answer.headers["x-amzn-errortype"] == "UnknownOperationException"
+            body = json.loads(await answer.read())
+            assert body["Output"]["__type"] == "com.amazon.coral.service#UnknownOperationException"
+    assert [entry.operation for entry in bedrock.ledger] == [""] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"modelId": "nobody.model-v1"}, "The provided model identifier is invalid"),
+        ({"modelId": CLAUDE, "messages": []}, "messages field is required"),
+        (
+            {"modelId": CLAUDE, "messages": [{"role": "assistant", "content": [{"text": "x"}]}]},
+            "start with a user message",
+        ),
+        ({"modelId": CLAUDE, "messages": [{"role": "user", "content": []}]}, "is empty"),
+        ({"modelId": "cohere.embed-english-v3"}, "doesn't support the model"),
+        ({"modelId": CLAUDE, "performanceConfig": {"latency": "slow"}}, "performanceConfig.latency"),
+        ({"modelId": CLAUDE, "inferenceConfig": {"maxTokens": 10**6}}, "exceeds the model limit"),
+    ],
+)
+async def test_a_conversation_that_cannot_be_is_refused(ask, arguments, complaint):
+    with pytest.raises(ask.client.exceptions.ValidationException, match=complaint):
+        await ask("converse", **TURN | arguments)
+
+
+async def test_a_cache_point_is_for_models_that_cache(ask):
+    system = [{"text": LONG}, {"cachePoint": {"type": "default"}}]
+    with pytest.raises(ask.client.exceptions.AccessDeniedException, match="prompt caching"):
+        await ask("converse", modelId="meta.llama3-70b-instruct-v1:0", system=system, **TURN)
+
+
+@pytest.mark.parametrize("path", [f"/model/{CLAUDE}/converse", f"/model/{CLAUDE}/invoke", "/async-invoke", CHAT_PATH])
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(b"{", {}), (b"[]", {}), (b"", {}), (b"{}", {}), (b"{}", {"Content-Type": "text/plain"})],
+)
+async def test_a_body_that_is_none_is_refused(bedrock, http, path, body, headers):
+    status, answered, raw = await post(http, bedrock.url + path, body, **headers)
+    assert status == 400
+    assert answered["x-amzn-errortype"] == "ValidationException:http://internal.amazon.com/coral/com.amazon.bedrock/"
+    assert "message" in (json.loads(raw).get("error") or json.loads(raw))
+
+
+async def test_a_body_beyond_bedrocks_limit_is_too_large(bedrock, http, monkeypatch):
+    monkeypatch.setattr("proxy.simulator.server.MAX_BODY_BYTES", 1000)
+    url = f"{bedrock.url}/model/{CLAUDE}/invoke"
+    assert (await post(http, url, b"x" * 1000))[0] == 400
+    status, headers, _ = await post(http, url, b"x" * 1001)
+    assert status == 413
+    assert headers["x-amzn-errortype"].startswith("RequestEntityTooLargeException")
+
+
+BAD_METADATA = [{}, {"a": 1}, {"": "x"}, {"a": "<"}, {"a": "x" * 257}, {str(n): "" for n in range(17)}, [1]]
+
+
+@pytest.mark.parametrize("bad", BAD_METADATA)
+async def test_metadata_beyond_the_services_rules_is_refused(bedrock, http, bad):
+    header = {"X-Amzn-Bedrock-Request-Metadata": json.dumps(bad)}
+    assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY, **header))[0] == 400
+    assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/converse", TURN | {"requestMetadata": bad}))[0] == 400
+
+
+@pytest.mark.parametrize("text", ["nonsense", "", "{" + " " * 8500 + "}"])
+async def test_metadata_in_a_header_is_json_of_a_certain_length(bedrock, http, text):
+    header = {"X-Amzn-Bedrock-Request-Metadata": text}
+    assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY, **header))[0] == 400
+
+
+async def test_good_metadata_gets_into_the_ledger(bedrock, http):
+    good = {"org": "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "app:a_@$#=/+,-.": ""} | {
+        str(n): "x" * 256 for n in range(14)
+    }
+    header = {"X-Amzn-Bedrock-Request-Metadata": json.dumps(good)}
+    assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY, **header))[0] == 200
+    assert (await post(http, f"{bedrock.url}/model/{CLAUDE}/converse", TURN | {"requestMetadata": good}))[0] == 200
+    assert [entry.metadata for entry in bedrock.ledger] == [good, good]
+
+
+# Who may ask.
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        (Keys("SOMEONEELSE", "x"), "UnrecognizedClientException"),
+        (Keys(DEFAULT_KEYS.access_key, "wrong"), "InvalidSignatureException"),
+    ],
+)
+async def test_wrong_keys_are_refused(bedrock, keys, code):
+    async with calling(bedrock.url, keys=keys) as ask:
+        with pytest.raises(ClientError) as refused:
+            await ask("converse", modelId=CLAUDE, **TURN)
+    assert refused.value.response["Error"]["Code"] == code
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+    assert bedrock.ledger[-1].usage is None
+
+
+async def test_temporary_keys_are_accepted_with_their_token():
+    keys = Keys("ASIATEMPORARY", "secret", session_token="x" * 10_000)
+    async with simulated_bedrock(keys=keys) as bedrock, calling(bedrock.url, keys=keys) as ask:
+        assert (await ask("converse", modelId=CLAUDE, **TURN))["stopReason"] == "end_turn"
+
+
+async def test_a_wrong_api_key_is_refused_as_bedrock_does(bedrock):
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer wrong"}) as session:
+        status, headers, raw = await post(session, f"{bedrock.url}/model/{CLAUDE}/converse", TURN)
+    assert (status, headers["x-amzn-errortype"]) == (403, "AccessDeniedException")
+    assert json.loads(raw) == {"Message": "Authentication failed: Please make sure your API Key is valid."}
+
+
+async def test_without_keys_there_is_no_answer_unless_nobody_is_to_be_checked(bedrock):
+    async with simulated_bedrock(require_auth=False) as open_to_all, aiohttp.ClientSession() as anyone:
+        path = f"/model/{CLAUDE}/converse"
+        status, headers, _ = await post(anyone, bedrock.url + path, TURN)
+        assert (status, headers["x-amzn-errortype"]) == (403, "MissingAuthenticationTokenException")
+        assert (await post(anyone, open_to_all.url + path, TURN))[0] == 200
+
+
+async def test_a_changed_body_breaks_the_signature(bedrock, ask):
+    def change(request: Any, **_: Any) -> None:
+        request.body = request.body.replace(b"hello", b"HELLO")
+
+    ask.client.meta.events.register("before-send.bedrock-runtime.*", change)
+    with pytest.raises(ClientError, match="InvalidSignatureException"):
+        await ask("converse", modelId=CLAUDE, **TURN)
+
+
+# The books.
+
+
+async def test_the_ledger_has_exactly_what_arrived(bedrock, ask):
+    def add_metadata(request: Any, **_: Any) -> None:
+        request.headers["X-Amzn-Bedrock-Request-Metadata"] = '{"org":"o"}'
+
+    ask.client.meta.events.register("before-sign.bedrock-runtime.*", add_metadata)
+    answer = await ask("converse", modelId=CLAUDE, **TURN)
+    (entry,) = bedrock.ledger
+    assert (entry.operation, entry.model, entry.method) == ("Converse", CLAUDE, "POST")
+    assert entry.target == f"/model/{CLAUDE.replace(':', '%3A')}/converse"
+    assert json.loads(entry.body) == TURN
+    assert entry.body_size == len(entry.body)
+    assert entry.metadata == {"org": "o"}
+    assert entry.header("authorization").startswith("AWS4-HMAC-SHA256 Credential=")
+    assert entry.invocation_id == entry.header("amz-sdk-invocation-id") != ""
+    assert (b"Content-Type", b"application/json") in entry.headers
+    assert (entry.status, entry.is_whole, entry.is_done, entry.fault) == (200, True, True, "")
+    assert (entry.usage.input_tokens, entry.usage.output_tokens) == (
+        answer["usage"]["inputTokens"],
+        answer["usage"]["outputTokens"],
+    )
+    assert entry.request_id == answer["ResponseMetadata"]["RequestId"]
+    assert bedrock.ledger.totals == {CLAUDE: entry.usage}
+
+
+async def test_of_a_long_body_the_beginning_is_kept(bedrock, http, monkeypatch):
+    monkeypatch.setattr("proxy.simulator.server.MOST_BODY_BYTES", 10)
+    await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY)
+    (entry,) = bedrock.ledger
+    assert entry.body == json.dumps(CLAUDE_BODY).encode()[:10]
+    assert entry.body_size == len(json.dumps(CLAUDE_BODY))
+
+
+async def test_requests_at_the_same_time_each_get_their_own_line(bedrock, http):
+    bodies = [CLAUDE_BODY | {"max_tokens": length} for length in range(1, 51)]
+    await asyncio.gather(*(post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", body) for body in bodies))
+    assert sorted(entry.sequence for entry in bedrock.ledger) == list(range(1, 51))
+    assert {json.loads(entry.body)["max_tokens"] for entry in bedrock.ledger} == set(range(1, 51))
+    assert all(entry.is_whole for entry in bedrock.ledger)
+
+
+async def test_the_side_door_leads_to_the_ledger_and_is_not_in_it(bedrock, http):
+    await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY)
+    async with http.get(f"{bedrock.url}/_simulator/ledger") as answer:
+        report = await answer.json()
+    assert report["arrived"] == 1
+    assert report["entries"][0]["model"] == CLAUDE
+    async with http.delete(f"{bedrock.url}/_simulator/ledger") as answer:
+        assert answer.status == 200
+    assert (len(bedrock.ledger), bedrock.ledger.arrived) == (0, 0)
+
+
+async def test_the_side_door_takes_a_plan_and_refuses_nonsense(bedrock, http):
+    url, path = f"{bedrock.url}/_simulator/plan", f"{bedrock.url}/model/{CLAUDE}/invoke"
+    async with http.put(url, json={"next": [{"fault": "nonsense"}]}) as answer:
+        assert answer.status == 400
+    async with http.put(url, json={"always": {"output-tokens": 2}, "next": [{"fault": "throttle"}]}) as answer:
+        assert await answer.json() == {"always": {"output-tokens": 2}, "next": [{"fault": "throttle"}]}
+    assert [(await post(http, path, CLAUDE_BODY))[0] for _ in range(2)] == [429, 200]
+    assert bedrock.ledger[-1].usage.output_tokens == 2
+    async with http.delete(url) as answer:
+        assert await answer.json() == {"always": {}, "next": []}
+    async with http.get(f"{bedrock.url}/_simulator/else") as answer:
+        assert answer.status == 400
+
+
+async def test_a_body_that_never_ends_leaves_no_trace(bedrock):
+    _, writer = await asyncio.open_connection("127.0.0.1", bedrock.port)
+    writer.write(b"POST /model/m/invoke HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+    await writer.drain()
+    writer.transport.abort()
+    await settle()
+    assert len(bedrock.ledger) == 0
+
+
+def test_as_a_process_it_answers_and_its_file_tells_what_it_did(tmp_path):
+    file = tmp_path / "ledger"
+    with bedrock_process("--ledger", str(file)) as bedrock, closing(boto_client(bedrock.url)) as client:
+        bedrock.plan({"fault": "throttle"}, always={"output_tokens": 7})
+        with pytest.raises(client.exceptions.ThrottlingException):
+            client.converse(modelId=CLAUDE, **TURN)
+        assert client.converse(modelId=CLAUDE, **TURN)["usage"]["outputTokens"] == 7
+        statuses = [429, 200]
+        assert [entry["status"] for entry in bedrock.ledger()["entries"]] == statuses
+        assert [entry["status"] for entry in bedrock.ledger(after=1)["entries"]] == [200]
+        os.kill(bedrock.pid, signal.SIGKILL)  # even its own end takes nothing from the file
+    told = read_ledger(file)
+    assert [(entry["status"], entry["is_done"]) for entry in told] == [(status, True) for status in statuses]
+    assert told[1]["usage"]["output_tokens"] == 7
+
+
+def test_as_a_process_it_knows_its_keys_and_ends_when_told(tmp_path):
+    keys = Keys("OWNKEY", "own-secret")
+    with bedrock_process("--access-key", "OWNKEY", "--secret-key", "own-secret") as bedrock:
+        with closing(boto_client(bedrock.url)) as client, pytest.raises(ClientError, match="UnrecognizedClient"):
+            client.converse(modelId=CLAUDE, **TURN)
+        with closing(boto_client(bedrock.url, keys)) as client:
+            client.converse(modelId=CLAUDE, **TURN)
+    with pytest.raises(OSError, match=r"refused|reset"):
+        bedrock.ledger()
