@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_simulator_families import CHAT, CLAUDE, FORMS, TOOL, Form, chunks, whole
+from tests.unit.test_simulator_claude import TOOL
+from tests.unit.test_simulator_families import CHAT, CLAUDE, FORMS, Form, chunks, whole
 
 
 class Some:
