@@ -81,11 +81,15 @@ class Forwarder:
             is_last = number == len(call.targets)
             body = call.body_for(target.model)
             head = self._head(call, target, body)
+            pool = self._pool(target.endpoint)
             try:
-                connection = self._pool(target.endpoint).idle() or await self._pool(target.endpoint).connect()
+                connection = pool.idle() or await pool.connect()
             except CannotConnect as failure:
                 trouble = failure.why
                 continue
+            if responder.is_gone:
+                pool.free(connection)
+                raise UpstreamAway("the caller left before its call was sent")
             relay = self._relay(connection, responder, added, tap, is_last)
             connection.call(relay, head, body)
             outcome = await relay.outcome

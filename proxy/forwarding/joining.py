@@ -12,30 +12,44 @@ from collections.abc import Callable, Hashable, Sequence
 from proxy.exchange import Flow, Header, Responder
 
 KEPT_BYTES = 1024 * 1024  # of one answer; a longer one is no longer joinable
-KEPT_BYTES_IN_ALL = 8 * 1024 * 1024  # of answers that are whole, the oldest going first
+KEPT_BYTES_IN_ALL = 32 * 1024 * 1024  # under way and whole, the oldest of the whole ones going first
+CALL_BYTES = 4096  # what a call weighs before anything of its answer is kept
+PIECE_BYTES = 64  # what each piece of an answer weighs beyond its bytes
 KEPT_SECONDS = 60.0  # after an answer was whole: longer than an SDK waits between two tries
+BEHIND_BYTES = 1024 * 1024  # by which a reader may fall behind the others before it is dropped
+ALONE_SECONDS = 120.0  # an answer under way is kept up for nobody, in case somebody comes back for it
 
 
 class Shared:
-    """One answer with any number of readers, each of whom gets it from its beginning. It is their responder."""
+    """One answer with any number of readers, each of whom gets it from its beginning. It is their responder.
 
-    def __init__(self, first: Responder, forget: Callable[[Shared], None], settle: Callable[[Shared], None]) -> None:
+    Upstream waits while all readers are slow. One that is slow alone falls behind, and is dropped when it is too far.
+    """
+
+    __slots__ = ("_flow", "_head", "_is_paused", "_joining", "_kept", "_left_at", "_readers", "finished_at",
+                 "is_finished", "is_joinable", "kept_bytes", "key")  # fmt: skip
+
+    def __init__(self, key: Hashable, first: Responder, joining: Joining) -> None:
+        self.key = key
+        self._joining = joining
         self._readers: list[_Reader] = []
-        self._forget = forget
-        self._settle = settle
         self._flow: Flow | None = None
+        self._is_paused = False
         self._head: tuple[int, Sequence[Header], int | None] | None = None
         self._kept: list[bytes] = []
+        self._left_at = joining.now()
         self.kept_bytes = 0
         self.is_joinable = True
         self.is_finished = False
         self.finished_at = 0.0
-        self._paused: set[_Reader] = set()
         self.join(first)
 
     def join(self, responder: Responder) -> None:
+        if responder.is_gone:
+            return
         reader = _Reader(self, responder)
-        self._readers.append(reader)
+        if not self.is_finished:
+            self._readers.append(reader)
         responder.attach(reader)
         if self._head is not None:
             responder.start(*self._head)
@@ -44,7 +58,16 @@ class Shared:
             responder.flush()
         if self.is_finished:
             responder.finish()
-            self._readers.remove(reader)
+        else:
+            self.steer()
+
+    def stop_keeping(self) -> None:
+        if self.is_joinable:
+            self.is_joinable = False
+            self._joining.forget(self)
+            self._kept = []
+            if not self._readers and self._flow is not None:
+                self._flow.caller_left()
 
     # The responder of the one call.
 
@@ -59,85 +82,106 @@ class Shared:
 
     def attach(self, flow: Flow) -> None:
         self._flow = flow
-        if self._paused:
-            flow.pause()
+        self._is_paused = False
+        self.steer()
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self._head = (status, tuple(headers), length)
         if status >= 300:  # an error is never shown again: the next try may fare better
-            self._stop_keeping()
+            self.stop_keeping()
         for reader in tuple(self._readers):
             reader.responder.start(status, headers, length)
 
     def write(self, data: bytes) -> None:
         if self.is_joinable:
-            self._kept.append(data)
-            self.kept_bytes += len(data)
-            if self.kept_bytes > KEPT_BYTES:
-                self._stop_keeping()
+            self._keep(data)
         for reader in tuple(self._readers):
-            reader.responder.write(data)
+            reader.write(data)
 
     def flush(self) -> None:
         for reader in tuple(self._readers):
             reader.responder.flush()
 
     def finish(self) -> None:
+        if self.is_finished:
+            return
         self.is_finished = True
         self._flow = None
         readers, self._readers = self._readers, []
-        self._settle(self)
+        self._joining.settle(self)
         for reader in readers:
             reader.responder.finish()
 
     def abort(self) -> None:
-        self._flow = None
+        if self.is_finished:
+            return
+        flow, self._flow = self._flow, None
         readers, self._readers = self._readers, []
-        self._stop_keeping()
+        self.stop_keeping()
         for reader in readers:
             reader.responder.abort()
+        if flow is not None:
+            flow.caller_left()
 
-    def _stop_keeping(self) -> None:
-        self.is_joinable = False
-        self._kept = []
-        self.kept_bytes = 0
-        self._forget(self)
-        if not self._readers and self._flow is not None:
-            self._flow.caller_left()
+    def _keep(self, data: bytes) -> None:
+        weight = len(data) + PIECE_BYTES
+        if self.kept_bytes + weight > KEPT_BYTES or self._is_left_alone() or not self._joining.has_room(weight):
+            self.stop_keeping()
+            return
+        self._kept.append(data)
+        self.kept_bytes += weight
+
+    def _is_left_alone(self) -> bool:
+        return not self._readers and self._joining.now() - self._left_at > ALONE_SECONDS
 
     # What readers tell.
-
-    def reader_paused(self, reader: _Reader) -> None:
-        if not self._paused and self._flow is not None:
-            self._flow.pause()
-        self._paused.add(reader)
-
-    def reader_resumed(self, reader: _Reader) -> None:
-        self._paused.discard(reader)
-        if not self._paused and self._flow is not None:
-            self._flow.resume()
 
     def reader_left(self, reader: _Reader) -> None:
         if reader in self._readers:
             self._readers.remove(reader)
-        if reader in self._paused:
-            self.reader_resumed(reader)
+        self._left_at = self._joining.now()
+        self.steer()
         if not self._readers and not self.is_joinable and self._flow is not None:
             self._flow.caller_left()
+
+    def steer(self) -> None:
+        is_paused = bool(self._readers) and all(reader.is_paused for reader in self._readers)
+        if self._flow is None or is_paused == self._is_paused:
+            return
+        self._is_paused = is_paused
+        if is_paused:
+            self._flow.pause()
+        else:
+            self._flow.resume()
 
 
 class _Reader:
     """One of the readers, as the flow of its own responder."""
 
+    __slots__ = ("_behind_bytes", "_shared", "is_paused", "responder")
+
     def __init__(self, shared: Shared, responder: Responder) -> None:
         self._shared = shared
         self.responder = responder
+        self.is_paused = False
+        self._behind_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        if self.is_paused:
+            self._behind_bytes += len(data)
+            if self._behind_bytes > BEHIND_BYTES:
+                self.responder.abort()
+                return
+        self.responder.write(data)
 
     def pause(self) -> None:
-        self._shared.reader_paused(self)
+        self.is_paused = True
+        self._shared.steer()
 
     def resume(self) -> None:
-        self._shared.reader_resumed(self)
+        self.is_paused = False
+        self._behind_bytes = 0
+        self._shared.steer()
 
     def caller_left(self) -> None:
         self._shared.reader_left(self)
@@ -145,43 +189,52 @@ class _Reader:
 
 class Joining:
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._calls: dict[Hashable, Shared] = {}
-        self._keys: dict[Shared, Hashable] = {}
+        self.now = now
+        self._calls: dict[Hashable, Shared] = {}  # those that can be joined
         self._finished: deque[Shared] = deque()  # in the order in which they were whole
-        self._finished_bytes = 0
+        self.kept_bytes = 0
         self.joined = 0
 
     def join(self, key: Hashable, responder: Responder) -> bool:
         """Whether there was a call to join; its answer then goes to this responder too."""
         shared = self._calls.get(key)
-        if shared is None or (shared.is_finished and self._now() - shared.finished_at > KEPT_SECONDS):
+        if shared is None or (shared.is_finished and self.now() - shared.finished_at > KEPT_SECONDS):
             return False
         self.joined += 1
         shared.join(responder)
         return True
 
     def share(self, key: Hashable, responder: Responder) -> Shared:
-        shared = Shared(responder, self._forget, self._settle)
-        self._calls[key] = shared
-        self._keys[shared] = key
+        before = self._calls.get(key)
+        if before is not None:
+            before.stop_keeping()
+        shared = Shared(key, responder, self)
+        if self.has_room(CALL_BYTES):
+            self._calls[key] = shared
+        else:
+            shared.is_joinable = False
         return shared
 
-    def _settle(self, shared: Shared) -> None:
+    # What the shared calls tell.
+
+    def has_room(self, weight: int) -> bool:
+        """If so, it is taken; calls that are whole make room, the oldest first."""
+        while self.kept_bytes + weight > KEPT_BYTES_IN_ALL and self._finished:
+            self._finished.popleft().stop_keeping()
+        if self.kept_bytes + weight > KEPT_BYTES_IN_ALL:
+            return False
+        self.kept_bytes += weight
+        return True
+
+    def settle(self, shared: Shared) -> None:
+        """It is whole, and kept for a while."""
         if not shared.is_joinable:
             return
-        shared.finished_at = self._now()
+        shared.finished_at = now = self.now()
         self._finished.append(shared)
-        self._finished_bytes += shared.kept_bytes
-        while self._finished:
-            oldest = self._finished[0]
-            if self._finished_bytes <= KEPT_BYTES_IN_ALL and shared.finished_at - oldest.finished_at <= KEPT_SECONDS:
-                return
-            self._finished.popleft()
-            self._finished_bytes -= oldest.kept_bytes
-            self._forget(oldest)
+        while now - self._finished[0].finished_at > KEPT_SECONDS:
+            self._finished.popleft().stop_keeping()
 
-    def _forget(self, shared: Shared) -> None:
-        key = self._keys.pop(shared, None)
-        if key is not None and self._calls.get(key) is shared:
-            del self._calls[key]
+    def forget(self, shared: Shared) -> None:
+        self.kept_bytes -= CALL_BYTES + shared.kept_bytes
+        del self._calls[shared.key]

@@ -25,6 +25,8 @@ _OURS_ALONE = frozenset(
     }
 )
 
+_PLAIN_CONNECTION = (b"", b"keep-alive", b"close")  # names no other header that is the connection's own
+
 # When the caller leaves, the rest of the answer is still read, because its usage comes last.
 DRAIN_SECONDS = 120.0
 DRAIN_BYTES = 32 * 1024 * 1024
@@ -85,13 +87,23 @@ class Relay:
         if self._holds_back(status, headers):
             self._is_held_back = True
             return
-        self._tap.head(status, headers)
-        shown, length = [], None
+        shown, length, nominated = [], None, b""
         for header in headers:
-            if header[0] not in _OURS_ALONE:
+            name, value = header
+            if name not in _OURS_ALONE:
                 shown.append(header)
-            elif header[0] == b"content-length":
-                length = int(header[1])
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                self._status = 0
+                self._connection.give_up("Bedrock's answer comes in a transfer coding that nobody asked for")
+                return
+            elif name == b"connection":
+                nominated = value.lower()
+        if nominated not in _PLAIN_CONNECTION:
+            names = {name.strip() for name in nominated.split(b",")}
+            shown = [header for header in shown if header[0] not in names]
+        self._tap.head(status, headers)
         shown += self._added
         self._responder.start(status, shown, length)
 
@@ -137,11 +149,11 @@ class Relay:
 
     def pause(self) -> None:
         if not (self._is_drained or self._is_over):
-            self._connection.transport.pause_reading()
+            self._connection.pause()
 
     def resume(self) -> None:
-        if not (self._is_over or self._connection.transport.is_closing()):
-            self._connection.transport.resume_reading()
+        if not self._is_over:
+            self._connection.resume()
 
     def caller_left(self) -> None:
         if self._is_drained or self._is_over:

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
 import httptools
@@ -47,13 +47,17 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = False
         self.since = pool.now()
+        self._status = 0
         self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
+        self._is_paused = False
         self._headers: list[Header] = []
         self._parts: list[bytes] = []
         self._head_bytes = 0
         self._has_head = False
+        self._is_head_told = False
         self._is_whole = False
         self._keeps_alive = False
+        self._ends_with_connection = False
 
     # What the event loop calls.
 
@@ -66,6 +70,10 @@ class Connection(asyncio.Protocol):
         self._pool.lost(self)
         self._break("Bedrock closed the connection before its answer was whole")
 
+    def eof_received(self) -> None:
+        if self._sink is not None and self._ends_with_connection:
+            self._end(self._sink, b"")
+
     def data_received(self, data: bytes) -> None:
         sink = self._sink
         if sink is None:  # nobody asked: what this connection says cannot be trusted any more
@@ -75,10 +83,16 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.transport.abort()
-            self._break("Bedrock's answer is no HTTP")
-            return
+            if not self._is_whole:
+                self.give_up("Bedrock's answer is no HTTP")
+                return
+            self._keeps_alive = False  # the answer is good, but something follows that nobody asked for
         if self._has_head:
+            if not self._is_head_told:
+                self._is_head_told = True
+                sink.head(self._status, self._headers)
+                if self._sink is None:  # it wants none of it
+                    return
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts = []
             if self._is_whole:
@@ -88,10 +102,13 @@ class Connection(asyncio.Protocol):
         else:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
-                self.transport.abort()
-                self._break("the head of Bedrock's answer has no end")
+                self.give_up("the head of Bedrock's answer has no end")
 
     # One call.
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_open and not self.transport.is_closing()
 
     def call(self, sink: Sink, head: bytes, body: bytes) -> None:
         self._sink = sink
@@ -106,27 +123,48 @@ class Connection(asyncio.Protocol):
         self._parts = []
         self._head_bytes = 0
         self._has_head = False
+        self._is_head_told = False
         self._is_whole = False
         self._keeps_alive = False
+        self._ends_with_connection = False
+
+    def pause(self) -> None:
+        """The caller reads slowly; until it has caught up, nothing more is read, and no silence counts."""
+        if not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self.since = self._pool.now()
+            self.transport.resume_reading()
 
     def give_up(self, why: str) -> None:
         self.transport.abort()
         self._break(why)
 
+    def close(self) -> None:
+        if not self.transport.is_closing():  # over TLS, closing twice is an error
+            self.transport.close()
+
     def check_time(self, now: float) -> None:
+        limit = SILENCE_SECONDS if self._has_head else FIRST_BYTE_SECONDS
         if self.deadline is not None and now > self.deadline:
             self.give_up("the caller left, and the answer did not end in time")
-        limit = SILENCE_SECONDS if self._has_head else FIRST_BYTE_SECONDS
-        if now - self.since > limit and self.transport.is_reading():
+        elif now - self.since > limit and not self._is_paused:
             self.give_up(f"Bedrock said nothing for {limit:g} seconds")
 
     def _end(self, sink: Sink, body: bytes) -> None:
         self._sink = None
         self.deadline = None
-        if self._keeps_alive:
+        self.resume()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # the answer came before it had read the call, which it may never do
+        elif self._keeps_alive:
             self._pool.free(self)
         else:
-            self.transport.close()
+            self.close()
         sink.data(body, True)
 
     def _break(self, why: str) -> None:
@@ -135,6 +173,10 @@ class Connection(asyncio.Protocol):
             sink.broken(why)
 
     # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:
@@ -145,10 +187,12 @@ class Connection(asyncio.Protocol):
         if status < 200:  # an interim answer; the real one follows
             self._headers = []
             return
+        self._status = status
         self._has_head = True
         self._keeps_alive = self._parser.should_keep_alive()
-        assert self._sink is not None
-        self._sink.head(status, self._headers)
+        if not self._keeps_alive:
+            framed = (b"content-length", b"transfer-encoding")
+            self._ends_with_connection = not any(name in framed for name, _ in self._headers)
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -157,11 +201,12 @@ class Connection(asyncio.Protocol):
         self._is_whole = self._has_head
 
 
-@dataclass(frozen=True, slots=True)
 class CannotConnect(Exception):
     """Surely nothing was sent."""
 
-    why: str
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
 
 
 class Pool:
@@ -178,7 +223,7 @@ class Pool:
         """The connection used last, which is the least likely to be stale."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and not connection.transport.is_closing():
+            if connection.is_usable:
                 self._busy.add(connection)
                 return connection
         return None
@@ -191,6 +236,8 @@ class Pool:
             _, connection = await asyncio.wait_for(making, CONNECT_SECONDS)
         except (OSError, TimeoutError) as failure:
             raise CannotConnect(f"cannot reach {host}:{port}: {failure or 'no answer'}") from None
+        if not connection.is_usable:
+            raise CannotConnect(f"{host}:{port} closes connections at once")
         self._busy.add(connection)
         return connection
 
@@ -199,19 +246,21 @@ class Pool:
         if len(self._idle) < IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
-            connection.transport.close()
+            connection.close()
 
     def lost(self, connection: Connection) -> None:
         self._busy.discard(connection)
+        with suppress(ValueError):
+            self._idle.remove(connection)
 
     def check_time(self) -> None:
         now = self.now()
         while self._idle and now - self._idle[0].since > IDLE_SECONDS:
-            self._idle.popleft().transport.close()
+            self._idle.popleft().close()
         for connection in tuple(self._busy):
             connection.check_time(now)
 
     def close(self) -> None:
         for connection in (*self._idle, *self._busy):
-            connection.transport.close()
+            connection.close()
         self._idle.clear()

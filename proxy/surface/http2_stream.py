@@ -11,26 +11,28 @@ from h2.errors import ErrorCodes
 from proxy.answers import refuse
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Flow, Header, Request
+from proxy.surface.bodies import add_part, joined
 
 if TYPE_CHECKING:
     from proxy.surface.http2 import Http2Connection
-    from proxy.surface.listener import Listener
 
-_BAD_IN_VALUES = frozenset(b"\r\n\x00")
+_BAD_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
+ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
 
 
 class Stream:
     """One request and, as its responder, the way back."""
 
-    def __init__(self, stream_id: int, connection: Http2Connection, now: float) -> None:
+    def __init__(self, stream_id: int, connection: Http2Connection, *, is_heard_out: bool) -> None:
         self.id = stream_id
+        self.is_heard_out = is_heard_out  # the client has said all it had to say
         self._connection = connection
         self._limits = connection.limits
-        self._since = now
+        self._since = connection.now()
         self._request: Request | None = None
-        self._refusal: Refusal | None = None
         self._is_whole = False
-        self._body: list[bytes] = []
+        self._is_mute = False
+        self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
@@ -44,48 +46,62 @@ class Stream:
 
     def take_head(self, headers: Sequence[Header]) -> None:
         try:
-            self._request = _request(headers)
+            self._request = request = _request(headers, self._limits.head_bytes)
         except Refusal as refusal:
-            self._refuse_early(refusal)
+            self.refuse(refusal)
             return
-        length = self._request.headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._limits.body_bytes:
-            self._refuse_early(self._too_large())
+        self._is_mute = request.method == b"HEAD"
+        if int(request.headers.get(b"content-length", b"0")) > self._limits.body_bytes:
+            self.refuse(self._too_large())
 
     def take_data(self, data: bytes) -> None:
         if self._is_whole:
             return
-        self._body.append(data)
+        if self._body:
+            add_part(self._body, data)
+        else:
+            self._body.append(data)
         self._body_bytes += len(data)
+        is_room = self._connection.listener.holds(len(data))
         if self._body_bytes > self._limits.body_bytes:
-            self._refuse_early(self._too_large())
+            self.refuse(self._too_large())
+        elif not is_room:
+            self.refuse(self._connection.listener.full)
 
-    def request_ended(self, listener: Listener) -> None:
+    def request_ended(self) -> None:
+        self.is_heard_out = True
         if self._is_whole or self._request is None:
             return
         self._is_whole = True
-        self._request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._request.body = joined(self._body)
         self._body = []
-        listener.begin(self._request, self)
+        self._connection.listener.begin(self._request, self)
 
     def check_time(self, now: float) -> None:
         waited = now - self._since
-        if not self._is_whole and waited > self._limits.body_seconds:
-            self._refuse_early(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
-        elif self._is_flow_paused and waited > self._limits.stalled_seconds:
-            self.abort()
+        if not self._is_whole:
+            if waited > self._limits.body_seconds:
+                self.refuse(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
+        elif self.outgoing and waited > self._limits.stalled_seconds:
+            self._break()
 
     def left(self) -> None:
         self.is_gone = True
         self.outgoing.clear()
+        self._drop_body()
         if self._flow is not None:
             self._flow.caller_left()
 
-    def _refuse_early(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """Answers before the request is whole; what still comes of it is thrown away."""
-        self._is_whole = True
-        self._body = []
+        self._drop_body()
         refuse(self, refusal)
+
+    def _drop_body(self) -> None:
+        if not self._is_whole:
+            self._is_whole = True
+            self._connection.listener.let_go(self._body_bytes)
+            self._body = []
 
     def _too_large(self) -> Refusal:
         return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
@@ -94,6 +110,7 @@ class Stream:
 
     def attach(self, flow: Flow) -> None:
         self._flow = flow
+        self._is_flow_paused = False
         if self._connection.is_write_paused:
             self.pause()
 
@@ -107,8 +124,10 @@ class Stream:
         self._connection.send_head(self, head)
 
     def write(self, data: bytes) -> None:
-        if self.is_gone or not data:
+        if self.is_gone or self.is_finished or not data or self._is_mute:
             return
+        if not self.outgoing:
+            self._since = self._connection.now()
         self.outgoing.append(data)
         self._outgoing_bytes += len(data)
         self.pump()
@@ -118,12 +137,16 @@ class Stream:
             self._connection.flush()
 
     def finish(self) -> None:
-        self.is_finished = True
-        self._flow = None
-        if not self.is_gone:
+        if not self.is_finished:
+            self.is_finished = self.has_started = True
+            self._flow = None
             self.pump()
 
     def abort(self) -> None:
+        if not self.is_finished:  # what was finished may still be on its way to a slow reader
+            self._break()
+
+    def _break(self) -> None:
         flow, self._flow = self._flow, None
         if not self.is_gone:
             self.is_gone = True
@@ -147,7 +170,6 @@ class Stream:
     def pause(self) -> None:
         if not self._is_flow_paused:
             self._is_flow_paused = True
-            self._since = self._connection.now()
             if self._flow is not None:
                 self._flow.pause()
 
@@ -156,17 +178,21 @@ class Stream:
         if len(data) > room:
             self.outgoing.appendleft(data[room:])
             data = data[:room]
+        if self.outgoing:
+            self._since = self._connection.now()
         self._outgoing_bytes -= len(data)
         return data
 
 
-def _request(headers: Sequence[Header]) -> Request:
+def _request(headers: Sequence[Header], most_bytes: int) -> Request:
     """The library has checked the protocol's rules; what it leaves to us is what a value may hold."""
     pseudo: dict[bytes, bytes] = {}
     plain: dict[bytes, bytes] = {}
     repeated: set[bytes] = set()
+    size = 0
     for name, value in headers:
-        if _BAD_IN_VALUES.intersection(value):
+        size += len(name) + len(value) + ENTRY_BYTES
+        if len(value.translate(None, _BAD_IN_VALUES)) != len(value):
             raise InvalidRequest("a header's value has no control characters")
         if name.startswith(b":"):
             pseudo[name] = value
@@ -174,9 +200,9 @@ def _request(headers: Sequence[Header]) -> Request:
             repeated.add(name)
         else:
             plain[name] = value
+    if size > most_bytes:
+        raise InvalidRequest(f"a request's head has at most {most_bytes} bytes")
     authority = pseudo.get(b":authority")
     if authority is not None and plain.setdefault(b"host", authority) != authority:
         raise InvalidRequest("the headers Host and :authority differ")
-    if b"host" not in plain:
-        raise InvalidRequest("a request needs a Host header")
     return Request(pseudo[b":method"], pseudo.get(b":path", b""), plain, frozenset(repeated))

@@ -44,13 +44,22 @@ class Listener:
         self.is_draining = False
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
-        self._has_emptied = asyncio.Event()
+        self.held_bytes = 0  # of the bodies of all requests that are coming in, waiting or under way
+        self.too_many = Busy(f"there are {limits.connections} connections already", retry_after=1)
+        self.full = Busy("the requests under way fill the memory set aside for them", retry_after=1)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """The port, which is a free one if 0 was asked for."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Newcomer(self), host, port, backlog=BACKLOG, ssl=tls)
+            self._server = await loop.create_server(
+                lambda: _Newcomer(self),
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=self.limits.head_seconds if tls else None,
+            )
         except OSError as failure:
             reason = os.strerror(failure.errno) if failure.errno else str(failure)
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}") from None
@@ -83,23 +92,31 @@ class Listener:
     def left(self, connection: Connection) -> None:
         self._connections.discard(connection)
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._connections) > self.limits.connections
+    def surplus(self) -> int:
+        """How many connections there are too many, with one more."""
+        return len(self._connections) + 1 - self.limits.connections
+
+    def holds(self, more: int) -> bool:
+        """Counts so much more of a body; whether there is room for it."""
+        self.held_bytes += more
+        return self.held_bytes <= self.limits.bodies_bytes
+
+    def let_go(self, size: int) -> None:
+        self.held_bytes -= size
 
     def begin(self, request: Request, responder: Responder) -> None:
         self._tasks.once(self._handled(request, responder))
 
     async def _handled(self, request: Request, responder: Responder) -> None:
         try:
-            if self.is_full:
-                raise Busy(f"there are {self.limits.connections} connections already", retry_after=1)
             await self._handler(request, responder)
         except Refusal as refusal:
             refuse(responder, refusal)
         except Exception as failure:
             _log.error("a request failed: %s", type(failure).__name__, exc_info=failure)
             refuse(responder, OurFault("an internal error; the sidecar's log has its cause"))
+        finally:
+            self.held_bytes -= len(request.body)
 
     async def _check_time(self) -> None:
         now = self.now()
@@ -117,7 +134,11 @@ class _Newcomer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        surplus = self._listener.surplus()
+        self._is_surplus = surplus > 0
         self._listener.joined(self)
+        if self._listener.is_draining or surplus > self._listener.limits.surplus:
+            self._transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._listener.left(self)
@@ -126,9 +147,9 @@ class _Newcomer(asyncio.Protocol):
         self._data += data
         begun = self._data[: len(HTTP2_PREFACE)]
         if begun == HTTP2_PREFACE:
-            self._become(Http2Connection(self._listener))
+            self._become(Http2Connection(self._listener, self._is_surplus))
         elif not HTTP2_PREFACE.startswith(begun):
-            self._become(Http1Connection(self._listener))
+            self._become(Http1Connection(self._listener, self._is_surplus))
 
     def _become(self, connection: Http1Connection | Http2Connection) -> None:
         self._listener.left(self)
@@ -141,7 +162,7 @@ class _Newcomer(asyncio.Protocol):
             self._transport.abort()
 
     def drain(self) -> None:
-        self._transport.close()
+        self._transport.abort()
 
     def cut(self) -> None:
         self._transport.abort()

@@ -1,0 +1,117 @@
+"""The way back for one request of an HTTP/1.1 connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from proxy.exchange import Flow, Header
+
+if TYPE_CHECKING:
+    from proxy.surface.http1 import Http1Connection
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_NO_BODY = (204, 304)
+
+
+class Answer:
+    """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
+
+    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_takes_chunks", "_transport", "flow",
+                 "has_started", "is_gone", "keeps_alive")  # fmt: skip
+
+    def __init__(
+        self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self.keeps_alive = keeps_alive
+        self._takes_chunks = takes_chunks
+        self._is_chunked = False
+        self._is_over = False
+        self._head = b""
+        self.flow: Flow | None = None
+        self.has_started = False
+        self.is_gone = False
+
+    def attach(self, flow: Flow) -> None:
+        self.flow = flow
+        if self._connection.is_write_paused:
+            flow.pause()
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        self.has_started = True
+        head = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        for name, value in headers:
+            head += (name, b": ", value, b"\r\n")
+        if length is not None:
+            head.append(b"content-length: %d\r\n" % length)
+        elif status not in _NO_BODY:
+            if self._takes_chunks:
+                self._is_chunked = True
+                head.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self.keeps_alive = False  # the end of the connection is the end of the body
+        head.append(b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n")
+        self._head = b"".join(head)  # goes out with the first bytes of the body, in one packet
+
+    def write(self, data: bytes) -> None:
+        if self.is_gone or not data:
+            return
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head and not self.is_gone:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def finish(self) -> None:
+        if self._is_over:
+            return
+        if not self.is_gone:
+            self._end()
+        self._close()
+        self._connection.answered(self.keeps_alive)
+
+    def abort(self) -> None:
+        if self._is_over:
+            return
+        flow = self.flow
+        self._close()
+        self._connection.break_off()
+        if flow is not None:
+            flow.caller_left()
+
+    def left(self) -> None:
+        """The connection is gone."""
+        self.is_gone = True
+        if self.flow is not None:
+            self.flow.caller_left()
+
+    def _end(self) -> None:
+        self.flush()
+        if self._is_chunked:
+            self._transport.write(b"0\r\n\r\n")
+
+    def _close(self) -> None:
+        self._is_over = self.is_gone = self.has_started = True
+        self.flow = None
+
+
+class BodilessAnswer(Answer):
+    """To HEAD: the head that a body would have had."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def _end(self) -> None:
+        self.flush()

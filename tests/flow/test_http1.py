@@ -1,0 +1,291 @@
+"""HTTP/1.1 on the data port: what it takes, what it refuses and how, and that no client can hold or hurt it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.errors import UnknownOperation
+from proxy.exchange import Request, Responder
+from proxy.surface import http1
+from tests.support.rig import echo, on_both_loops, port
+from tests.support.wire import CutError, ask, chunked, eventually, quiet, refused, said
+
+# What it takes.
+
+
+@on_both_loops
+async def test_one_request_after_another_on_one_connection() -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        for body in (b"one", b"", b"x" * 300_000, b"four"):
+            await wire.send(ask(body))
+            heard = await wire.answer()
+            assert (heard.status, heard.body, heard[b"target"]) == (200, body, b"/a")
+            assert b"connection" not in heard
+        assert rig.open == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+@on_both_loops
+async def test_cuts_make_no_difference(size: int) -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        whole = ask(b"a body") + chunked(b"two", b" chunks", trailers=b"trailer: x\r\n") + ask(b"last")
+        await wire.send(*(whole[at : at + size] for at in range(0, len(whole), size)))
+        assert [(await wire.answer()).body for _ in range(3)] == [b"a body", b"two chunks", b"last"]
+
+
+@on_both_loops
+async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
+    gates: dict[bytes, asyncio.Event] = {b"%d" % number: asyncio.Event() for number in range(40)}
+    begun: list[bytes] = []
+
+    async def gated(request: Request, responder: Responder) -> None:
+        begun.append(request.body)
+        await gates[request.body].wait()
+        await echo(request, responder)
+
+    async with port(gated) as rig:
+        wire = await rig.connect()
+        await wire.send(b"".join(ask(body) for body in gates))
+        await quiet()
+        assert begun == [b"0"]
+        for gate in reversed(gates.values()):
+            gate.set()
+        assert [(await wire.answer()).body for _ in gates] == list(gates) == begun
+
+
+@on_both_loops
+async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past it nothing more is read: neither from what has arrived already, nor from the socket."""
+    monkeypatch.setattr(http1, "SLICE_BYTES", 512)
+    gate = asyncio.Event()
+
+    async def gated(request: Request, responder: Responder) -> None:
+        await gate.wait()
+        await echo(request, responder)
+
+    async with port(gated, pipelined=4) as rig:
+        wire = await rig.connect()
+        one, count = ask(b"x" * 100), 100_000
+        sending = asyncio.create_task(wire.send(one * count))
+        await quiet()
+        assert not sending.done()
+        assert 4 * 100 <= rig.listener.held_bytes < 4 * 100 + 512
+        wire.close()
+        sending.cancel()
+        gate.set()
+
+
+@on_both_loops
+async def test_answers_that_nobody_reads_stop_the_requests() -> None:
+    begun = 0
+
+    async def count(request: Request, responder: Responder) -> None:
+        nonlocal begun
+        begun += 1
+        await echo(request, responder)
+
+    async with port(count, write_buffer_bytes=1024) as rig:
+        wire = await rig.connect(receive_buffer=4096)
+        sending = asyncio.create_task(wire.send(ask(b"x" * 10_000) * 2000))
+        await quiet(0.3)
+        assert begun < 1000
+        for _ in range(2000):
+            assert (await wire.answer()).body == b"x" * 10_000
+        await sending
+
+
+@on_both_loops
+async def test_100_continue_is_said_once_it_is_this_requests_turn() -> None:
+    gate = asyncio.Event()
+
+    async def gated(request: Request, responder: Responder) -> None:
+        await gate.wait()
+        await echo(request, responder)
+
+    async with port(gated) as rig:
+        wire = await rig.connect()
+        head, _, body = ask(b"body", b"Expect: 100-Continue\r\n").partition(b"\r\n\r\n")
+        await wire.send(ask(b"first") + head + b"\r\n\r\n")
+        await quiet()
+        gate.set()
+        assert (await wire.answer()).body == b"first"
+        assert await wire.head() == (100, [])
+        await wire.send(body)
+        assert (await wire.answer()).body == b"body"
+        await wire.send(head + b"\r\n\r\n")
+        assert await wire.head() == (100, [])
+        await wire.send(body)
+        assert (await wire.answer()).body == b"body"
+
+
+@on_both_loops
+async def test_a_body_too_large_is_refused_before_it_is_asked_for() -> None:
+    async with port(echo, body_bytes=10) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"12345678901", b"expect: 100-continue\r\n")[:-11])
+        assert "at most 10 bytes" in await refused(wire, 413)
+
+
+@on_both_loops
+async def test_head_has_no_body() -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"hidden", method=b"HEAD"), ask(b"shown"))
+        heard = await wire.answer(has_body=False)
+        assert heard[b"content-length"] == b"6"
+        assert (await wire.answer()).body == b"shown"
+
+
+async def stream(request: Request, responder: Responder) -> None:
+    responder.start(200, (), None)
+    responder.write(b"of no known ")
+    responder.write(b"length")
+    responder.finish()
+
+
+@on_both_loops
+async def test_http_1_0_gets_neither_chunks_nor_a_second_turn() -> None:
+    for handler, body in ((stream, b"of no known length"), (echo, b"")):
+        async with port(handler) as rig:
+            wire = await rig.connect()
+            await wire.send(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+            heard = await wire.answer()
+            assert (heard.body, heard[b"connection"]) == (body, b"close")
+            assert b"transfer-encoding" not in heard
+            assert await wire.ending() == "closed"
+
+
+@on_both_loops
+async def test_a_stream_has_chunks_and_its_connection_lives_on() -> None:
+    async with port(stream) as rig:
+        wire = await rig.connect()
+        for _ in range(2):
+            await wire.send(ask())
+            heard = await wire.answer()
+            assert (heard.body, heard[b"transfer-encoding"]) == (b"of no known length", b"chunked")
+
+
+@on_both_loops
+async def test_connection_close_is_obeyed() -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x", b"connection: close\r\n"))
+        assert (await wire.answer())[b"connection"] == b"close"
+        assert await wire.ending() == "closed"
+
+
+@on_both_loops
+async def test_a_half_closed_client_still_gets_all_its_answers() -> None:
+    gate = asyncio.Event()
+
+    async def gated(request: Request, responder: Responder) -> None:
+        await gate.wait()
+        await echo(request, responder)
+
+    async with port(gated) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"one") + ask(b"two") + b"POST /never-whole HTTP/1.1\r\n")
+        wire.half_close()
+        await quiet()
+        gate.set()
+        assert [(await wire.answer()).body for _ in range(2)] == [b"one", b"two"]
+        assert await wire.ending() == "closed"
+
+
+@pytest.mark.parametrize("body", [b"", b"a body", b"x" * 100_000])
+@on_both_loops
+async def test_an_offer_to_upgrade_is_overlooked(body: bytes) -> None:
+    """Java's own client offers HTTP/2 with its first request, whose body the parser would take for the new protocol."""
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
+    )
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(body, offer) + chunked(body or b"-", more=offer) + ask(b"next"))
+        for expected in (body, body or b"-", b"next"):
+            heard = await wire.answer()
+            assert (heard.status, heard.body, heard[b"target"]) == (200, expected, b"/a")
+        await wire.send(ask(body, offer.replace(b"Upgrade,", b"Upgrade, close,")))
+        assert (await wire.answer())[b"connection"] == b"close"
+        assert await wire.ending() == "closed"
+
+
+# How it refuses.
+
+
+@on_both_loops
+async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
+    async def refuses(request: Request, responder: Responder) -> None:
+        raise UnknownOperation("there is no such thing")
+
+    async def fails(request: Request, responder: Responder) -> None:
+        raise RuntimeError("a secret")
+
+    async def fails_late(request: Request, responder: Responder) -> None:
+        responder.start(200, (), 100)
+        responder.write(b"x")
+        raise RuntimeError("a secret")
+
+    async def fails_after(request: Request, responder: Responder) -> None:
+        await echo(request, responder)
+        raise RuntimeError("a secret")
+
+    async with port(refuses) as rig:
+        wire = await rig.connect()
+        for _ in range(2):
+            await wire.send(ask())
+            assert said(await wire.answer(), 404, "UnknownOperationException") == "there is no such thing"
+    for handler in (fails, fails_late, fails_after):
+        async with port(handler) as rig:
+            wire = await rig.connect()
+            await wire.send(ask(b"one") + ask(b"two"))
+            if handler is fails:
+                assert "secret" not in said(await wire.answer(), 500, "InternalServerException")
+            elif handler is fails_late:
+                with pytest.raises(CutError, match="reset"):
+                    await wire.answer()
+            else:
+                assert [(await wire.answer()).body for _ in range(2)] == [b"one", b"two"]
+            await eventually(lambda: rig.log.lines)
+            assert all("a request failed: RuntimeError" in line for line in rig.log.lines)
+            rig.log.lines.clear()
+
+
+async def broken_off(request: Request, responder: Responder) -> None:
+    responder.start(200, (), None)
+    responder.write(b"some")
+    responder.flush()
+    await asyncio.sleep(0)
+    responder.abort()
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@on_both_loops
+async def test_an_answer_broken_off_never_looks_whole(version: bytes) -> None:
+    async with port(broken_off) as rig:
+        wire = await rig.connect()
+        await wire.send(b"GET / HTTP/%b\r\nhost: here\r\n\r\n" % version)
+        with pytest.raises(CutError, match="reset"):
+            await wire.answer()
+
+
+@on_both_loops
+async def test_the_next_answer_is_out_of_reach_for_whoever_gave_the_last() -> None:
+    held: list[Responder] = []
+
+    async def kept(request: Request, responder: Responder) -> None:
+        held.append(responder)
+        if len(held) == 2:
+            held[0].write(b"too late")
+            held[0].finish()
+            held[0].abort()
+        await echo(request, responder)
+
+    async with port(kept) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"one") + ask(b"two") + ask(b"three"))
+        assert [(await wire.answer()).body for _ in range(3)] == [b"one", b"two", b"three"]

@@ -1,0 +1,327 @@
+"""A port between clients and a scripted upstream server, on real sockets, with time that a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+
+from proxy.answers import refuse
+from proxy.errors import Refusal
+from proxy.exchange import Handler, Header, Request, Responder
+from proxy.forwarding.forwarder import BearerKey, Call, Forwarder, Target
+from proxy.forwarding.joining import Joining
+from proxy.forwarding.relay import Outcome
+from proxy.forwarding.upstream import Connection, Endpoint
+from proxy.surface.limits import Limits
+from proxy.surface.listener import Listener
+from proxy.tasks import Tasks
+from tests.support.servers import free_port
+from tests.support.wire import RESET, Http2Wire, Wire, eventually
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The loops differ in when they write, and in what they raise on connections that are gone."""
+
+    @functools.wraps(test)
+    def run(loop: str, **fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+            runner.run(test(**fixtures))
+
+    signature = inspect.signature(test)
+    own = inspect.Parameter("loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return pytest.mark.parametrize("loop", list(LOOPS))(run)
+
+
+class StepClock:
+    """Time that moves only when a test says so; unlike `ManualClock` it needs nothing of the loop but turns."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    monotonic = now
+
+    async def sleep(self, seconds: float) -> None:
+        awake = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now + seconds, awake))
+        await awake
+
+    def move(self, seconds: float) -> None:
+        self._now += seconds
+        for due, awake in self._sleepers:
+            if due <= self._now and not awake.done():
+                awake.set_result(None)
+        self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper[1].done()]
+
+
+class Exchange:
+    """One call as the upstream server sees it, for a script to answer."""
+
+    def __init__(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
+        self.head = head
+        self.body = body
+        self.writer = writer
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def reset(self) -> None:
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.writer.transport.abort()
+
+
+Script = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass
+class Upstream:
+    port: int
+    calls: list[Exchange] = field(default_factory=list)
+    connections: int = 0  # ever made
+    open: int = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("127.0.0.1", self.port, False)
+
+
+def sends(*pieces: bytes, then: Callable[[Exchange], None] | None = None) -> Script:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(*pieces)
+        if then is not None:
+            then(exchange)
+
+    return script
+
+
+def plain(body: bytes, status: int = 200, more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %d OK\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), more, body)
+
+
+@asynccontextmanager
+async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any) -> AsyncIterator[Upstream]:
+    """Reads calls whole and has each answered by the script."""
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        server.connections += 1
+        server.open += 1
+        if send_buffer is not None:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            writer.transport.set_write_buffer_limits(high=send_buffer)
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next((int(line[15:]) for line in head.split(b"\r\n") if line[:15] == b"content-length:"), 0)
+                exchange = Exchange(head, await reader.readexactly(length), writer)
+                server.calls.append(exchange)
+                await script(exchange)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+            server.open -= 1
+            serving.discard(task)
+
+    server = Upstream(0)
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0, **how)
+    server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
+        for task in tuple(serving):
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+
+def nowhere() -> Endpoint:
+    """Refuses connections."""
+    return Endpoint("127.0.0.1", free_port(), False)
+
+
+async def echo(request: Request, responder: Responder) -> None:
+    """Answers with what it was asked."""
+    responder.start(200, ((b"method", request.method), (b"target", request.target)), len(request.body))
+    responder.write(request.body)
+    responder.finish()
+
+
+class Log(logging.Handler):
+    """What was logged as a warning or worse, by anybody, the event loop included."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@dataclass
+class Rig:
+    """A running port. When a test is done with it, it must be empty: no connection, no body, no task, no complaint."""
+
+    listener: Listener
+    port: int
+    clock: StepClock
+    tasks: Tasks
+    log: Log
+    wires: list[Wire] = field(default_factory=list)
+    watchers: int = 1  # of the time
+
+    async def connect(self, **how: Any) -> Wire:
+        self.wires.append(await Wire.connect(self.port, **how))
+        return self.wires[-1]
+
+    async def connect2(self, **how: Any) -> Http2Wire:
+        client = await Http2Wire.connect(self.port, **how)
+        self.wires.append(client.wire)
+        return client
+
+    @property
+    def open(self) -> int:
+        return len(self.listener._connections)
+
+    @property
+    def handling(self) -> int:
+        return len(self.tasks._short)
+
+    async def pass_time(self, seconds: float) -> None:
+        """And let whoever watches the time look at it."""
+        await eventually(lambda: len(self.clock._sleepers) >= self.watchers)
+        self.clock.move(seconds)
+        await eventually(lambda: len(self.clock._sleepers) >= self.watchers)
+
+    def hang_up(self) -> None:
+        for wire in self.wires:
+            wire.close()
+
+    async def is_empty(self) -> None:
+        await eventually(lambda: not self.open)
+        await eventually(lambda: not self.handling)
+        assert self.listener.held_bytes == 0
+
+
+@asynccontextmanager
+async def port(handler: Handler, **limits: Any) -> AsyncIterator[Rig]:
+    clock, log = StepClock(), Log()
+    logging.getLogger().addHandler(log)
+    try:
+        async with Tasks(clock) as tasks:
+            listener = Listener(handler, clock, tasks, Limits(**limits))
+            rig = Rig(listener, await listener.listen("127.0.0.1", 0), clock, tasks, log)
+            try:
+                yield rig
+                rig.hang_up()
+                await rig.is_empty()
+                await listener.drain(0)
+            finally:
+                for connection in tuple(listener._connections):
+                    connection.cut()
+        assert log.lines == []
+    finally:
+        logging.getLogger().removeHandler(log)
+
+
+@dataclass
+class Tapped:
+    """What a tap saw of one answer."""
+
+    status: int = 0
+    seen: bytes = b""
+    ends: list[bool] = field(default_factory=list)
+
+    def head(self, status: int, headers: list[Header]) -> None:
+        self.status = status
+
+    def data(self, data: bytes) -> None:
+        self.seen += data
+
+    def end(self, is_whole: bool) -> None:
+        self.ends.append(is_whole)
+
+
+class Through:
+    """A handler that forwards whatever comes, with nothing in between but, if asked for, the joining of retries."""
+
+    def __init__(self, *endpoints: Endpoint, joining: Joining | None = None, **forwarder: Any) -> None:
+        self._targets = [Target(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
+        self._joining = joining
+        self._options = forwarder
+        self.forwarder: Forwarder | None = None
+        self.taps: list[Tapped] = []
+        self.outcomes: list[Outcome] = []
+        self.added: tuple[Header, ...] = ((b"x-added", b"by us"),)
+
+    def begin(self, rig_clock: StepClock) -> None:
+        self.forwarder = Forwarder(BearerKey("k"), rig_clock, **self._options)
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        invocation = request.headers.get(b"invocation")
+        if self._joining is not None and invocation is not None:
+            key = (request.headers.get(b"caller"), request.target, request.body, invocation)
+            if self._joining.join(key, responder):
+                return
+            responder = self._joining.share(key, responder)
+        tap = Tapped()
+        self.taps.append(tap)
+        call = Call("POST", "", [("x-target", request.target.decode())], lambda _: request.body, self._targets)
+        assert self.forwarder is not None
+        try:
+            self.outcomes.append(await self.forwarder.forward(call, responder, self.added, tap))
+        except Refusal as refusal:
+            refuse(responder, refusal)
+
+    @property
+    def pooled(self) -> list[Connection]:
+        assert self.forwarder is not None
+        return [each for pool in self.forwarder._pools.values() for each in pool._idle]
+
+    @property
+    def busy(self) -> list[Connection]:
+        assert self.forwarder is not None
+        return [each for pool in self.forwarder._pools.values() for each in pool._busy]
+
+
+@asynccontextmanager
+async def between(through: Through, **limits: Any) -> AsyncIterator[Rig]:
+    """A port that forwards. At the end, nothing may be left of its upstream connections either."""
+    async with port(through, **limits) as rig:
+        through.begin(rig.clock)
+        rig.tasks.every("upstream", 1.0, through.forwarder.check_time)
+        rig.watchers += 1
+        yield rig
+    assert through.forwarder is not None
+    assert not any(each._is_paused or each._sink or each.deadline for each in through.pooled)
+    through.forwarder.close()
+    await eventually(lambda: not any(each.is_open for each in (*through.busy, *through.pooled)))
+    assert not through.busy
