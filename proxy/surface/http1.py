@@ -89,6 +89,7 @@ class Http1Connection(asyncio.Protocol):
         self.is_write_paused = False
         if self._answer is None:
             if not self._is_closed:
+                self.since = self._listener.now()
                 self._next()
         elif self._answer.flow is not None:
             self._answer.flow.resume()

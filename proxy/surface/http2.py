@@ -142,8 +142,8 @@ class Http2Connection(asyncio.Protocol):
         stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
         self._streams[event.stream_id] = stream
         if self._is_surplus:
-            self.drain()
             stream.refuse(self.listener.too_many)
+            self.drain()
         else:
             stream.take_head(event.headers or [])
 
@@ -204,13 +204,19 @@ class Http2Connection(asyncio.Protocol):
             stream.abort()
 
     def send_some(self, stream: Stream) -> None:
-        """As much of what waits as the client's windows take."""
+        """As much of what waits as the client's windows take, and the connection."""
+        unsent = 0
         try:
             while stream.outgoing and not self.is_write_paused:
                 room = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
                 if room <= 0:
                     return
-                self._h2.send_data(stream.id, stream.take_outgoing(room))
+                data = stream.take_outgoing(room)
+                self._h2.send_data(stream.id, data)
+                unsent += len(data)
+                if unsent > self.limits.write_buffer_bytes:
+                    self._send()
+                    unsent = 0
             if stream.is_finished and not stream.outgoing:
                 self._h2.end_stream(stream.id)
                 if not stream.is_heard_out:
@@ -253,9 +259,9 @@ class Http2Connection(asyncio.Protocol):
 
     def _say_goodbye(self, code: ErrorCodes) -> None:
         # The library would take the connection for closed; streams under way must still be answered.
-        frame = GoAwayFrame(0, last_stream_id=self._newest, error_code=code)
+        self._send()
         if not self._is_closed:
-            self._transport.write(frame.serialize())
+            self._transport.write(GoAwayFrame(0, last_stream_id=self._newest, error_code=code).serialize())
 
     def _calm_down(self) -> None:
         self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)

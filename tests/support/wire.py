@@ -14,6 +14,7 @@ from typing import Any
 from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from hyperframe.frame import Frame, GoAwayFrame
 
 from proxy.exchange import Header
 
@@ -207,12 +208,21 @@ class Streamed:
         return Heard(int(status[1]), headers, self.body)
 
 
+class Protocol(H2Connection):
+    """The library takes a goodbye for the end, answers still to come and all."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
+        goodbye = events.ConnectionTerminated()
+        goodbye.error_code, goodbye.last_stream_id = frame.error_code, frame.last_stream_id
+        return [], [goodbye]
+
+
 class Http2Wire:
     """An HTTP/2 client on a wire; `reads_on` says whether what it receives opens the windows again."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+        self.h2 = Protocol(H2Configuration(client_side=True, header_encoding=None))
         self.streams: dict[int, Streamed] = {}
         self.goodbye: events.ConnectionTerminated | None = None
         self.is_over = False

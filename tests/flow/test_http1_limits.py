@@ -1,0 +1,313 @@
+"""Each limit of an HTTP/1.1 connection: at it all is well, beyond it the client is told why, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from proxy.exchange import Request, Responder
+from proxy.surface import http1
+from tests.support.rig import Rig, echo, on_both_loops, port
+from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
+
+HEAD = 300  # bytes
+
+
+def head_of(size: int) -> bytes:
+    bare = b"GET / HTTP/1.1\r\nhost: here\r\nx: \r\n\r\n"
+    return bare.replace(b"x: ", b"x: " + b"y" * (size - len(bare)))
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [1, 99, HEAD - 1, HEAD, HEAD + 1, 10_000])
+@on_both_loops
+async def test_a_head_has_so_many_bytes_however_it_is_cut(size: int) -> None:
+    async with port(echo, head_bytes=HEAD) as rig:
+        wire = await rig.connect()
+        for _ in range(2):
+            await wire.send(*cut(head_of(HEAD), size))
+            assert (await wire.answer()).status == 200
+        await wire.send(*cut(head_of(HEAD + 1), size))
+        assert f"at most {HEAD} bytes" in await refused(wire)
+
+
+@pytest.mark.parametrize("bytes_over", [0, 1])
+@on_both_loops
+async def test_a_large_head_at_its_true_limit(bytes_over: int) -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(head_of(64 * 1024 + bytes_over))
+        if bytes_over:
+            assert "at most 65536 bytes" in await refused(wire)
+        else:
+            assert (await wire.answer()).status == 200
+
+
+@on_both_loops
+async def test_a_body_in_the_packet_of_a_full_head_is_no_part_of_it() -> None:
+    async with port(echo, head_bytes=HEAD) as rig:
+        wire = await rig.connect()
+        bare = ask(b"x" * 1000)
+        head = bare[: -1000 - 4] + b"\r\ny: "
+        full = head + b"z" * (HEAD - len(head) - 4) + b"\r\n\r\n" + b"x" * 1000
+        assert full.index(b"\r\n\r\n") + 4 == HEAD
+        await wire.send(full + full)
+        for _ in range(2):
+            assert (await wire.answer()).body == b"x" * 1000
+
+
+@on_both_loops
+async def test_many_small_requests_in_one_packet_are_no_large_head() -> None:
+    async with port(echo, head_bytes=HEAD) as rig:
+        wire = await rig.connect()
+        await wire.send(head_of(100) * 50)
+        for _ in range(50):
+            assert (await wire.answer()).status == 200
+
+
+@on_both_loops
+async def test_a_head_without_end_is_refused() -> None:
+    for endless in (b"GET /" + b"a" * HEAD * 2, b"GET / HTTP/1.1\r\n" + b"a" * HEAD * 2, b"\r\n" * HEAD):
+        async with port(echo, head_bytes=HEAD) as rig:
+            wire = await rig.connect()
+            await wire.send(*cut(endless, 50))
+            assert f"at most {HEAD} bytes" in await refused(wire)
+
+
+def bodies(size: int) -> list[bytes]:
+    return [ask(b"x" * size), chunked(*[b"x"] * size), chunked(b"x" * size)]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@on_both_loops
+async def test_a_body_has_so_many_bytes_however_it_is_framed(kind: int) -> None:
+    async with port(echo, body_bytes=1000) as rig:
+        wire = await rig.connect()
+        for size in (1000, 999):
+            await wire.send(bodies(size)[kind])
+            assert (await wire.answer()).body == b"x" * size
+        await wire.send(bodies(1001)[kind])
+        assert "at most 1000 bytes" in await refused(wire, 413)
+
+
+@on_both_loops
+async def test_a_client_that_sends_on_can_still_read_why_it_was_refused() -> None:
+    """Closing at once would answer what it sends with a reset, which destroys the answer it has not read yet."""
+    async with port(echo, body_bytes=1000) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 20_000_000))
+        assert "at most 1000 bytes" in await refused(wire, 413)
+
+
+@on_both_loops
+async def test_who_sends_on_for_ever_is_cut() -> None:
+    async with port(echo, body_bytes=10, lingering_seconds=5) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 11))
+        said(await wire.answer(), 413, "ValidationException")
+        await rig.pass_time(4)
+        assert rig.open == 1
+        await rig.pass_time(2)
+        assert await wire.ending() in ("closed", "reset")
+        await eventually(lambda: rig.open == 0)
+
+
+@on_both_loops
+async def test_trailers_and_extensions_without_end_are_refused() -> None:
+    framed = chunked(b"x")[:-2]
+    for endless in (framed + b"trailer: " + b"y" * 100_000, framed[:-3] + b"1;" + b"y" * 100_000):
+        async with port(echo, head_bytes=HEAD) as rig:
+            wire = await rig.connect()
+            await wire.send(*cut(endless, 5000))
+            assert f"at most {HEAD} bytes" in await refused(wire)
+
+
+@on_both_loops
+async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(http1, "joined", lambda parts: kept.append(len(parts)) or b"".join(parts))
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(chunked(*[b"xy"] * 10_000))
+        assert (await wire.answer()).body == b"xy" * 10_000
+        assert kept == [2]
+
+
+@on_both_loops
+async def test_the_bodies_of_all_requests_share_one_room() -> None:
+    """Those coming in, those that wait and those under way; and it is free again whatever becomes of them."""
+    gate = asyncio.Event()
+
+    async def gated(request: Request, responder: Responder) -> None:
+        await gate.wait()
+        await echo(request, responder)
+
+    async with port(gated, bodies_bytes=1000) as rig:
+        under_way, coming, late = [await rig.connect() for _ in range(3)]
+        await under_way.send(ask(b"x" * 300) + ask(b"x" * 300))
+        await coming.send(ask(b"x" * 300)[:-1])
+        await eventually(lambda: rig.listener.held_bytes == 899)
+        await late.send(ask(b"x" * 102))
+        assert "memory" in await refused(late, 503, "ServiceUnavailableException")
+        assert rig.listener.held_bytes == 899
+        coming.close()
+        await eventually(lambda: rig.listener.held_bytes == 600)
+        again = await rig.connect()
+        await again.send(ask(b"x" * 400))
+        await eventually(lambda: rig.listener.held_bytes == 1000)
+        under_way.reset()
+        await eventually(lambda: rig.listener.held_bytes == 700)  # one is under way still, and the other never will be
+        gate.set()
+        assert (await again.answer()).body == b"x" * 400
+
+
+# Time.
+
+
+async def at_the_limit(rig: Rig, wire: Wire, seconds: float) -> None:
+    await quiet()
+    await rig.pass_time(seconds - 1)
+    await quiet(0.01)
+    assert rig.open == 1
+    await rig.pass_time(2)
+
+
+@on_both_loops
+async def test_a_slow_head() -> None:
+    async with port(echo, head_seconds=20) as rig:
+        wire = await rig.connect()
+        await wire.send(ask()[:20])
+        await at_the_limit(rig, wire, 20)
+        assert "head took more than 20 seconds" in await refused(wire)
+
+
+@on_both_loops
+async def test_a_head_that_comes_in_drops_gains_no_time() -> None:
+    async with port(echo, head_seconds=20) as rig:
+        wire = await rig.connect()
+        for byte in (b"G", b"E", b"T", b" ", b"/"):
+            await wire.send(byte)
+            await quiet(0.01)
+            await rig.pass_time(3)
+        await wire.send(b"a")
+        await at_the_limit(rig, wire, 5)
+        assert "head took more" in await refused(wire)
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", b"PRI * HTTP/2.0\r\n", b"GE", b"\r\n\r\n"])
+@on_both_loops
+async def test_a_connection_that_does_not_even_begin(sent: bytes) -> None:
+    async with port(echo, head_seconds=20) as rig:
+        wire = await rig.connect()
+        await wire.send(sent)
+        await at_the_limit(rig, wire, 20)
+        await eventually(lambda: rig.open == 0)
+        with pytest.raises(CutError):
+            await wire.answer()
+
+
+@on_both_loops
+async def test_line_ends_before_a_request_are_a_slow_head_too() -> None:
+    async with port(echo, head_seconds=20, idle_seconds=75) as rig:
+        wire = await rig.connect()
+        await wire.send(ask())
+        await wire.answer()
+        for _ in range(6):
+            await wire.send(b"\r\n")
+            await quiet(0.01)
+            await rig.pass_time(3)
+        await at_the_limit(rig, wire, 2)
+        assert await wire.ending() == "closed"
+
+
+@on_both_loops
+async def test_a_slow_body() -> None:
+    async with port(echo, body_seconds=120, head_seconds=20) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 300)[:-200])
+        await quiet()
+        for _ in range(20):
+            await rig.pass_time(5)
+            await wire.send(b"x")
+        await at_the_limit(rig, wire, 20)
+        assert "body took more than 120 seconds" in await refused(wire)
+
+
+@on_both_loops
+async def test_an_idle_connection() -> None:
+    async with port(echo, idle_seconds=75, head_seconds=20) as rig:
+        wire = await rig.connect()
+        for _ in range(3):
+            await rig.pass_time(15)
+            await wire.send(ask(b"x"))
+            await wire.answer()
+        await at_the_limit(rig, wire, 75)
+        assert await wire.ending() == "closed"
+
+
+async def flood(request: Request, responder: Responder) -> None:
+    size = int(request.target[1:])
+    responder.start(200, (), size)
+    responder.write(b"x" * size)
+    responder.finish()
+
+
+def narrow(rig: Rig) -> None:
+    """The kernel keeps little for clients that do not read."""
+    for connection in rig.listener._connections:
+        kernel = connection._transport.get_extra_info("socket")
+        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+@pytest.mark.parametrize("size", [60_000, 300_000])
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
+@on_both_loops
+async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, more: bytes) -> None:
+    """Also when the answer is finished and its rest is no more than a buffer holds, which no event ever tells."""
+    async with port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
+        slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
+        await eventually(lambda: rig.open == 2)
+        narrow(rig)
+        for wire in (slow, stalled):
+            await wire.send(ask(path=b"/%d" % size, more=more))
+        await quiet()
+        assert sum(connection._transport.get_write_buffer_size() > 0 for connection in rig.listener._connections) == 2
+        for _ in range(2):
+            await rig.pass_time(120)
+            while len(slow.got) < size / 2 and await slow.more():
+                pass
+        assert rig.open == 2
+        assert len((await slow.answer()).body) == size
+        await rig.pass_time(70)
+        assert await stalled.ending() == "reset"
+
+
+# Numbers.
+
+
+@on_both_loops
+async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled() -> None:
+    async with port(echo, connections=2, surplus=1) as rig:
+        first, second = [await rig.connect() for _ in range(2)]
+        await eventually(lambda: rig.open == 2)
+        third = await rig.connect()
+        await eventually(lambda: rig.open == 3)
+        fourth = await rig.connect()
+        with pytest.raises(CutError):
+            await fourth.answer()
+        for wire in (first, second):
+            await wire.send(ask(b"x"))
+            assert (await wire.answer()).body == b"x"
+        await third.send(ask(b"x" * 100_000))
+        assert "2 connections already" in await refused(third, 503, "ServiceUnavailableException")
+        await eventually(lambda: rig.open == 2)
+        first.close()
+        await eventually(lambda: rig.open == 1)
+        fifth = await rig.connect()
+        await fifth.send(ask(b"x"))
+        assert (await fifth.answer()).body == b"x"
