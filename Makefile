@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
 
-.PHONY: setup run test check bench format lock clean help
+.PHONY: setup run test clients test-clients check bench format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -32,6 +32,17 @@ run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock,
 
 test: $(VENV)/.dev   ## every test a newcomer needs
 	$(BIN)/python -m pytest $(UNIT)
+
+$(VENV)/.clients: requirements/clients.lock tests/flow/clients/programs/package-lock.json $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/clients.lock
+	cd tests/flow/clients/programs && { command -v npm > /dev/null && npm ci --silent || echo "no npm: JavaScript is left out"; }
+	@touch $@
+
+clients: $(VENV)/.clients ## the newest SDKs, in environments of their own
+
+test-clients: $(VENV)/.clients ## real SDKs against the sidecar; takes minutes
+	PRICE_KEEPER_TEST_CLIENTS=1 $(BIN)/python -m pytest tests/flow/clients
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .

@@ -20,6 +20,11 @@ settings.register_profile("ci", parent=settings.get_profile("default"), derandom
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_report_header() -> str:
+    is_left_out = "PRICE_KEEPER_TEST_CLIENTS" not in os.environ
+    return "real clients: left out; run them with make test-clients" if is_left_out else "real clients: included"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _test_credentials() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,57 @@
+"""A client that gives up waiting and asks again gets the answer to its first call: Bedrock is asked, and paid, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.clients import (
+    AIOBOTO3,
+    BOTO3,
+    BOTO3_OLDER,
+    JAVASCRIPT,
+    JAVASCRIPT_HTTP1,
+    SESSION,
+    Client,
+    Round,
+    ask,
+)
+from tests.support.front import Doors
+from tests.support.stage import SLOW, SLOW_SECONDS, Stage, a_marker
+
+READ_SECONDS = 1.0
+assert READ_SECONDS < SLOW_SECONDS
+
+IMPATIENT: dict[str, dict[str, Any]] = {
+    "newest": {"read_timeout": READ_SECONDS},
+    "main": {"read_timeout": READ_SECONDS},
+    "node": {"requestTimeout": READ_SECONDS * 1000},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1], ids=str)
+def test_a_retry_after_a_time_out_joins_the_call(staged: Stage, doors: Doors, client: Client, stream: bool) -> None:
+    marker, door = a_marker(), doors.to(staged.url)
+    calls = [ask(SLOW, marker, stream=stream)]
+    (answer,) = client.play(
+        Round(staged.environ(client, SESSION, door.url), calls, IMPATIENT[client.lives_in])
+    ).answers()
+    assert answer["output_tokens"] == len(answer["text"].split())
+    entries = [entry for entry in staged.troubled[SLOW].ledger()["entries"] if marker in entry["body"]]
+    assert door.requests > 1
+    assert len(entries) == 1
+    assert entries[0]["is_whole"]
+
+
+@pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, JAVASCRIPT], ids=str)
+def test_the_same_question_asked_anew_is_asked_anew(staged: Stage, client: Client) -> None:
+    marker = a_marker()
+    environ = staged.environ(client, SESSION)
+    first, second = client.play(Round(environ, [ask("premium", marker)] * 2)).answers()
+    entries = [entry for entry in staged.bedrock.ledger()["entries"] if marker in entry["body"]]
+    assert first == second
+    assert len(entries) == 2
+    assert Counter(entry["invocation_id"] for entry in entries).most_common(1)[0][1] == 1

@@ -1,0 +1,126 @@
+"""Every operation of bedrock-runtime by the AWS SDKs themselves, in each way to say who calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.clients import (
+    AIOBOTO3,
+    AWS_CLI,
+    BOTO3,
+    BOTO3_OLDER,
+    JAVASCRIPT,
+    JAVASCRIPT_HTTP1,
+    Call,
+    Client,
+    Round,
+)
+from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
+from tests.support.stage import Stage
+
+BODY = {"body": json.dumps(CLAUDE_BODY)}
+COUNTED = {"input": {"converse": TURN}}
+GUARDED = {
+    "guardrailIdentifier": "gr1",
+    "guardrailVersion": "DRAFT",
+    "source": "INPUT",
+    "content": [{"text": {"text": "hello"}}],
+}
+JOB = {
+    "modelId": "film",
+    "modelInput": {"prompt": "a sea"},
+    "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/path"}},
+}
+# The label by its name, then by the model it stands for.
+CALLS = (
+    Call("invoke_model", {"modelId": "premium", **BODY}),
+    Call("invoke_model_with_response_stream", {"modelId": CLAUDE, **BODY}),
+    Call("converse", {"modelId": CLAUDE, **TURN}),
+    Call("converse_stream", {"modelId": "premium", **TURN}),
+    Call("count_tokens", {"modelId": "premium", **COUNTED}),
+    Call("apply_guardrail", GUARDED),
+    Call("start_async_invoke", JOB),
+    Call("list_async_invokes", {"maxResults": 1}),
+)
+OPERATIONS = {call.operation: number for number, call in enumerate(CALLS)}
+JOB_ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/"
+
+in_each_way = [
+    pytest.param(client, way, id=f"{client}-{way}")
+    for client in (BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1)
+    for way in client.ways
+]
+
+
+def spelled(client: Client, call: Call) -> Call:
+    """The operation as this SDK names it."""
+    if client.lives_in != "node":
+        return call
+    return Call("".join(part.capitalize() for part in call.operation.split("_")), call.arguments)
+
+
+def get_job(client: Client, answer: dict[str, Any]) -> Call:
+    return spelled(client, Call("get_async_invoke", {"invocationArn": answer["invocationArn"]}))
+
+
+@pytest.mark.parametrize(("client", "way"), in_each_way)
+def test_every_operation(staged: Stage, client: Client, way: str) -> None:
+    environ = staged.environ(client, way)
+    answers = client.play(Round(environ, [spelled(client, call) for call in CALLS])).answers()
+    said = {operation: answers[number] for operation, number in OPERATIONS.items()}
+    check_answers(said)
+    check_stream(said["invoke_model_with_response_stream"]["body"], said["invoke_model"]["body"])
+    (job,) = client.play(Round(environ, [get_job(client, said["start_async_invoke"])])).answers()
+    assert job["status"] == "InProgress"
+    if client.lives_in == "node":
+        assert {answer["protocol"] for answer in answers} == {
+            "NodeHttpHandler" if client is JAVASCRIPT_HTTP1 else "NodeHttp2Handler"
+        }
+    else:
+        check_headers(said["converse"], CLAUDE)
+        check_headers(said["converse_stream"], "premium")
+
+
+def check_answers(said: dict[str, Any]) -> None:
+    used = said["converse"]["usage"]
+    assert used["totalTokens"] == used["inputTokens"] + used["outputTokens"] > used["inputTokens"] > 0
+    assert said["converse_stream"]["stream"][-1]["metadata"]["usage"] == used
+    assert said["count_tokens"]["inputTokens"] == used["inputTokens"]
+    assert said["apply_guardrail"]["action"] == "NONE"
+    assert said["start_async_invoke"]["invocationArn"].startswith(JOB_ARN)
+    assert said["list_async_invokes"]["asyncInvokeSummaries"][0]["invocationArn"].startswith(JOB_ARN)
+
+
+def check_stream(events: list[dict[str, Any]], whole: str) -> None:
+    chunks = [json.loads(event["chunk"]["bytes"]) for event in events]
+    text = "".join(chunk["delta"]["text"] for chunk in chunks if chunk["type"] == "content_block_delta")
+    assert text == json.loads(whole)["content"][0]["text"]
+    told = chunks[-1]["amazon-bedrock-invocationMetrics"]
+    assert told["outputTokenCount"] == json.loads(whole)["usage"]["output_tokens"]
+
+
+def check_headers(answer: dict[str, Any], requested: str) -> None:
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-price-keeper-requested"] == requested
+    assert headers["x-price-keeper-label"] == "premium"
+    assert headers["x-price-keeper-model"] == CLAUDE
+    assert headers["x-amzn-requestid"]
+
+
+@pytest.mark.parametrize("way", AWS_CLI.ways)
+def test_every_operation_of_the_command_line(staged: Stage, way: str) -> None:
+    environ = staged.environ(AWS_CLI, way)
+    calls = [call for call in CALLS if not call.operation.endswith("stream")]
+    answers = AWS_CLI.play(Round(environ, calls)).answers()
+    said = dict(zip((call.operation for call in calls), answers, strict=True))
+    used = said["converse"]["usage"]
+    assert used["outputTokens"] > 0
+    assert said["count_tokens"]["inputTokens"] == used["inputTokens"]
+    assert json.loads(said["invoke_model"]["body"])["usage"]["output_tokens"] > 0
+    assert said["apply_guardrail"]["action"] == "NONE"
+    assert said["list_async_invokes"]["asyncInvokeSummaries"][0]["invocationArn"].startswith(JOB_ARN)
+    (job,) = AWS_CLI.play(Round(environ, [get_job(AWS_CLI, said["start_async_invoke"])])).answers()
+    assert job["status"] == "InProgress"

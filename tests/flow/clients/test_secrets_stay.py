@@ -1,0 +1,57 @@
+"""What says who calls ends at the sidecar: none of it reaches Bedrock or a log, and a log has no prompt either."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.simulator import DEFAULT_KEYS
+from tests.support.clients import (
+    AIOBOTO3,
+    ANTHROPIC,
+    BOTO3,
+    BOTO3_OLDER,
+    JAVASCRIPT,
+    OPENAI,
+    Client,
+    Round,
+    ask,
+)
+from tests.support.stage import BROKEN, CALLERS_KEY, CALLERS_SECRET, CLOSED, CUT, THROTTLED, Stage, a_marker
+
+BAD_TOKEN = "a-token-that-is-not-good-and-not-for-anybodys-eyes"
+NEVER_UPSTREAM = {"x-amz-security-token", "cookie", "x-api-key", "x-amz-content-sha256"}
+
+
+@pytest.mark.parametrize("client", [BOTO3_OLDER, AIOBOTO3, BOTO3, JAVASCRIPT, ANTHROPIC, OPENAI], ids=str)
+def test_a_callers_secrets_go_no_further(staged: Stage, client: Client) -> None:
+    marker, token = a_marker(), staged.token()
+    models = ("premium", "profile", CLOSED, THROTTLED, CUT, BROKEN, "unknown")
+    calls = [ask(model, marker, stream=stream) for model in models for stream in (False, True)]
+    rounds = [Round(staged.environ(client, way, token=token), calls) for way in client.ways]
+    rejected = Round(staged.environ(client, client.ways[0], token=BAD_TOKEN), [ask("premium", marker)])
+    client.play(*rounds, rejected)
+    secrets = [token, BAD_TOKEN, staged.secret, CALLERS_KEY, CALLERS_SECRET]
+    arrived = [entry for bedrock in staged.everywhere for entry in bedrock.ledger()["entries"]]
+    mine = [entry for entry in arrived if marker in entry["body"]]
+    assert len(mine) >= 8 * len(client.ways)
+    check_upstream(mine, secrets)
+    check_output(staged, [*secrets, DEFAULT_KEYS.secret_key, marker])
+
+
+def check_upstream(entries: list[dict[str, Any]], secrets: list[str]) -> None:
+    for entry in entries:
+        names = {name.lower() for name, _ in entry["headers"]}
+        assert names & NEVER_UPSTREAM == set()
+        told = json.dumps(entry)
+        assert [secret for secret in secrets if secret in told] == []
+        authorization = next(value for name, value in entry["headers"] if name.lower() == "authorization")
+        assert authorization.startswith(f"AWS4-HMAC-SHA256 Credential={DEFAULT_KEYS.access_key}/")
+
+
+def check_output(staged: Stage, secrets: list[str]) -> None:
+    said = staged.output
+    assert "a stream of Bedrock's was cut" in said  # it does say something, so that a leak would be seen
+    assert [secret for secret in secrets if secret in said] == []

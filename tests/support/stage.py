@@ -1,0 +1,159 @@
+"""A sidecar that serves, before simulated Bedrocks in processes of their own: one that is well, others in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from proxy.auth.clients import hash_secret, new_secret
+from proxy.auth.keys import SigningKey
+from proxy.auth.tokens import Tokens
+from proxy.model import client_id_of
+from proxy.simulator import DEFAULT_KEYS
+from proxy.stores import schema
+from proxy.stores.contract import ItemMissing, Put
+from proxy.stores.sqlite import SqliteStore
+from tests.support.clients import API_KEY, BEARER, CONTAINER, SESSION, Client
+from tests.support.commands import Sidecar, sidecar
+from tests.support.simulated import CLAUDE, BedrockProcess, bedrock_process
+
+ORG = "c0000000-0000-4000-8000-000000000001"
+APP = "clients"
+SIGNING_SECRET = "what the sidecar of these tests signs its tokens with"
+CALLERS_KEY = "CALLERSOWNACCESSKEY0"
+CALLERS_SECRET = "the-callers-own-secret-key"
+
+PROFILE = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-opus-4-1-20250805-v1:0"
+
+# Labels whose Bedrock is in trouble: nobody listens there, or this is what it does to every request.
+CLOSED, THROTTLED, SPENT, CUT, BROKEN, SLOW = "closed", "throttled", "spent", "cut", "broken", "slow"
+SLOW_SECONDS = 1.6
+_TROUBLES: dict[str, dict[str, Any]] = {
+    THROTTLED: {"fault": "throttle"},
+    SPENT: {"fault": "quota"},
+    CUT: {"fault": "cut", "after_bytes": 60},
+    BROKEN: {"fault": "cut", "after_frames": 3},
+    SLOW: {"latency_ms": int(SLOW_SECONDS * 1000)},
+}
+_PRICES = {"input": 3, "output": 15, "cache_read": 0.3, "cache_write_5m": 3.75, "cache_write_1h": 6}
+
+
+@dataclass(frozen=True)
+class Stage:
+    sidecar: Sidecar
+    bedrock: BedrockProcess  # the one that is well
+    troubled: dict[str, BedrockProcess]  # by their labels
+    tokens: Tokens
+    secret: str
+
+    @property
+    def everywhere(self) -> list[BedrockProcess]:
+        return [self.bedrock, *self.troubled.values()]
+
+    @property
+    def url(self) -> str:
+        return self.sidecar.data
+
+    @property
+    def output(self) -> str:
+        """All that the sidecar said."""
+        return self.sidecar.errors_file.with_suffix(".out").read_text() + self.sidecar.errors
+
+    def token(self, seconds: int = 3600) -> str:
+        return self.tokens.mint(ORG, APP, seconds).token
+
+    def environ(self, client: Client, way: str, url: str | None = None, token: str | None = None) -> dict[str, str]:
+        """All that a user sets: where the sidecar is, and who calls."""
+        url = url or self.url
+        return {client.redirect: url + client.path, **self._way(way, url, token or self.token())}
+
+    def _way(self, way: str, url: str, token: str) -> dict[str, str]:
+        if way == SESSION:
+            keys = {"AWS_ACCESS_KEY_ID": CALLERS_KEY, "AWS_SECRET_ACCESS_KEY": CALLERS_SECRET}
+            return keys | {"AWS_SESSION_TOKEN": token}
+        if way == CONTAINER:
+            pair = f"{client_id_of(ORG, APP)}:{self.secret}"
+            fetched_at = f"{url}/credentials"
+            return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": fetched_at, "AWS_CONTAINER_AUTHORIZATION_TOKEN": pair}
+        return {{BEARER: "AWS_BEARER_TOKEN_BEDROCK", API_KEY: "OPENAI_API_KEY"}[way]: token}
+
+
+@contextmanager
+def stage(folder: Path) -> Iterator[Stage]:
+    secret = new_secret()
+    asyncio.run(_make_client(folder / "price-keeper.db", secret))
+    with ExitStack() as running:
+        bedrock = running.enter_context(bedrock_process())
+        places = {CLOSED: running.enter_context(_closed_port())}
+        troubled = {name: running.enter_context(bedrock_process()) for name in _TROUBLES}
+        for name, place in troubled.items():
+            place.plan(always=_TROUBLES[name])
+            places[name] = place.url
+        (folder / "config.yaml").write_text(yaml.safe_dump(_config(folder, bedrock.url, places)))
+        yield Stage(
+            running.enter_context(sidecar("serve", folder=folder, **_environment())),
+            bedrock,
+            troubled,
+            Tokens([SigningKey("k1", "HS256", SIGNING_SECRET, SIGNING_SECRET)], "price-keeper", time.time),
+            secret,
+        )
+
+
+def _environment() -> dict[str, str]:
+    keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
+    return keys | {"PRICE_KEEPER_JWT_SECRET": SIGNING_SECRET}
+
+
+def _config(folder: Path, url: str, places: dict[str, str]) -> dict[str, Any]:
+    troubled = {
+        name: _label(f"anthropic.claude-{name}-v1:0", endpoints=[{"region": "us-east-1", "endpoint": place}])
+        for name, place in places.items()
+    }
+    return {
+        "listen": {"data": "127.0.0.1:0", "control": "127.0.0.1:0"},
+        "upstream": {"endpoint": url},
+        "store": {"path": str(folder / "price-keeper.db")},
+        "journal": {"dir": str(folder / "journal")},
+        "labels": {
+            "premium": _label(CLAUDE),
+            "economy": _label("amazon.nova-lite-v1:0", "nova"),
+            "profile": _label(PROFILE),
+            "film": _label("amazon.nova-reel-v1:0", "nova"),
+            **troubled,
+        },
+    }
+
+
+def _label(model: str, family: str = "anthropic", **more: Any) -> dict[str, Any]:
+    return {"model": model, "format": family, "prices_usd_per_1m": _PRICES, **more}
+
+
+@contextmanager
+def _closed_port() -> Iterator[str]:
+    """Nobody listens there, and as long as it is held nobody will."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{holder.getsockname()[1]}"
+
+
+async def _make_client(file: Path, secret: str) -> None:
+    store = await SqliteStore(file, time.time).open()
+    try:
+        item = {"app_name": APP, "client_secret_hash": hash_secret(secret).decode()}
+        await store.put(Put(schema.app_config(ORG, APP), item, ItemMissing()))
+    finally:
+        await store.close()
+
+
+def a_marker() -> str:
+    """A word that is nowhere else."""
+    return f"marker{uuid4().hex}"
