@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 from pathlib import Path
+from time import monotonic, sleep
 
 from proxy.errors import StoreError, StoreMisconfigured, StoreUnavailable
 from proxy.stores.schema import TABLES
@@ -28,6 +29,7 @@ def prepare(path: Path) -> None:
     except sqlite3.DatabaseError as failure:
         raise translated(failure, path) from None
     try:
+        _log_ahead(connection)
         _make_tables(connection, path)
     except sqlite3.DatabaseError as failure:
         raise translated(failure, path) from None
@@ -62,7 +64,6 @@ def connect(path: Path) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
-    connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA journal_size_limit=67108864")
     return connection
@@ -80,6 +81,19 @@ def _check_ownership(connection: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA_VERSION:
         known = f"(schema {version}; this one knows {SCHEMA_VERSION})"
         raise StoreMisconfigured(f"{path} was made by a newer version {known}")
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """The file remembers it. SQLite asks no busy handler here, so that several who make one file must ask again."""
+    until = monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as failure:
+            if failure.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > until:
+                raise
+            sleep(0.01)
 
 
 def _make_tables(connection: sqlite3.Connection, path: Path) -> None:

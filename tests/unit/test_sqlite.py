@@ -325,3 +325,17 @@ async def test_several_stores_make_one_file_at_once(tmp_path: Path) -> None:
     assert await opened[0].get(KEY) == {"n": 160}
     await asyncio.gather(*(store.close() for store in opened))
     assert os.listdir(tmp_path) == ["new.db"]  # the last to leave folds the log into the file
+
+
+async def test_a_file_that_somebody_else_is_making_is_waited_for(tmp_path: Path) -> None:
+    """SQLite itself would give up at once: it asks no busy handler when a file's kind of log is changed."""
+    path = tmp_path / "new.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE passing (n)")
+    other.execute("DROP TABLE passing")
+    other.execute("BEGIN IMMEDIATE")
+    opening = asyncio.create_task(SqliteStore(path, lambda: 0.0).open())
+    assert not (await asyncio.wait([opening], timeout=0.2))[0]
+    other.execute("COMMIT")
+    other.close()
+    await (await opening).close()
