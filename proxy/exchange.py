@@ -29,6 +29,9 @@ class Flow(Protocol):
 
     def resume(self) -> None: ...
 
+    def waits(self, seconds: float) -> None:
+        """Told every second or so while it is paused: for how long the caller has read nothing."""
+
     def caller_left(self) -> None: ...
 
 

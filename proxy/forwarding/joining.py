@@ -16,14 +16,14 @@ KEPT_BYTES_IN_ALL = 32 * 1024 * 1024  # under way and whole, the oldest of the w
 CALL_BYTES = 4096  # what a call weighs before anything of its answer is kept
 PIECE_BYTES = 64  # what each piece of an answer weighs beyond its bytes
 KEPT_SECONDS = 60.0  # after an answer was whole: longer than an SDK waits between two tries
-BEHIND_BYTES = 1024 * 1024  # by which a reader may fall behind the others before it is dropped
+HOLD_SECONDS = 15.0  # that a reader may read nothing while another waits for it; SDKs give up after 60
 ALONE_SECONDS = 120.0  # an answer under way is kept up for nobody, in case somebody comes back for it
 
 
 class Shared:
     """One answer with any number of readers, each of whom gets it from its beginning. It is their responder.
 
-    Upstream waits while all readers are slow. One that is slow alone falls behind, and is dropped when it is too far.
+    Upstream waits for the slowest of them; but one that stands still while others wait for it is dropped.
     """
 
     __slots__ = ("_flow", "_head", "_is_paused", "_joining", "_kept", "_left_at", "_readers", "finished_at",
@@ -96,7 +96,7 @@ class Shared:
         if self.is_joinable:
             self._keep(data)
         for reader in tuple(self._readers):
-            reader.write(data)
+            reader.responder.write(data)
 
     def flush(self) -> None:
         for reader in tuple(self._readers):
@@ -144,8 +144,12 @@ class Shared:
         if not self._readers and not self.is_joinable and self._flow is not None:
             self._flow.caller_left()
 
+    @property
+    def has_others(self) -> bool:
+        return len(self._readers) > 1
+
     def steer(self) -> None:
-        is_paused = bool(self._readers) and all(reader.is_paused for reader in self._readers)
+        is_paused = any(reader.is_paused for reader in self._readers)
         if self._flow is None or is_paused == self._is_paused:
             return
         self._is_paused = is_paused
@@ -158,21 +162,12 @@ class Shared:
 class _Reader:
     """One of the readers, as the flow of its own responder."""
 
-    __slots__ = ("_behind_bytes", "_shared", "is_paused", "responder")
+    __slots__ = ("_shared", "is_paused", "responder")
 
     def __init__(self, shared: Shared, responder: Responder) -> None:
         self._shared = shared
         self.responder = responder
         self.is_paused = False
-        self._behind_bytes = 0
-
-    def write(self, data: bytes) -> None:
-        if self.is_paused:
-            self._behind_bytes += len(data)
-            if self._behind_bytes > BEHIND_BYTES:
-                self.responder.abort()
-                return
-        self.responder.write(data)
 
     def pause(self) -> None:
         self.is_paused = True
@@ -180,8 +175,11 @@ class _Reader:
 
     def resume(self) -> None:
         self.is_paused = False
-        self._behind_bytes = 0
         self._shared.steer()
+
+    def waits(self, seconds: float) -> None:
+        if seconds > HOLD_SECONDS and self._shared.has_others:
+            self.responder.abort()
 
     def caller_left(self) -> None:
         self._shared.reader_left(self)

@@ -109,22 +109,26 @@ class Relay:
 
     def data(self, data: bytes, is_last: bool) -> None:
         self._is_over = is_last
-        if not self._is_held_back:
-            if data:
-                self._tap.data(data)
+        try:
+            if not self._is_held_back:
+                if data:
+                    self._tap.data(data)
+                if is_last:
+                    self._tap.end(True)
+                self._show(data, is_last)
+        finally:  # whoever waits must be told in any case
             if is_last:
-                self._tap.end(True)
-            self._show(data, is_last)
-        if is_last:
-            self._end(Outcome(self._status, True, self._is_held_back))
+                self._end(Outcome(self._status, True, self._is_held_back))
 
     def broken(self, why: str) -> None:
         self._is_over = True
-        if self._status and not self._is_held_back:
-            self._tap.end(False)
-            # A clean end would look like success to most clients.
-            self._responder.abort()
-        self._end(Outcome(self._status, False, self._is_held_back, why))
+        try:
+            if self._status and not self._is_held_back:
+                self._tap.end(False)
+                # A clean end would look like success to most clients.
+                self._responder.abort()
+        finally:
+            self._end(Outcome(self._status, False, self._is_held_back, why))
 
     def _show(self, data: bytes, is_last: bool) -> None:
         if self._is_drained:
@@ -154,6 +158,9 @@ class Relay:
     def resume(self) -> None:
         if not self._is_over:
             self._connection.resume()
+
+    def waits(self, seconds: float) -> None:
+        pass  # with the caller, whose connection has a limit of its own
 
     def caller_left(self) -> None:
         if self._is_drained or self._is_over:

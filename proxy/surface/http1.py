@@ -42,7 +42,6 @@ class Http1Connection(asyncio.Protocol):
         self._is_cut_short = False  # the client was stopped in the middle of what it had to say
         self._is_closed = False
         self.is_write_paused = False
-        self._owes_continue = False
         self._is_upgrading = False
         self._version = ""
         self._refusal: Refusal | None = None
@@ -101,6 +100,8 @@ class Http1Connection(asyncio.Protocol):
             is_lingering = self._is_closed and not self._transport.is_closing()
             if waited > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
                 reset(self._transport)
+            elif self._answer is not None and self._answer.flow is not None:
+                self._answer.flow.waits(waited)
         elif self._answer is not None:
             return
         elif self._is_in_body:
@@ -175,7 +176,6 @@ class Http1Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._is_upgrading:
             return
-        self._owes_continue = False
         request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
         request.body = joined(self._body)
         is_modern = self._version == "1.1"
@@ -192,6 +192,7 @@ class Http1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._is_in_body = False
         self._has_read_head = True
+        self._owes_continue = False
 
     # From bytes to requests.
 

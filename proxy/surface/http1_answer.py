@@ -83,9 +83,10 @@ class Answer:
     def abort(self) -> None:
         if self._is_over:
             return
-        flow = self.flow
+        flow, was_gone = self.flow, self.is_gone
         self._close()
-        self._connection.break_off()
+        if not was_gone:
+            self._connection.break_off()
         if flow is not None:
             flow.caller_left()
 

@@ -84,6 +84,8 @@ class Stream:
                 self.refuse(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
         elif self.outgoing and waited > self._limits.stalled_seconds:
             self._break()
+        elif self._is_flow_paused and self._flow is not None:
+            self._flow.waits(waited)
 
     def left(self) -> None:
         self.is_gone = True
@@ -170,6 +172,8 @@ class Stream:
     def pause(self) -> None:
         if not self._is_flow_paused:
             self._is_flow_paused = True
+            if not self.outgoing:
+                self._since = self._connection.now()
             if self._flow is not None:
                 self._flow.pause()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -257,13 +256,6 @@ async def flood(request: Request, responder: Responder) -> None:
     responder.finish()
 
 
-def narrow(rig: Rig) -> None:
-    """The kernel keeps little for clients that do not read."""
-    for connection in rig.listener._connections:
-        kernel = connection._transport.get_extra_info("socket")
-        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-
-
 @pytest.mark.parametrize("size", [60_000, 300_000])
 @pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
 @on_both_loops
@@ -272,7 +264,7 @@ async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, 
     async with port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
         slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
         await eventually(lambda: rig.open == 2)
-        narrow(rig)
+        rig.narrow()
         for wire in (slow, stalled):
             await wire.send(ask(path=b"/%d" % size, more=more))
         await quiet()

@@ -144,8 +144,8 @@ async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any
                 exchange = Exchange(head, await reader.readexactly(length), writer)
                 server.calls.append(exchange)
                 await script(exchange)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # Python 3.11 trips over a serving task that was cancelled
         finally:
             writer.close()
             server.open -= 1
@@ -215,6 +215,12 @@ class Rig:
     def handling(self) -> int:
         return len(self.tasks._short)
 
+    def narrow(self) -> None:
+        """From now on the kernel keeps little for clients that do not read."""
+        for connection in self.listener._connections:
+            kernel = connection._transport.get_extra_info("socket")
+            kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
     async def pass_time(self, seconds: float) -> None:
         """And let whoever watches the time look at it."""
         await eventually(lambda: len(self.clock._sleepers) >= self.watchers)
@@ -245,8 +251,11 @@ async def port(handler: Handler, **limits: Any) -> AsyncIterator[Rig]:
                 await rig.is_empty()
                 await listener.drain(0)
             finally:
+                listener._server.close()
                 for connection in tuple(listener._connections):
                     connection.cut()
+                for wire in rig.wires:
+                    wire.close()
         assert log.lines == []
     finally:
         logging.getLogger().removeHandler(log)
@@ -273,26 +282,34 @@ class Tapped:
 class Through:
     """A handler that forwards whatever comes, with nothing in between but, if asked for, the joining of retries."""
 
-    def __init__(self, *endpoints: Endpoint, joining: Joining | None = None, **forwarder: Any) -> None:
-        self._targets = [Target(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
-        self._joining = joining
+    def __init__(
+        self, *endpoints: Endpoint, joins: bool = False, new_tap: Callable[[], Any] | None = None, **forwarder: Any
+    ) -> None:
+        self.to(*endpoints)
+        self._joins = joins
+        self._new_tap = new_tap or Tapped
+        self.joining: Joining | None = None
         self._options = forwarder
         self.forwarder: Forwarder | None = None
-        self.taps: list[Tapped] = []
+        self.taps: list[Any] = []
         self.outcomes: list[Outcome] = []
         self.added: tuple[Header, ...] = ((b"x-added", b"by us"),)
 
+    def to(self, *endpoints: Endpoint) -> None:
+        self._targets = [Target(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
+
     def begin(self, rig_clock: StepClock) -> None:
         self.forwarder = Forwarder(BearerKey("k"), rig_clock, **self._options)
+        self.joining = Joining(rig_clock.monotonic) if self._joins else None
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         invocation = request.headers.get(b"invocation")
-        if self._joining is not None and invocation is not None:
+        if self.joining is not None and invocation is not None:
             key = (request.headers.get(b"caller"), request.target, request.body, invocation)
-            if self._joining.join(key, responder):
+            if self.joining.join(key, responder):
                 return
-            responder = self._joining.share(key, responder)
-        tap = Tapped()
+            responder = self.joining.share(key, responder)
+        tap = self._new_tap()
         self.taps.append(tap)
         call = Call("POST", "", [("x-target", request.target.decode())], lambda _: request.body, self._targets)
         assert self.forwarder is not None
@@ -319,7 +336,11 @@ async def between(through: Through, **limits: Any) -> AsyncIterator[Rig]:
         through.begin(rig.clock)
         rig.tasks.every("upstream", 1.0, through.forwarder.check_time)
         rig.watchers += 1
-        yield rig
+        try:
+            yield rig
+        except BaseException:
+            through.forwarder.close()
+            raise
     assert through.forwarder is not None
     assert not any(each._is_paused or each._sink or each.deadline for each in through.pooled)
     through.forwarder.close()

@@ -78,7 +78,11 @@ class Wire:
         if receive_buffer is not None:
             kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(kernel, ("127.0.0.1", port))
+        try:
+            await asyncio.get_running_loop().sock_connect(kernel, ("127.0.0.1", port))
+        except OSError:
+            kernel.close()
+            raise
         return cls(kernel)
 
     async def send(self, *pieces: bytes) -> None:
@@ -104,7 +108,7 @@ class Wire:
         except ConnectionError:
             raise CutError("reset", self.got) from None
 
-    async def _take(self, length: int) -> bytes:
+    async def take(self, length: int) -> bytes:
         await self._until(lambda: len(self.got) >= length)
         taken, self.got = self.got[:length], self.got[length:]
         return taken
@@ -130,10 +134,10 @@ class Wire:
             pass
         elif b"content-length" in known:
             assert b"transfer-encoding" not in known
-            body = await self._take(int(known[b"content-length"]))
+            body = await self.take(int(known[b"content-length"]))
         elif known.get(b"transfer-encoding") == b"chunked":
             while size := int(await self._line(), 16):
-                body += (await self._take(size + 2))[:-2]
+                body += (await self.take(size + 2))[:-2]
             assert await self._line() == b""
         else:
             body = await self.rest()

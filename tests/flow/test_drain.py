@@ -1,0 +1,234 @@
+"""Draining: nothing new is taken, what is under way ends, what does not is cut, and it takes no longer than told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from h2.errors import ErrorCodes
+
+from proxy.exchange import Request, Responder
+from tests.support.rig import Exchange, Rig, Through, between, echo, on_both_loops, plain, port, upstream
+from tests.support.wire import CutError, Wire, ask, eventually, quiet
+
+SECONDS = 25.0
+
+
+class Gated:
+    """Begins its answer, and ends it once it is let."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        self.begun += 1
+        responder.start(200, (), None)
+        responder.write(b"begun ")
+        await self.gate.wait()
+        responder.write(b"ended")
+        responder.finish()
+
+
+class Draining:
+    """A drain under way, whose clock goes on by itself unless it is held."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._began = rig.clock.now()
+        self._task = asyncio.create_task(rig.listener.drain(SECONDS))
+
+    async def passes(self, seconds: float) -> None:
+        await quiet(0.005)
+        await self._rig.pass_time(seconds)
+
+    async def is_done(self) -> float:
+        """How long it took."""
+        await quiet(0.005)
+        while not self._task.done():
+            self._rig.clock.move(0.05)
+            await quiet(0.002)
+        return self._rig.clock.now() - self._began
+
+
+@on_both_loops
+async def test_it_is_over_at_once_when_nothing_is_under_way() -> None:
+    async with port(echo) as rig:
+        idle, silent = [await rig.connect() for _ in range(2)]
+        client = await rig.connect2()
+        await idle.send(ask(b"x"))
+        await idle.answer()
+        await client.call()
+        await silent.send(b"P")
+        await eventually(lambda: rig.open == 3)
+        assert await Draining(rig).is_done() < 1
+        for wire in (idle, silent):
+            assert await wire.ending() in ("closed", "reset")
+        await client.until(lambda: client.goodbye)
+        assert not await client.listen()
+    async with port(echo) as rig:
+        assert await Draining(rig).is_done() == 0
+
+
+@on_both_loops
+async def test_nobody_new_is_let_in() -> None:
+    handler = Gated()
+    async with port(handler) as rig:
+        wire = await rig.connect()
+        await wire.send(ask())
+        await eventually(lambda: handler.begun)
+        draining = Draining(rig)
+        await quiet()
+        with pytest.raises(ConnectionRefusedError):
+            await Wire.connect(rig.port)
+        handler.gate.set()
+        assert (await wire.answer()).body == b"begun ended"
+        assert await draining.is_done() < 1
+
+
+@on_both_loops
+async def test_http1_finishes_the_answer_under_way_and_takes_no_other() -> None:
+    handler = Gated()
+    async with port(handler) as rig:
+        told, ahead = [await rig.connect() for _ in range(2)]
+        await told.send(ask())
+        await ahead.send(ask() + ask())
+        await eventually(lambda: handler.begun == 2)
+        draining = Draining(rig)
+        await told.send(ask())
+        await quiet()
+        handler.gate.set()
+        for wire in (told, ahead):
+            assert (await wire.answer()).body == b"begun ended"
+            assert await wire.ending() in ("closed", "reset")
+        assert handler.begun == 2
+        assert await draining.is_done() < 1
+
+
+@on_both_loops
+async def test_http1_says_that_the_connection_closes_if_it_still_can() -> None:
+    gate = asyncio.Event()
+
+    async def late(request: Request, responder: Responder) -> None:
+        await gate.wait()
+        await echo(request, responder)
+
+    async with port(late) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x"))
+        await eventually(lambda: rig.handling)
+        draining = Draining(rig)
+        await quiet(0.01)
+        gate.set()
+        heard = await wire.answer()
+        assert (heard.body, heard[b"connection"]) == (b"x", b"close")
+        assert await wire.ending() == "closed"
+        assert await draining.is_done() < 1
+
+
+@pytest.mark.parametrize("at", [10, -3])
+@on_both_loops
+async def test_a_request_that_has_half_come_is_let_in(at: int) -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"a body")[:at])
+        await quiet()
+        draining = Draining(rig)
+        await quiet(0.01)
+        await wire.send(ask(b"a body")[at:])
+        heard = await wire.answer()
+        assert (heard.body, heard[b"connection"]) == (b"a body", b"close")
+        assert await draining.is_done() < 1
+
+
+@on_both_loops
+async def test_http2_says_goodbye_and_finishes_its_streams() -> None:
+    handler = Gated()
+    async with port(handler) as rig:
+        client = await rig.connect2()
+        under_way, coming = client.open(), client.open(ends=False)
+        await client.flush()
+        await eventually(lambda: handler.begun == 1)
+        draining = Draining(rig)
+        await client.until(lambda: client.goodbye)
+        assert client.goodbye is not None
+        assert (client.goodbye.error_code, client.goodbye.last_stream_id) == (ErrorCodes.NO_ERROR, coming)
+        late = client.open()
+        await client.flush()
+        await client.until(lambda: client.streams[late].reset is not None)
+        assert client.streams[late].reset == ErrorCodes.REFUSED_STREAM  # so it may go elsewhere
+        await client.body(coming, b"the rest")
+        await eventually(lambda: handler.begun == 2)
+        handler.gate.set()
+        for number in (under_way, coming):
+            assert (await client.answer(number)).body == b"begun ended"
+        assert await draining.is_done() < 1
+        assert not await client.listen()
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h1.0", "h2"])
+@on_both_loops
+async def test_past_the_limit_all_is_cut_and_looks_so(protocol: str) -> None:
+    handler = Gated()
+    async with port(handler) as rig:
+        if protocol == "h2":
+            client = await rig.connect2()
+            client.open()
+            await client.flush()
+        else:
+            wire = await rig.connect()
+            await wire.send(ask() if protocol == "h1" else b"GET / HTTP/1.0\r\n\r\n")
+        await eventually(lambda: handler.begun)
+        draining = Draining(rig)
+        await draining.passes(SECONDS - 1)
+        assert rig.open == 1
+        assert SECONDS <= await draining.is_done() < SECONDS + 1
+        if protocol == "h2":
+            with pytest.raises(CutError):
+                await client.answer(1)
+        else:
+            with pytest.raises(CutError, match="reset"):
+                await wire.answer()
+        handler.gate.set()
+
+
+@on_both_loops
+async def test_a_reader_that_stalls_does_not_hold_it_up() -> None:
+    async def flood(request: Request, responder: Responder) -> None:
+        responder.start(200, (), 10_000_000)
+        responder.write(b"x" * 10_000_000)
+        responder.finish()
+
+    async with port(flood) as rig:
+        wire = await rig.connect(receive_buffer=4096)
+        await wire.send(ask())
+        client = await rig.connect2(receive_buffer=4096)
+        client.open()
+        await client.flush()
+        await eventually(lambda: rig.open == 2 and not rig.handling)
+        assert SECONDS <= await Draining(rig).is_done() < SECONDS + 1
+        assert rig.open == 0
+
+
+@on_both_loops
+async def test_answers_from_upstream_are_finished_too() -> None:
+    gate = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(plain(b"x" * 100_000)[:1000])
+        await gate.wait()
+        await exchange.send(plain(b"x" * 100_000)[1000:])
+
+    through = Through()
+    async with upstream(script) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            wire = await rig.connect()
+            await wire.send(ask())
+            await eventually(lambda: server.calls)
+            draining = Draining(rig)
+            await quiet()
+            gate.set()
+            assert (await wire.answer()).body == b"x" * 100_000
+            assert await draining.is_done() < 1
+            assert through.taps[0].ends == [True]

@@ -1,0 +1,393 @@
+"""Upstream trouble of every kind: what the caller gets, what is tried again, what is kept open; and nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from proxy.forwarding import upstream as limits
+from proxy.surface.tls import local_authority, server_context
+from tests.support.rig import (
+    Exchange,
+    Rig,
+    Script,
+    Through,
+    Upstream,
+    between,
+    nowhere,
+    on_both_loops,
+    plain,
+    sends,
+    upstream,
+)
+from tests.support.wire import CutError, Heard, ask, eventually, quiet, said
+
+OK = plain(b"all is well")
+THROTTLED = plain(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
+
+
+async def asked(rig: Rig, protocol: str = "h1", body: bytes = b"hello") -> Heard:
+    if protocol == "h2":
+        return await (await rig.connect2()).call(body=body)
+    wire = await rig.connect()
+    await wire.send(ask(body) if protocol == "h1" else b"GET / HTTP/1.0\r\n\r\n")
+    return await wire.answer()
+
+
+def away(heard: Heard) -> str:
+    return said(heard, 503, "ServiceUnavailableException")
+
+
+def in_turn(*scripts: Script) -> Script:
+    left = list(scripts)
+
+    async def script(exchange: Exchange) -> None:
+        await left.pop(0)(exchange)
+
+    return script
+
+
+# Connections.
+
+
+@on_both_loops
+async def test_connections_are_kept_for_the_next_call_and_the_last_used_goes_first() -> None:
+    async def in_company(exchange: Exchange) -> None:
+        await eventually(lambda: len(server.calls) <= 3 or len(server.calls) >= 8)
+        await exchange.send(OK)
+
+    through = Through()
+    async with upstream(in_company) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            for _ in range(3):
+                assert (await asked(rig)).body == b"all is well"
+            assert (server.connections, len(through.pooled)) == (1, 1)
+            await asyncio.gather(*(asked(rig) for _ in range(5)))
+            assert server.connections == len(through.pooled) == 5
+            last = through.pooled[-1]
+            await asked(rig)
+            assert through.pooled[-1] is last
+            await rig.pass_time(limits.IDLE_SECONDS + 1)
+            await eventually(lambda: server.open == 0)
+            assert through.pooled == []
+            assert (await asked(rig)).body == b"all is well"
+
+
+@on_both_loops
+async def test_a_connection_that_upstream_closed_while_idle_is_not_used() -> None:
+    through = Through()
+    async with upstream(sends(OK, then=Exchange.close)) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            for number in range(3):
+                assert (await asked(rig)).body == b"all is well"
+                await eventually(lambda: through.pooled == [])
+                assert server.connections == len(server.calls) == number + 1
+
+
+@on_both_loops
+async def test_what_comes_unasked_spoils_a_connection() -> None:
+    async def talkative(exchange: Exchange) -> None:
+        await exchange.send(OK)
+        await quiet(0.02)
+        await exchange.send(OK)
+
+    through = Through()
+    async with upstream(talkative) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            assert (await asked(rig)).body == b"all is well"
+            await eventually(lambda: through.pooled == [])
+
+
+@pytest.mark.parametrize("extra", [b"x", b"xyz", OK, OK[:20], b"HTTP/1.1 100 Continue\r\n\r\n"])
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_extra_bytes_after_an_answer_reach_nobody(extra: bytes, protocol: str) -> None:
+    through = Through()
+    async with upstream(sends(OK + extra)) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            for number in range(2):
+                heard = await asked(rig, protocol)
+                assert (heard.status, heard.body) == (200, b"all is well")
+                assert through.pooled == []
+                assert server.connections == number + 1
+
+
+@pytest.mark.parametrize("more", [b"connection: close\r\n", b"Connection: Close\r\n"])
+@on_both_loops
+async def test_connection_close_is_obeyed_and_not_passed_on(more: bytes) -> None:
+    through = Through()
+    async with upstream(sends(plain(b"x", more=more))) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            heard = await asked(rig)
+            assert b"connection" not in heard
+            await eventually(lambda: server.open == 0)
+
+
+@on_both_loops
+async def test_over_tls(tmp_path: Path) -> None:
+    """Pauses, reuse and cuts go through another kind of transport there."""
+    authority, certificate, key = local_authority(tmp_path, 1_800_000_000.0)
+    trust = ssl.create_default_context(cafile=str(authority))
+    trust.check_hostname = False
+    trust.verify_mode = ssl.CERT_NONE
+    big = b"y" * 3_000_000
+    through = Through(tls=trust)
+    script = in_turn(sends(plain(big)), sends(OK), sends(OK[:-1], then=Exchange.reset), sends(OK, then=Exchange.close))
+    async with upstream(script, ssl=server_context(certificate, key)) as server:
+        through.to(server.endpoint._replace(is_tls=True))
+        async with between(through) as rig:
+            wire = await rig.connect(receive_buffer=4096)
+            await wire.send(ask())
+            await eventually(lambda: any(each._is_paused for each in through.busy))
+            assert (await wire.answer()).body == big
+            assert (await asked(rig)).body == b"all is well"
+            assert server.connections == 1
+            with pytest.raises(CutError, match="reset"):
+                await asked(rig)
+            assert (await asked(rig)).body == b"all is well"
+            await eventually(lambda: server.open == 0)
+
+
+# Answers.
+
+
+@on_both_loops
+async def test_interim_answers_are_passed_over() -> None:
+    early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    through = Through()
+    async with upstream(sends(early, early, OK)) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            for _ in range(2):
+                heard = await asked(rig)
+                assert (heard.status, heard.body, b"link" in heard) == (200, b"all is well", False)
+            assert server.connections == 1
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_an_answer_that_ends_with_its_connection(protocol: str) -> None:
+    for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\n"):
+        through = Through()
+        async with upstream(in_turn(sends(head, b"to the", b" end", then=Exchange.close), reset_after(head))) as server:
+            through.to(server.endpoint)
+            async with between(through) as rig:
+                assert (await asked(rig, protocol)).body == b"to the end"
+                assert (through.pooled, through.outcomes[0].is_whole) == ([], True)
+                with pytest.raises(CutError):
+                    await asked(rig, protocol)
+
+
+def reset_after(data: bytes) -> Script:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(data)
+        await quiet(0.02)
+        exchange.reset()
+
+    return script
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_answers_without_a_body(status: int, protocol: str) -> None:
+    through = Through()
+    async with upstream(sends(b"HTTP/1.1 %d None\r\netag: x\r\n\r\n" % status)) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            for _ in range(2):
+                heard = await asked(rig, protocol)
+                assert (heard.status, heard.body, heard[b"etag"]) == (status, b"", b"x")
+            assert server.connections == 1
+
+
+@on_both_loops
+async def test_an_answer_before_the_call_is_read_spoils_the_connection() -> None:
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(plain(b"too large", 413))
+        await eventually(lambda: bool(rig.wires[0].got) or reader.at_eof() or not rig.handling)
+        writer.close()
+
+    server = await asyncio.start_server(hasty, "127.0.0.1", 0, limit=4096)
+    through = Through(Upstream(server.sockets[0].getsockname()[1]).endpoint)
+    async with between(through) as rig:
+        heard = await asked(rig, body=b"x" * 20_000_000)
+        assert (heard.status, heard.body) == (413, b"too large")
+        assert through.pooled == []
+    server.close()
+
+
+# Trouble.
+
+
+@on_both_loops
+async def test_refused_connections_lead_to_the_next_endpoint() -> None:
+    through = Through()
+    async with upstream(sends(OK)) as server:
+        through.to(nowhere(), nowhere(), server.endpoint)
+        async with between(through) as rig:
+            assert (await asked(rig)).body == b"all is well"
+    through = Through(nowhere(), nowhere())
+    async with between(through) as rig:
+        heard = await asked(rig)
+        assert "cannot reach 127.0.0.1" in away(heard)
+        assert heard[b"retry-after"] == b"1"
+
+
+@on_both_loops
+async def test_throttled_calls_lead_to_the_next_endpoint_and_the_last_ones_answer_is_shown() -> None:
+    async with upstream(sends(THROTTLED)) as first, upstream(in_turn(sends(OK), sends(THROTTLED))) as second:
+        through = Through(first.endpoint, second.endpoint)
+        async with between(through) as rig:
+            assert (await asked(rig)).body == b"all is well"
+            heard = await asked(rig)
+            assert (heard.status, heard.body) == (429, b'{"message": "slow down"}')
+            assert heard[b"x-amzn-errortype"] == b"ThrottlingException"
+            assert b"retry-after" not in heard
+            assert (len(first.calls), len(second.calls)) == (2, 2)
+            assert (first.connections, second.connections) == (1, 1)
+            assert [tap.ends for tap in through.taps] == [[True], [True]]
+
+
+@pytest.mark.parametrize("status", [400, 403, 408, 424, 500, 502, 503, 504])
+@on_both_loops
+async def test_other_errors_are_never_tried_again(status: int) -> None:
+    async with upstream(sends(plain(b"no", status))) as first, upstream(sends(OK)) as second:
+        through = Through(first.endpoint, second.endpoint)
+        async with between(through) as rig:
+            assert (await asked(rig)).status == status
+            assert second.calls == []
+
+
+GARBAGE = b"this is no HTTP at all\r\n\r\n"
+BEFORE_THE_HEAD: dict[str, Script] = {
+    "closed": sends(then=Exchange.close),
+    "reset": sends(then=Exchange.reset),
+    "half a head": sends(OK[:30], then=Exchange.close),
+    "garbage": sends(GARBAGE),
+    "two lengths": sends(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
+    "length and chunks": sends(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "another coding": sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+    "another protocol": sends(b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"),
+    "endless head": sends(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000),
+    "endless line": sends(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 500_000),
+    "endless interim": sends(b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000),
+}
+
+
+@pytest.mark.parametrize("what", BEFORE_THE_HEAD)
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_trouble_before_the_head_is_told_and_not_tried_again(what: str, protocol: str) -> None:
+    async with upstream(BEFORE_THE_HEAD[what]) as first, upstream(sends(OK)) as second:
+        through = Through(first.endpoint, second.endpoint)
+        async with between(through) as rig:
+            away(await asked(rig, protocol))
+            assert (len(first.calls), second.calls) == (1, [])
+            assert through.taps[0].ends == []
+            await eventually(lambda: first.open == 0)
+
+
+def in_parts(*parts: bytes) -> Script:
+    async def script(exchange: Exchange) -> None:
+        for part in parts:
+            await exchange.send(part)
+            await quiet(0.02)
+
+    return script
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+IN_THE_BODY: dict[str, Script] = {
+    "cut": sends(plain(b"x" * 1000)[:-1], then=Exchange.close),
+    "reset": reset_after(plain(b"x" * 1000)[:-1]),
+    "no body at all": sends(plain(b"x" * 1000)[:-1000], then=Exchange.close),
+    "between chunks": sends(CHUNKED + b"1\r\nx\r\n", then=Exchange.close),
+    "in a chunk": sends(CHUNKED + b"5\r\nxx", then=Exchange.close),
+    "before the last line": sends(CHUNKED + b"1\r\nx\r\n0\r\n", then=Exchange.close),
+    "garbage": in_parts(CHUNKED + b"1\r\nx\r\n", GARBAGE),
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_BODY)
+@pytest.mark.parametrize("protocol", ["h1", "h2", "h1.0"])
+@on_both_loops
+async def test_trouble_in_the_body_breaks_the_answer_off(what: str, protocol: str) -> None:
+    async with upstream(IN_THE_BODY[what]) as first, upstream(sends(OK)) as second:
+        through = Through(first.endpoint, second.endpoint)
+        async with between(through) as rig:
+            with pytest.raises(CutError, match="reset"):
+                await asked(rig, protocol)
+            assert (len(first.calls), second.calls) == (1, [])
+            assert through.taps[0].ends == [False]
+            await eventually(lambda: first.open == 0)
+
+
+# Time.
+
+
+@on_both_loops
+async def test_connecting_takes_so_long_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        async with upstream(sends(OK)) as server:
+            through = Through(server.endpoint._replace(port=address[1]), server.endpoint)
+            async with between(through) as rig:
+                assert (await asked(rig)).body == b"all is well"
+        for filler in fillers:
+            filler.close()
+
+
+@on_both_loops
+async def test_a_server_that_closes_connections_at_once_has_been_sent_nothing() -> None:
+    async def slam(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        writer.transport.abort()
+
+    slammer = await asyncio.start_server(slam, "127.0.0.1", 0)
+    async with upstream(sends(OK)) as server:
+        first = server.endpoint._replace(port=slammer.sockets[0].getsockname()[1])
+        through = Through(first, server.endpoint)
+        async with between(through) as rig:
+            for _ in range(20):
+                assert (await asked(rig)).status in (200, 503)  # it may be gone by then, or only soon
+    slammer.close()
+
+
+@on_both_loops
+async def test_silence_ends_a_call() -> None:
+    async def mute(exchange: Exchange) -> None:
+        await exchange.send(b"" if len(server.calls) == 1 else OK[:-1])
+
+    through = Through()
+    async with upstream(mute) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            for limit, error in ((limits.FIRST_BYTE_SECONDS, None), (limits.SILENCE_SECONDS, CutError)):
+                calling = asyncio.create_task(asked(rig))
+                await eventually(lambda: len(through.busy) == 1 and len(server.calls) == server.connections)
+                await quiet()
+                await rig.pass_time(limit - 1)
+                assert len(through.busy) == 1
+                await rig.pass_time(2)
+                if error is None:
+                    assert f"said nothing for {limit:g} seconds" in away(await calling)
+                else:
+                    with pytest.raises(error):
+                        await calling
+                await eventually(lambda: server.open == 0)
