@@ -75,10 +75,12 @@ class Answer:
     def finish(self) -> None:
         if self._is_over:
             return
-        if not self.is_gone:
+        was_gone = self.is_gone
+        if not was_gone:
             self._end()
         self._close()
-        self._connection.answered(self.keeps_alive)
+        if not was_gone:
+            self._connection.answered(self.keeps_alive)
 
     def abort(self) -> None:
         if self._is_over:

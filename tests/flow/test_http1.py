@@ -289,3 +289,21 @@ async def test_the_next_answer_is_out_of_reach_for_whoever_gave_the_last() -> No
         wire = await rig.connect()
         await wire.send(ask(b"one") + ask(b"two") + ask(b"three"))
         assert [(await wire.answer()).body for _ in range(3)] == [b"one", b"two", b"three"]
+
+
+@on_both_loops
+async def test_an_answer_that_ends_after_its_caller_left_in_the_middle_of_a_request() -> None:
+    gate = asyncio.Event()
+
+    async def late(request: Request, responder: Responder) -> None:
+        await gate.wait()
+        await echo(request, responder)
+
+    async with port(late) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x") + b"not a request\r\n\r\n")
+        await eventually(lambda: rig.handling)
+        wire.reset()
+        await eventually(lambda: rig.open == 0)
+        gate.set()
+        await eventually(lambda: not rig.handling)  # and nothing is logged
