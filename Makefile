@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
 
-.PHONY: setup run test clients test-clients check bench format lock clean help
+.PHONY: setup run test clients test-clients fuzz check bench format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -43,6 +43,9 @@ clients: $(VENV)/.clients ## the newest SDKs, in environments of their own
 
 test-clients: $(VENV)/.clients ## real SDKs against the sidecar; takes minutes
 	PRICE_KEEPER_TEST_CLIENTS=1 $(BIN)/python -m pytest tests/flow/clients
+
+fuzz: $(VENV)/.dev   ## the property tests, each with 20 times as many examples; takes most of an hour
+	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .

@@ -80,6 +80,7 @@ def pipeline(config: Config, store: Store, tokens: Tokens, bedrock: Bedrock, clo
         new_tap=Watching,
         credentials=ContainerCredentials(Clients(store, clock.now), tokens, clock.now),
         simulated_prefix=bedrock.simulated_prefix,
+        tells_who_calls=config.upstream.request_metadata,
     )
 
 

@@ -17,6 +17,7 @@ from proxy.auth.container import ContainerCredentials
 from proxy.auth.identify import Identify
 from proxy.errors import Refusal, UnknownOperation
 from proxy.exchange import Header, Request, Responder
+from proxy.forwarding import request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder, Target
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.relay import Tap
@@ -41,6 +42,7 @@ class Pipeline:
         new_tap: Callable[[], Tap],
         credentials: ContainerCredentials,
         simulated_prefix: bytes | None,
+        tells_who_calls: bool,
     ) -> None:
         self._identify = identify
         self._labels = labels
@@ -50,6 +52,7 @@ class Pipeline:
         self._new_tap = new_tap
         self._credentials = credentials
         self._simulated_prefix = simulated_prefix
+        self._tells_who_calls = tells_who_calls
         self._run = os.urandom(6).hex()
         self._numbers = count(1)
 
@@ -77,11 +80,15 @@ class Pipeline:
             responder = self._joining.share(key, responder)
         try:
             choice = self._labels.choose(asked.model) if asked.model else Choice("", "", "")
+            headers, body = headers_upstream(request, self._simulated_prefix), request.body
+            if self._tells_who_calls:
+                known = request_metadata.identity(caller.org, caller.app, choice.label)
+                headers, body = request_metadata.tell(asked.operation, known, headers, body)
             call = Call(
                 request.method.decode(),
                 asked.query,
-                headers_upstream(request, self._simulated_prefix),
-                lambda model: asked.body_for(model, request.body),
+                headers,
+                lambda model: asked.body_for(model, body),
                 self._targets(choice, asked),
             )
             await self._forwarder.forward(call, responder, (request_id, *_decision(choice)), self._new_tap())

@@ -63,6 +63,7 @@ class Upstream:
     endpoint: str | None = field(default=None, metadata=reads(must_be.upstream_endpoint, private=True))
     region: str = field(default="us-east-1", metadata=reads(must_be.region))
     auth: Literal["sigv4", "bearer"] = "sigv4"
+    request_metadata: bool = False
 
 
 @dataclass(frozen=True, slots=True)

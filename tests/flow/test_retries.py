@@ -4,76 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config as ClientConfig
 from botocore.exceptions import ClientError
 
-from proxy import dataplane
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
-from proxy.config import Address, Config
-from proxy.config.keys import Listen
-from proxy.forwarding.credentials import FixedCredentials
-from proxy.forwarding.forwarder import SignatureV4
-from proxy.forwarding.sigv4 import Credentials
-from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
-from proxy.stores.sqlite import SqliteStore
-from proxy.tasks import Tasks
+from tests.support.data_port import DataPort, data_port
 
-ORG = "550e8400-e29b-41d4-a716-446655440000"
-SECRET = b"a secret that is long enough for HS256"
 QUESTION = [{"role": "user", "content": [{"text": "A question with a marker: XYZZY"}]}]
 
 
-@dataclass
-class Rig:
-    url: str
-    token: str
-    bedrock: SimulatedBedrock
-
-    def client(self, read_timeout: float = 60, **headers: str) -> Any:
-        client = boto3.session.Session().client(
-            "bedrock-runtime",
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-            aws_session_token=self.token,
-            config=ClientConfig(read_timeout=read_timeout, retries={"total_max_attempts": 3}),
-        )
-
-        def add(request: Any, **_: Any) -> None:
-            for name, value in headers.items():
-                request.headers[name.replace("_", "-")] = value
-
-        client.meta.events.register("before-sign.bedrock-runtime", add)
-        return client
-
-
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    clock = SystemClock()
-    base = Config.development()
-    config = Config(labels=base.labels, listen=Listen(data=Address("127.0.0.1", 0)))
-    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
-    store = await SqliteStore(tmp_path / "store.db", clock.now).open()
-    async with Tasks(clock) as tasks, simulated_bedrock() as stand_in:
-        keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
-        bedrock = dataplane.Bedrock(stand_in.url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
-        pipeline = dataplane.pipeline(config, store, tokens, bedrock, clock, tasks)
-        listener, port = await dataplane.listening(pipeline, config, clock, tasks)
-        yield Rig(f"http://127.0.0.1:{port}", tokens.mint(ORG, "web").token, stand_in)
-        await listener.drain(0.5)
-    await store.close()
+async def rig(tmp_path: Path) -> AsyncIterator[DataPort]:
+    async with data_port(tmp_path) as port:
+        yield port
 
 
-async def test_a_time_out_and_a_retry_are_one_call_and_one_answer(rig: Rig) -> None:
+async def test_a_time_out_and_a_retry_are_one_call_and_one_answer(rig: DataPort) -> None:
     client = rig.client(read_timeout=0.5, x_simulate_latency_ms="1200")
     answer = await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
     assert answer["ResponseMetadata"]["RetryAttempts"] >= 1
@@ -82,14 +31,14 @@ async def test_a_time_out_and_a_retry_are_one_call_and_one_answer(rig: Rig) -> N
     assert rig.bedrock.ledger[-1].is_whole
 
 
-async def test_two_calls_of_one_client_are_two(rig: Rig) -> None:
+async def test_two_calls_of_one_client_are_two(rig: DataPort) -> None:
     client = rig.client()
     for _ in range(2):
         await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
     assert len(rig.bedrock.ledger) == 2
 
 
-async def test_an_error_is_not_shown_again(rig: Rig) -> None:
+async def test_an_error_is_not_shown_again(rig: DataPort) -> None:
     """boto3 repeats what was throttled under the same id, and the second try finds Bedrock well."""
     client = rig.client(x_simulate_fault="throttle", x_simulate_times="1")
     answer = await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
@@ -101,7 +50,7 @@ async def test_an_error_is_not_shown_again(rig: Rig) -> None:
     ("model", "code", "tries"),
     [("nothing", "ValidationException", 0), ("premium", "ThrottlingException", 2)],
 )
-async def test_errors_are_what_boto3_expects(rig: Rig, model: str, code: str, tries: int) -> None:
+async def test_errors_are_what_boto3_expects(rig: DataPort, model: str, code: str, tries: int) -> None:
     client = rig.client(x_simulate_fault="throttle")
     with pytest.raises(ClientError) as refused:
         await asyncio.to_thread(client.converse, modelId=model, messages=QUESTION)
@@ -109,8 +58,8 @@ async def test_errors_are_what_boto3_expects(rig: Rig, model: str, code: str, tr
     assert refused.value.response["ResponseMetadata"]["RetryAttempts"] == tries
 
 
-async def test_no_token_is_denied_at_once(rig: Rig) -> None:
-    client = Rig(rig.url, "no-token", rig.bedrock).client()
+async def test_no_token_is_denied_at_once(rig: DataPort) -> None:
+    client = replace(rig, token="no-token").client()
     with pytest.raises(ClientError) as refused:
         await asyncio.to_thread(client.converse, modelId="premium", messages=QUESTION)
     assert refused.value.response["Error"]["Code"] == "AccessDeniedException"
@@ -118,7 +67,7 @@ async def test_no_token_is_denied_at_once(rig: Rig) -> None:
     assert len(rig.bedrock.ledger) == 0
 
 
-async def test_what_says_who_calls_never_goes_upstream(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_says_who_calls_never_goes_upstream(rig: DataPort, caplog: pytest.LogCaptureFixture) -> None:
     await asyncio.to_thread(rig.client().converse, modelId="premium", messages=QUESTION)
     entry = rig.bedrock.ledger[-1]
     sent = b"\n".join(name + b": " + value for name, value in entry.headers)
@@ -129,7 +78,7 @@ async def test_what_says_who_calls_never_goes_upstream(rig: Rig, caplog: pytest.
     assert "XYZZY" not in caplog.text
 
 
-async def test_a_stream_comes_whole_and_a_cut_one_breaks(rig: Rig) -> None:
+async def test_a_stream_comes_whole_and_a_cut_one_breaks(rig: DataPort) -> None:
     def events(client: Any) -> list[Any]:
         return list(client.converse_stream(modelId="standard", messages=QUESTION)["stream"])
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.forwarding.eventstream import encode
 from proxy.forwarding.watching import Watching
+from tests.support.effort import tries
 from tests.support.rig import LOOPS, Exchange, Rig, Through, between, upstream
 from tests.support.wire import Heard, Http2Wire, Wire, ask, eventually
 
@@ -184,7 +185,7 @@ def with_one(check: Callable[[Bench, list[Asked]], Awaitable[None]], loop: str, 
         opened = bench(narrow)
         one = runner.run(opened.__aenter__())
 
-        @settings(max_examples=150)
+        @settings(max_examples=tries(150))
         @given(calls)
         def examples(asked: list[Asked]) -> None:
             runner.run(check(one, asked))

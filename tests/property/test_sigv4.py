@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from proxy.forwarding.model_path import Operation, Target
 from proxy.forwarding.sigv4 import Credentials, Signer, canonical_query
+from tests.support.effort import tries
 
 DAY = 86_400
 TODAY = 20_775 * DAY  # 2026-11-18
@@ -113,7 +114,7 @@ headers = st.one_of(
 )
 
 
-@settings(max_examples=800)
+@settings(max_examples=tries(800))
 @given(credentials, regions, services, methods, paths, hosts, headers, bodies, moments)
 def test_paths_headers_and_bodies(credentials, region, service, method, path, host, headers, body, at):
     ours = by_us(credentials, region, service, method, path, "", host, headers, body, at)
@@ -121,7 +122,7 @@ def test_paths_headers_and_bodies(credentials, region, service, method, path, ho
     assert ours == by_botocore(credentials, region, service, method, url, None, headers, body, at)
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(pairs, st.randoms(use_true_random=False), moments)
 @example([("a", ""), ("a", "1"), ("a-", "0"), ("A", "é"), ("~", "a=b&c+d e/%")], None, TODAY)
 def test_queries(pairs, random, at):
@@ -147,7 +148,7 @@ def _spelled_byte(byte: int, random) -> str:
     return f"%{byte:02x}" if random is not None and random.random() < 0.3 else f"%{byte:02X}"
 
 
-@settings(max_examples=500)
+@settings(max_examples=tries(500))
 @given(st.sampled_from(["method", "path", "query", "host", "value", "name"]), st.text(max_size=12))
 def test_no_text_can_end_a_line(where, text):
     """Whatever is put wherever, either it is refused or it stays in its place."""

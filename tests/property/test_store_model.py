@@ -43,6 +43,7 @@ from proxy.stores.contract import (
     below,
     equals,
 )
+from tests.support.effort import tries
 from tests.support.engines import ALL, EXACT, Engines
 
 State = dict[str, dict[str, Any]]  # sort key -> item, of the one partition an example works in
@@ -280,7 +281,7 @@ def _drive(engines: Engines, names: Sequence[str], steps: st.SearchStrategy[Any]
         stack = AsyncExitStack()
         stores = runner.run(opened(stack))
 
-        @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=tries(examples), suppress_health_check=list(HealthCheck))
         @given(steps)
         def same_as_the_model(groups: list[list[Step]]) -> None:
             for name, store in zip(names, stores, strict=True):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from proxy.exchange import Request, Responder
 from proxy.surface.calls import headers_upstream, understood
+from tests.support.effort import tries
 from tests.support.rig import LOOPS, Rig, echo, port
 from tests.support.wire import CutError, Wire, ask, chunked
 
@@ -61,7 +62,7 @@ def with_rig(
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         rig = runner.run(opened.__aenter__())
 
-        @settings(max_examples=examples)
+        @settings(max_examples=tries(examples))
         @given(strategy)
         def run(case: Any) -> None:
             runner.run(check(rig, case))

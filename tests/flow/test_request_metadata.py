@@ -1,0 +1,120 @@
+"""Bedrock's invocation logs say who called, where that is wanted: real boto3 through the whole pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config.keys import Upstream
+from proxy.forwarding.model_path import Operation
+from proxy.forwarding.request_metadata import HEADER, identity, tell
+from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.simulated import CLAUDE_BODY, TURN
+
+OURS = {"price-keeper-org": ORG, "price-keeper-app": APP, "price-keeper-label": "premium"}
+FORGED = {"price-keeper-org": "another", "Price-Keeper-User": "nobody", "team": "blue"}
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
+    async with data_port(tmp_path, upstream=Upstream(request_metadata=True)) as opened:
+        yield opened
+
+
+async def called(client: Any, operation: str, **arguments: Any) -> None:
+    def call() -> None:
+        answer = getattr(client, operation)(modelId="premium", **arguments)
+        list(answer.get("stream") or answer.get("body") or ())
+
+    await asyncio.to_thread(call)
+
+
+def header_of(port: DataPort) -> Any:
+    found = [value for name, value in port.bedrock.ledger[-1].headers if name.lower() == HEADER.encode()]
+    return json.loads(found[0]) if found else None
+
+
+def body_of(port: DataPort) -> Any:
+    return json.loads(port.bedrock.ledger[-1].body)
+
+
+@pytest.mark.parametrize("operation", ["converse", "converse_stream"])
+async def test_in_the_body_of_a_conversation(port: DataPort, operation: str) -> None:
+    client = port.client(x_amzn_bedrock_request_metadata="{}")
+    await called(client, operation, **TURN)
+    assert body_of(port) == TURN | {"requestMetadata": OURS}
+    await called(client, operation, **TURN, requestMetadata=FORGED)
+    assert body_of(port) == TURN | {"requestMetadata": OURS | {"team": "blue"}}
+    assert header_of(port) is None
+
+
+@pytest.mark.parametrize("operation", ["invoke_model", "invoke_model_with_response_stream"])
+async def test_in_a_header_of_an_invocation(port: DataPort, operation: str) -> None:
+    body = json.dumps(CLAUDE_BODY)
+    await called(port.client(), operation, body=body)
+    assert (header_of(port), port.bedrock.ledger[-1].body) == (OURS, body.encode())
+    client = port.client(x_amzn_bedrock_request_metadata=json.dumps(FORGED))
+    await called(client, operation, body=body)
+    assert header_of(port) == OURS | {"team": "blue"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('{"a": 1', "the header x-amzn-bedrock-request-metadata is no JSON: "),
+        ("[]", "the header x-amzn-bedrock-request-metadata is no JSON object"),
+        (json.dumps({str(number): "x" for number in range(14)}), "requestMetadata has at most 13 entries here"),
+    ],
+)
+async def test_what_cannot_be_joined_is_refused(port: DataPort, given: str, words: str) -> None:
+    client = port.client(x_amzn_bedrock_request_metadata=given)
+    with pytest.raises(ClientError, match=words) as refused:
+        await called(client, "invoke_model", body=json.dumps(CLAUDE_BODY))
+    assert refused.value.response["Error"]["Code"] == "ValidationException"
+    assert len(port.bedrock.ledger) == 0
+
+
+async def test_unless_it_is_wanted_nothing_is_changed(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await called(port.client(), "converse", **TURN, requestMetadata=FORGED)
+        assert body_of(port) == TURN | {"requestMetadata": FORGED}
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+theirs = st.fixed_dictionaries(
+    {}, optional={"requestMetadata": st.dictionaries(st.text(max_size=9), values, max_size=9)}
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), values, max_size=4), theirs, st.sampled_from([None, 1]), st.booleans())
+def test_nothing_else_of_a_body_changes(document: Any, metadata: Any, indent: int | None, is_ascii: bool) -> None:
+    body = json.dumps(document | metadata, indent=indent, ensure_ascii=is_ascii).encode()
+    _, told = tell(Operation.CONVERSE, identity(ORG, APP, "premium"), [], body + b" \n")
+    after = json.loads(told)
+    said = after.pop("requestMetadata")
+    assert after == {name: value for name, value in document.items() if name != "requestMetadata"}
+    assert OURS.items() <= said.items()
+    assert told.count(b"price-keeper-org") == 1
+
+
+def test_an_escaped_name_is_the_same_name() -> None:
+    body = b'{"request\\u004detadata": {"price-keeper-\\u006frg": "forged"}, "requestMetadata": {"a": "b"}}'
+    _, told = tell(Operation.CONVERSE, identity(ORG, None, "premium"), [], body)
+    assert json.loads(told) == {"requestMetadata": {"a": "b", "price-keeper-org": ORG, "price-keeper-label": "premium"}}
+    assert told.count(b"equest") == 1

@@ -1,0 +1,73 @@
+"""The data port in the test's own process: real sockets, a real store, a simulated Bedrock that stands by."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config as ClientConfig
+
+from proxy import dataplane
+from proxy.auth.keys import SigningKey
+from proxy.auth.tokens import Tokens
+from proxy.clock import SystemClock
+from proxy.config import Address, Config
+from proxy.config.keys import Listen
+from proxy.forwarding.credentials import FixedCredentials
+from proxy.forwarding.forwarder import SignatureV4
+from proxy.forwarding.sigv4 import Credentials
+from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
+from proxy.stores.sqlite import SqliteStore
+from proxy.tasks import Tasks
+
+ORG = "550e8400-e29b-41d4-a716-446655440000"
+APP = "web"
+SECRET = b"a secret that is long enough for HS256"
+
+
+@dataclass
+class DataPort:
+    url: str
+    token: str
+    bedrock: SimulatedBedrock
+
+    def client(self, read_timeout: float = 60, **headers: str) -> Any:
+        """boto3's, which sends these headers too."""
+        client = boto3.session.Session().client(
+            "bedrock-runtime",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+            aws_session_token=self.token,
+            config=ClientConfig(read_timeout=read_timeout, retries={"total_max_attempts": 3}),
+        )
+
+        def add(request: Any, **_: Any) -> None:
+            for name, value in headers.items():
+                request.headers[name.replace("_", "-")] = value
+
+        client.meta.events.register("before-sign.bedrock-runtime", add)
+        return client
+
+
+@asynccontextmanager
+async def data_port(folder: Path, **config: Any) -> AsyncIterator[DataPort]:
+    """As in development, but for what `config` says."""
+    clock = SystemClock()
+    port_of_its_own = Listen(data=Address("127.0.0.1", 0))
+    whole = replace(Config(labels=Config.development().labels, listen=port_of_its_own), **config)
+    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
+    store = await SqliteStore(folder / "store.db", clock.now).open()
+    async with Tasks(clock) as tasks, simulated_bedrock() as stand_in:
+        keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
+        bedrock = dataplane.Bedrock(stand_in.url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
+        pipeline = dataplane.pipeline(whole, store, tokens, bedrock, clock, tasks)
+        listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
+        yield DataPort(f"http://127.0.0.1:{port}", tokens.mint(ORG, APP).token, stand_in)
+        await listener.drain(0.5)
+    await store.close()
