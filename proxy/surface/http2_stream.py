@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _BAD_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
 ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
+UNSENT_BYTES = 1024 * 1024  # what a client may have left to send and still hear an answer: Node has room for 10 MB
 
 
 class Stream:
@@ -34,6 +35,7 @@ class Stream:
         self._is_mute = False
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self._unsent = 0  # of a body that is known to be too large
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
         self._flow: Flow | None = None
@@ -51,11 +53,16 @@ class Stream:
             self.refuse(refusal)
             return
         self._is_mute = request.method == b"HEAD"
-        if int(request.headers.get(b"content-length", b"0")) > self._limits.body_bytes:
-            self.refuse(self._too_large())
+        length = int(request.headers.get(b"content-length", b"0"))
+        if length > self._limits.body_bytes:
+            self._unsent = length
+            self._throw_away(0)
 
     def take_data(self, data: bytes) -> None:
         if self._is_whole:
+            return
+        if self._unsent:
+            self._throw_away(len(data))
             return
         if self._body:
             add_part(self._body, data)
@@ -71,6 +78,9 @@ class Stream:
     def request_ended(self) -> None:
         self.is_heard_out = True
         if self._is_whole or self._request is None:
+            return
+        if self._unsent:
+            self.refuse(self._too_large())
             return
         self._is_whole = True
         self._request.body = joined(self._body)
@@ -98,6 +108,12 @@ class Stream:
         """Answers before the request is whole; what still comes of it is thrown away."""
         self._drop_body()
         refuse(self, refusal)
+
+    def _throw_away(self, size: int) -> None:
+        """Too large, but the client is heard until it can hear why."""
+        self._unsent -= size
+        if self._unsent <= UNSENT_BYTES:
+            self.refuse(self._too_large())
 
     def _drop_body(self) -> None:
         if not self._is_whole:
@@ -209,4 +225,7 @@ def _request(headers: Sequence[Header], most_bytes: int) -> Request:
     authority = pseudo.get(b":authority")
     if authority is not None and plain.setdefault(b"host", authority) != authority:
         raise InvalidRequest("the headers Host and :authority differ")
-    return Request(pseudo[b":method"], pseudo.get(b":path", b""), plain, frozenset(repeated))
+    method, path = pseudo[b":method"], pseudo.get(b":path", b"")
+    if b" " in method + path or b"\t" in method + path:
+        raise InvalidRequest("neither a method nor a path has spaces")
+    return Request(method, path, plain, frozenset(repeated))

@@ -1,0 +1,145 @@
+"""A request that two readers could take for different ones is refused, and nothing that comes after it is read."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from proxy.exchange import Request, Responder
+from tests.support.rig import Through, between, echo, on_both_loops, port, sends, upstream
+from tests.support.wire import CutError, Streamed, ask, refused
+
+HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: here\r\n\r\n"
+POST = b"POST /a HTTP/1.1\r\nhost: here\r\n"
+CHUNKS = b"0\r\n\r\n" + HIDDEN
+LENGTH = b"content-length: %d\r\n" % len(CHUNKS)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+
+AMBIGUOUS = {
+    "length and chunks": POST + LENGTH + CHUNKED + b"\r\n" + CHUNKS,
+    "chunks and length": POST + CHUNKED + LENGTH + b"\r\n" + CHUNKS,
+    "two lengths": POST + b"content-length: 5\r\n" + LENGTH + b"\r\n" + CHUNKS,
+    "the same length twice": POST + b"content-length: 5\r\ncontent-length: 5\r\n\r\n" + CHUNKS,
+    "a list of lengths": POST + b"content-length: 5, 5\r\n\r\n" + CHUNKS,
+    "a signed length": POST + b"content-length: +5\r\n\r\n" + CHUNKS,
+    "a negative length": POST + b"content-length: -5\r\n\r\n" + CHUNKS,
+    "a length in base 16": POST + b"content-length: 0x5\r\n\r\n" + CHUNKS,
+    "an empty length": POST + b"content-length:\r\n\r\n" + CHUNKS,
+    "a length with a gap": POST + b"content-length: 5 0\r\n\r\n" + CHUNKS,
+    "a length that overflows": POST + b"content-length: 18446744073709551621\r\n\r\n" + CHUNKS,
+    "a length in other digits": POST + "content-length: \u0665\r\n\r\n".encode() + CHUNKS,
+    "a length folded": POST + b"content-length:\r\n 5\r\n\r\n" + CHUNKS,
+    "a space before the colon": POST + b"content-length : 5\r\n\r\n" + CHUNKS,
+    "a tab before the colon": POST + b"transfer-encoding\t: chunked\r\n\r\n" + CHUNKS,
+    "two codings": POST + b"transfer-encoding: chunked, chunked\r\n\r\n" + CHUNKS,
+    "chunked and another": POST + b"transfer-encoding: chunked, identity\r\n\r\n" + CHUNKS,
+    "another and chunked": POST + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS,
+    "chunked twice": POST + CHUNKED + CHUNKED + b"\r\n" + CHUNKS,
+    "a coding nearly chunked": POST + b"transfer-encoding: xchunked\r\n\r\n" + CHUNKS,
+    "a coding in quotes": POST + b'transfer-encoding: "chunked"\r\n\r\n' + CHUNKS,
+    "a coding behind a vertical tab": POST + b"transfer-encoding: \x0bchunked\r\n\r\n" + CHUNKS,
+    "an empty coding": POST + b"transfer-encoding:\r\n\r\n" + CHUNKS,
+    "a coding under HTTP/1.0": POST.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n" + CHUNKS,
+    "a bare line feed in a header": POST + b"x: y\ncontent-length: 5\r\n\r\n" + CHUNKS,
+    "a bare carriage return": POST + b"x: y\rcontent-length: 5\r\n\r\n" + CHUNKS,
+    "a zero byte": POST + b"x: y\0\r\n\r\n" + CHUNKS,
+    "a line without a colon": POST + b"content-length\r\n\r\n" + CHUNKS,
+    "an empty name": POST + b": 5\r\n\r\n" + CHUNKS,
+    "a fold in the first line": b"POST /a HTTP/1.1\r\n content-length: 5\r\n\r\n" + CHUNKS,
+    "a space in the target": b"POST /a b HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "a version unknown": b"POST /a HTTP/1.2\r\nhost: here\r\n\r\n" + HIDDEN,
+    "two hosts": POST + b"host: there\r\n\r\n" + HIDDEN,
+    "a chunk's size signed": POST + CHUNKED + b"\r\n+5\r\nhello\r\n" + CHUNKS,
+    "a chunk's size too long": POST + CHUNKED + b"\r\n10000000000000005\r\nhello\r\n" + CHUNKS,
+    "a chunk's size with 0x": POST + CHUNKED + b"\r\n0x5\r\nhello\r\n" + CHUNKS,
+    "a chunk's size missing": POST + CHUNKED + b"\r\n\r\nhello\r\n" + CHUNKS,
+    "a chunk longer than it says": POST + CHUNKED + b"\r\n2\r\nhello\r\n" + CHUNKS,
+    "a chunk's line ends with LF alone": POST + CHUNKED + b"\r\n5\nhello\r\n" + CHUNKS,
+    "an extension with LF": POST + CHUNKED + b"\r\n5;a\nb\r\nhello\r\n" + CHUNKS,
+}
+
+
+@pytest.mark.parametrize("what", AMBIGUOUS)
+@on_both_loops
+async def test_it_is_refused(what: str) -> None:
+    seen: list[bytes] = []
+
+    async def note(request: Request, responder: Responder) -> None:
+        seen.append(request.target)
+        await echo(request, responder)
+
+    async with port(note) as rig:
+        wire = await rig.connect()
+        await wire.send(AMBIGUOUS[what])
+        await refused(wire)
+        assert seen == []
+
+
+@on_both_loops
+async def test_what_goes_upstream_is_one_request_however_it_came() -> None:
+    """Framed anew: a length, and the bytes it counts, even if they look like a request."""
+    through = Through()
+    async with upstream(sends(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            wire = await rig.connect()
+            await wire.send(POST + CHUNKED + b"trailer: x\r\n\r\n%x\r\n%b\r\n0\r\nx: y\r\n\r\n" % (len(HIDDEN), HIDDEN))
+            await wire.answer()
+            await wire.send(ask(HIDDEN))
+            await wire.answer()
+            client = await rig.connect2()
+            await client.call(body=HIDDEN)
+            assert [call.body for call in server.calls] == [HIDDEN] * 3
+            assert [call.head.count(b"content-length: %d" % len(HIDDEN)) for call in server.calls] == [1] * 3
+            assert not any(b"transfer-encoding" in call.head.lower() for call in server.calls)
+
+
+HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"here"), (b":path", b"/a")]
+UNFIT: dict[str, list[tuple[bytes, bytes]]] = {
+    "a coding": [*HEAD, (b"transfer-encoding", b"chunked")],
+    "a connection header": [*HEAD, (b"connection", b"keep-alive")],
+    "an upgrade": [*HEAD, (b"upgrade", b"h2c")],
+    "a wrong length": [*HEAD, (b"content-length", b"5")],
+    "two lengths": [*HEAD, (b"content-length", b"4"), (b"content-length", b"5")],
+    "a length that is none": [*HEAD, (b"content-length", b"four")],
+    "a line end in a value": [*HEAD, (b"x", b"y\r\ncontent-length: 5")],
+    "a line end in a name": [*HEAD, (b"x\r\ny", b"z")],
+    "a line feed in a value": [*HEAD, (b"x", b"y\nz: 1")],
+    "a zero byte": [*HEAD, (b"x", b"y\0z")],
+    "a colon in a name": [*HEAD, (b"x:y", b"z")],
+    "a space in a name": [*HEAD, (b"x y", b"z")],
+    "an empty name": [*HEAD, (b"", b"z")],
+    "capitals": [*HEAD, (b"Content-Length", b"4")],
+    "a request line as path": [*HEAD[:3], (b":path", b"/a HTTP/1.1\r\nhost: there\r\n\r\n")],
+    "a space in the path": [*HEAD[:3], (b":path", b"/a b")],
+    "a tab behind the path": [*HEAD[:3], (b":path", b"/a\t")],
+    "an empty path": [*HEAD[:3], (b":path", b"")],
+    "no path": HEAD[:3],
+    "two paths": [*HEAD, (b":path", b"/b")],
+    "a line end in the method": [(b":method", b"POST /x HTTP/1.1\r\n\r\n"), *HEAD[1:]],
+    "a pseudo-header unknown": [*HEAD, (b":protocol", b"websocket")],
+    "a pseudo-header behind others": [*HEAD[:3], (b"x", b"y"), HEAD[3]],
+    "two hosts": [*HEAD, (b"host", b"there")],
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+@on_both_loops
+async def test_nor_does_it_pass_over_http2(what: str) -> None:
+    seen: list[bytes] = []
+
+    async def note(request: Request, responder: Responder) -> None:
+        seen.append(request.target)
+        await echo(request, responder)
+
+    async with port(note) as rig:
+        client = await rig.connect2()
+        client.h2.config.validate_outbound_headers = client.h2.config.normalize_outbound_headers = False
+        client.streams[1] = Streamed()
+        client.h2.send_headers(1, UNFIT[what])
+        client.h2.send_data(1, b"body", end_stream=True)
+        await client.flush()
+        with suppress(CutError):
+            assert (await client.answer(1)).status == 400
+        assert seen == []
