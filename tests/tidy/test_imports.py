@@ -27,6 +27,8 @@ LAYERS: list[set[str]] = [
     {"proxy.stores.evaluate"},
     {"proxy.stores", "proxy.tasks"},
     {"proxy.forwarding", "proxy.selection", "proxy.auth"},
+    {"proxy.metering"},
+    {"proxy.recording"},
     {"proxy.surface", "proxy.control", "proxy.simulator"},
     {"proxy.pipeline"},
     {"proxy.dataplane"},

@@ -1,0 +1,1 @@
+"""What an answer used, and what that costs."""
