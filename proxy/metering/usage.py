@@ -20,4 +20,4 @@ class Usage:
     cache_write_1h: int = 0
     tier: str = ""  # the service tier of the answer; empty where it says none
     latency: str = ""  # its performance configuration; empty where it says none
-    units: Mapping[str, int] = field(default=_NO_UNITS)  # a guardrail's, by policy
+    units: Mapping[str, int] = field(default_factory=lambda: _NO_UNITS)  # a guardrail's, by policy
