@@ -3,6 +3,8 @@
 PriceKeeperError
 ├── ConfigError            the configuration cannot be used; carries every mistake found
 ├── ListenFailed           an address cannot be listened on
+├── JournalInUse           another process writes to this journal
+├── JournalUnusable        the journal's folder is not there, or not ours to write to
 ├── Refusal                a request is answered with an error of ours, in AWS's form
 │   ├── InvalidRequest     400: something in it is wrong; the message names what is allowed
 │   ├── AccessDenied       403: no token, or one that is not good
@@ -10,6 +12,7 @@ PriceKeeperError
 │   ├── UnknownOperation   404: nothing is forwarded that is not on the list
 │   ├── TooLarge           413: more than is taken, here or at Bedrock
 │   ├── Busy               503: a limit of this process is reached; trying again helps
+│   ├── CannotRecord       503: what it would cost cannot be written down, so it is not sent
 │   ├── UpstreamAway       503: Bedrock cannot be reached or gave no answer; trying again helps
 │   └── OurFault           500: a mistake of ours, whose cause stands in the log alone
 └── StoreError             the store could not do what was asked
@@ -44,6 +47,14 @@ class ConfigError(PriceKeeperError):
 
 class ListenFailed(PriceKeeperError):
     """Somebody else has the port, or it is not ours to take."""
+
+
+class JournalInUse(PriceKeeperError):
+    """Two processes on one journal would each take the other's calls for lost ones."""
+
+
+class JournalUnusable(PriceKeeperError):
+    """A person has to mend it; the message says what is wrong."""
 
 
 class Refusal(PriceKeeperError):
@@ -82,6 +93,11 @@ class TooLarge(Refusal):
 
 
 class Busy(Refusal):
+    status = 503
+    kind = "ServiceUnavailableException"
+
+
+class CannotRecord(Refusal):
     status = 503
     kind = "ServiceUnavailableException"
 

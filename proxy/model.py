@@ -39,6 +39,11 @@ class Scope:
         if self.app is not None and not is_app_id(self.app):
             raise ValueError(f"an app id is 1 to 64 of letters, digits, '.', '_' and '-', not {self.app!r}")
 
+    @classmethod
+    def of_key(cls, key: str) -> Scope:
+        org, found, app = key.removeprefix("ORG#").partition("#APP#")
+        return cls(org, app if found else None)
+
     @property
     def key(self) -> str:
         return f"ORG#{self.org}" if self.app is None else f"ORG#{self.org}#APP#{self.app}"

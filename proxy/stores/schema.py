@@ -100,8 +100,9 @@ def retrieval_token(token_hash: str) -> Key:
     return Key("secret-retrieval-tokens", token_hash)
 
 
-def segment_marker(ulid: str) -> Key:
-    return Key("request-dedup", f"SEG#{_checked(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}", _MARKER)
+def segment_marker(ulid: str, part: int) -> Key:
+    name = _checked(ulid, bool(_ULID.fullmatch(ulid)), "ULID")
+    return Key("request-dedup", f"SEG#{name}", f"PART#{part:04}")
 
 
 def request_marker(org: str, app: str, request_id: str) -> Key:

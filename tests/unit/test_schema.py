@@ -39,7 +39,7 @@ DOCUMENTED = {
     schema.revoked_token("jti"): ("revoked-tokens", "jti", ""),
     schema.revoked_session("sid"): ("revoked-tokens", "SID#sid", ""),
     schema.retrieval_token("hash"): ("secret-retrieval-tokens", "hash", ""),
-    schema.segment_marker(ULID): ("request-dedup", f"SEG#{ULID}", "MARKER"),
+    schema.segment_marker(ULID, 7): ("request-dedup", f"SEG#{ULID}", "PART#0007"),
     schema.request_marker(ORG, "app-1", "a#b"): ("request-dedup", f"REQ#{ORG}#app-1#a#b", "MARKER"),
     schema.alert_marker(WHOLE, "premium", DAY, 80): (
         "request-dedup",
@@ -90,7 +90,7 @@ BAD: dict[str, Callable[[], object]] = {
     "a period of another form": lambda: schema.daily_total(WHOLE, "premium", "20261118"),
     "a negative shard": lambda: schema.usage_shard(WHOLE, "premium", -1, DAY),
     "a token id with #": lambda: schema.revoked_token("SID#x"),
-    "a segment that is no ULID": lambda: schema.segment_marker(ULID.lower()),
+    "a segment that is no ULID": lambda: schema.segment_marker(ULID.lower(), 0),
     "a region with @": lambda: schema.price("m", "us@east", "2026-11-18"),
     "a date of another form": lambda: schema.price("m", "us-east-1", "20261118"),
     "a day in other digits": lambda: schema.daily_total(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),

@@ -1,0 +1,58 @@
+"""From a sealed segment to what is written to the store. Pure.
+
+part of a segment -> marker (if it is not there yet) + ADD of each sum + entries in the list of active counters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from proxy.model import Scope
+from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
+from proxy.recording.seal import Part
+from proxy.stores import schema
+from proxy.stores.contract import EXPIRY, ItemMissing, Put, Update, Write
+
+DAY_SECONDS = 86_400
+KEEP_SHARDS_SECONDS = 35 * DAY_SECONDS
+KEEP_MARKERS_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older, or its marker might be gone
+KEEP_TOTALS_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
+
+COST = "cost_usd_micros"
+_COUNTED = Counts._fields[:-1]  # all but the money, by the names they have in the store
+
+
+def writes(ulid: str, number: int, part: Part, now: float) -> list[Write]:
+    """One transaction, whose first write fails if it was done before."""
+    marker = Put(schema.segment_marker(ulid, number), {EXPIRY: int(now) + KEEP_MARKERS_SECONDS}, ItemMissing())
+    return [marker, *(_addition(ulid, counter, counts, now) for counter, counts in part)]
+
+
+def active_entries(part: Part, utc_day: str, known: set[tuple[str, Counter]], now: float) -> Iterator[Put]:
+    """Of the counters that nobody here has listed yet on this day."""
+    for counter, _ in part:
+        if (utc_day, counter) not in known:
+            key = schema.active_counter(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
+            yield Put(key, {"shards": counter.shards, EXPIRY: int(now) + KEEP_TOTALS_SECONDS})
+
+
+def utc_day_of(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y%m%d")
+
+
+def _addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
+    shard = schema.shard_of(ulid, counter.shards)
+    key = schema.usage_shard(Scope.of_key(counter.scope), counter.label, shard, counter.period)
+    added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNTED, counts, strict=False) if number}
+    added[COST] = micros(counts.pico)
+    return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY: int(now) + KEEP_SHARDS_SECONDS})
+
+
+def micros(pico: int) -> Decimal:
+    return Decimal(pico) / PICO_PER_MICRO
+
+
+def pico_of(cost_usd_micros: int | Decimal) -> int:
+    return int(Decimal(cost_usd_micros) * PICO_PER_MICRO)

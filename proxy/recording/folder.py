@@ -1,0 +1,36 @@
+"""The journal's folder belongs to one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from proxy.errors import JournalInUse, JournalUnusable
+
+LOCK = "lock"
+
+
+@contextmanager
+def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
+    """Makes the folder unless told not to. The lock goes with the process, whatever becomes of it."""
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as failure:
+        raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise JournalInUse(f"another process writes to the journal in {folder}; each needs one of its own") from None
+    except OSError as failure:
+        os.close(lock)
+        raise JournalUnusable(f"cannot lock the journal in {folder}: {failure.strerror}") from None
+    try:
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,167 @@
+"""What is spent, on this machine's disk before it is in the store: a row of segments, of which the last is written to.
+
+    head, carried intents, READY, then intents and what became of them, and at last the seal
+
+A call's intent is written before it is sent, and its receipt before the last byte of its answer goes to the caller, so
+a process that is killed loses nothing that was answered. When a segment is sealed, the calls still under way are
+carried into the next one first. So there is always exactly one segment that says of a call that it is open, and a call
+is never both estimated and recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from proxy.errors import CannotRecord, JournalUnusable
+from proxy.recording.entries import READY, Account, Intent, Receipt, Tally, head
+from proxy.recording.seal import Seal
+from proxy.recording.segment import Segment, sync_folder
+from proxy.recording.ulid import Ulids
+
+SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
+
+OnRecorded: TypeAlias = Callable[[Account, Receipt], None]
+
+_log = logging.getLogger("proxy.recording")
+
+
+@dataclass(slots=True)
+class Sealed:
+    """A segment that has ended. It stays until what it comes to is in the store."""
+
+    seal: Seal
+    path: Path
+    _ended: Segment | None = None  # None once the seal stands in it
+    _next: Segment | None = None
+
+    def secure(self) -> None:
+        """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
+        if self._ended is None or self._next is None:
+            return
+        if not self._next.is_synced:
+            self._next.sync()
+            sync_folder(self.path.parent)
+        self._ended.append(self.seal.content())
+        self._ended.sync()
+        self._ended.close()
+        self._ended = self._next = None
+
+    def discard(self) -> None:
+        """It is in the store."""
+        self.path.unlink(missing_ok=True)
+
+
+class Journal:
+    """`on_recorded` hears of each call that was counted, once it is."""
+
+    def __init__(self, folder: Path, ulids: Ulids, on_recorded: OnRecorded) -> None:
+        self._folder = folder
+        self._ulids = ulids
+        self._on_recorded = on_recorded
+        self._number = 0
+        self._open: dict[int, Intent] = {}
+        self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
+        self.tally = Tally()  # of what was recorded since the last seal
+        self.trouble = ""
+        try:
+            self._segment = self._following("")
+        except OSError as failure:
+            raise JournalUnusable(f"cannot write to the journal in {folder}: {failure.strerror}") from None
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_full(self) -> bool:
+        return self._segment.size > SEGMENT_BYTES
+
+    def intend(self, intent: Intent) -> int:
+        """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""
+        number = self._number + 1
+        try:
+            self._segment.append(intent.content(number))
+        except OSError as failure:
+            self._fails(failure)
+            raise CannotRecord(f"what this call costs cannot be recorded: {failure.strerror}") from None
+        self._number = number
+        self._open[number] = intent
+        return number
+
+    def record(self, number: int, receipt: Receipt | None) -> None:
+        """What became of the call; None if that costs nothing. Counts even when the disk will not take it now."""
+        intent = self._open.get(number)
+        if intent is None or number in self._owed:
+            return
+        if not self._is_written(number, receipt):
+            self._owed[number] = receipt
+        else:
+            self._settle(number, intent, receipt)
+
+    def pay_owed(self) -> None:
+        """Tries again what the disk refused."""
+        for number, receipt in tuple(self._owed.items()):
+            if not self._is_written(number, receipt):
+                return
+            del self._owed[number]
+            self._settle(number, self._open[number], receipt)
+
+    def sync(self) -> None:
+        """To be called in a thread, every now and then. Raises OSError."""
+        segment = self._segment
+        if not segment.is_synced:
+            segment.sync()
+
+    def seal(self) -> Sealed | None:
+        """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError."""
+        if not self.tally.requests:
+            return None
+        ended = self._segment
+        try:
+            following = self._following(ended.ulid)
+        except OSError as failure:
+            self._fails(failure)
+            raise
+        seal = Seal.of(ended.ulid, self.tally)
+        self._segment, self.tally = following, Tally()
+        return Sealed(seal, ended.path, ended, following)
+
+    def close(self) -> None:
+        """What is still open stays so, and is counted as estimated by whoever comes next."""
+        self._segment.sync()
+        self._segment.close()
+
+    def _following(self, before: str) -> Segment:
+        """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
+        segment = Segment(self._folder, self._ulids.new())
+        carried = (intent.content(number, b"C") for number, intent in self._open.items())
+        try:
+            segment.append(head(segment.ulid, before), *carried, READY)
+        except OSError:
+            segment.discard()
+            raise
+        return segment
+
+    def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
+        del self._open[number]
+        if receipt is not None:
+            self.tally.add(intent.account, receipt.counts)
+            self._on_recorded(intent.account, receipt)
+
+    def _is_written(self, number: int, receipt: Receipt | None) -> bool:
+        try:
+            self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
+        except OSError as failure:
+            self._fails(failure)
+            return False
+        self.trouble = ""
+        return True
+
+    def _fails(self, failure: OSError) -> None:
+        if not self.trouble:
+            _log.error("the journal in %s cannot be written: %s", self._folder, failure.strerror)
+        self.trouble = str(failure.strerror)

@@ -1,0 +1,190 @@
+"""From the journal to the store: seals what was recorded, sends it, and lets go of it once it is there.
+
+Whatever goes wrong leaves the segment where it is, to be sent again; the marker in the store makes sure that it counts
+once. Segments go in the order in which they were sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from proxy.clock import Clock
+from proxy.errors import CannotRecord, ReasonCode, Rejected, StoreError, TransactionFailed
+from proxy.recording import flush
+from proxy.recording.entries import PICO_PER_MICRO, Counter
+from proxy.recording.journal import Journal, Sealed
+from proxy.recording.pace import Pace
+from proxy.recording.seal import Part
+from proxy.stores.contract import Store
+
+PICO_PER_USD = PICO_PER_MICRO * 10**6
+HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
+MARGIN_SECONDS = 86_400  # by which a segment is younger than its marker would be, whatever the clocks say
+
+_log = logging.getLogger("proxy.recording")
+
+
+class Recorder:
+    """`max_unflushed_pico` is how much may wait for the store; past it, or while the store is away with
+    `refuses_without_store`, no call is let through."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        leftovers: Iterable[Sealed],
+        store: Store,
+        clock: Clock,
+        pace: Pace,
+        *,
+        max_unflushed_pico: int,
+        refuses_without_store: bool = False,
+    ) -> None:
+        self.journal = journal
+        self._store = store
+        self._clock = clock
+        self._pace = pace
+        self._max_unflushed_pico = max_unflushed_pico
+        self._refuses_without_store = refuses_without_store
+        self._waiting: deque[Sealed] = deque(leftovers)
+        self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
+        self._files = asyncio.Lock()  # of the journal, which threads sync and close
+        self._flushing = asyncio.Lock()
+        self._due = asyncio.Event()
+        self._listed: set[tuple[str, Counter]] = set()
+        self._began = self._caught_up = clock.monotonic()
+        self.store_trouble = ""
+        self.flushed_requests = self.flushes = self.repeats = self.rejected = 0
+
+    # For the calls.
+
+    def admit(self) -> None:
+        """Raises CannotRecord where a call must not be sent, because nobody could keep count of it."""
+        if self.journal.tally.pico + self._waiting_pico > self._max_unflushed_pico:
+            usd = self._max_unflushed_pico / PICO_PER_USD
+            raise CannotRecord(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
+        if self._refuses_without_store and self.store_trouble:
+            raise CannotRecord("the store that keeps count of spend is away", retry_after=5)
+        if self.journal.tally.pico > self._max_unflushed_pico // HURRY_SHARE or self.journal.is_full:
+            self._due.set()
+
+    def hurry(self) -> None:
+        """Somebody needs to know soon."""
+        self._due.set()
+
+    # What can be told.
+
+    @property
+    def unflushed_pico(self) -> int:
+        return self.journal.tally.pico + self._waiting_pico
+
+    @property
+    def waiting_segments(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def lag_seconds(self) -> float:
+        """For how long something recorded has been waiting at most."""
+        is_waiting = self._waiting or self.journal.tally.requests
+        return self._clock.monotonic() - self._caught_up if is_waiting else 0.0
+
+    async def check(self) -> None:
+        """Raises CannotRecord with what keeps spend from being recorded."""
+        if self.journal.trouble:
+            raise CannotRecord(f"the journal cannot be written: {self.journal.trouble}")
+        self.admit()
+
+    # Background work.
+
+    async def keep_time(self) -> None:
+        """Says when the next flush is due, for ever."""
+        while True:
+            elapsed = self._clock.monotonic() - self._began
+            if elapsed >= self._pace.seconds:
+                self._due.set()
+                elapsed = 0
+            await self._clock.sleep(self._pace.seconds - elapsed)
+
+    async def keep_flushing(self) -> None:
+        """Flushes whenever it is due, for ever; in a hurry too not more often than the pace's shortest."""
+        while True:
+            await self._due.wait()
+            rest = self._pace.least - (self._clock.monotonic() - self._began)
+            if rest > 0:
+                await self._clock.sleep(rest)
+            self._due.clear()
+            await self.flush()
+
+    async def keep_on_disk(self) -> None:
+        """Once: what was written is on the disk, and what the disk refused is tried again."""
+        self.journal.pay_owed()
+        async with self._files:
+            try:
+                await asyncio.to_thread(self.journal.sync)
+            except OSError as failure:
+                _log.error("the journal cannot be synced: %s", failure.strerror)
+
+    async def flush(self) -> bool:
+        """Seals and sends everything there is; whether all of it arrived."""
+        async with self._flushing:
+            self._began = self._clock.monotonic()
+            requests = self._seal()
+            try:
+                while self._waiting:
+                    await self._send(self._waiting[0])
+                    self._waiting_pico -= self._waiting.popleft().seal.pico
+            except (StoreError, OSError) as failure:
+                self._failed(failure)
+                return False
+            self.store_trouble = ""
+            self._caught_up = self._began
+            self._pace.flushed(requests)
+            return True
+
+    def _seal(self) -> int:
+        try:
+            sealed = self.journal.seal()
+        except OSError:
+            return 0  # the journal has told of it, and goes on where it was
+        if sealed is None:
+            return 0
+        self._waiting.append(sealed)
+        self._waiting_pico += sealed.seal.pico
+        return sealed.seal.requests
+
+    def _failed(self, failure: StoreError | OSError) -> None:
+        if not self.store_trouble:
+            _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
+        self.store_trouble = str(failure)
+        self._pace.failed()
+
+    async def _send(self, sealed: Sealed) -> None:
+        async with self._files:
+            await asyncio.to_thread(sealed.secure)
+        try:
+            for number, part in enumerate(sealed.seal.parts):
+                await self._send_part(sealed.seal.ulid, number, part)
+        except Rejected as failure:
+            # It would be rejected for ever, and must not hold up what can be counted. The file stays for a person.
+            self.rejected += 1
+            _log.error("the store rejects segment %s, which is left in the journal: %s", sealed.seal.ulid, failure)
+            return
+        self.flushes += 1
+        self.flushed_requests += sealed.seal.requests
+        await asyncio.to_thread(sealed.discard)
+
+    async def _send_part(self, ulid: str, number: int, part: Part) -> None:
+        now = self._clock.now()
+        day = flush.utc_day_of(now)
+        entries = list(flush.active_entries(part, day, self._listed, now))
+        try:
+            await self._store.transact([*flush.writes(ulid, number, part, now), *entries])
+        except TransactionFailed as failure:
+            if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
+                raise
+            self.repeats += 1  # it is in the store already: only the news of it was lost
+            return
+        self._listed = {known for known in self._listed if known[0] == day}
+        self._listed.update((day, counter) for counter, _ in part)

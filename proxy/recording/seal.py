@@ -1,0 +1,67 @@
+"""The last line of a segment: what it comes to, in the parts in which it goes to the store. Pure.
+
+All that a flush writes is fixed here, so that a flush repeated by another process, at another time, or with another
+configuration writes the same, and a part that was written before is known by its marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from proxy.recording.entries import Counter, Counts, Kind, Tally
+from proxy.stores.contract import MAX_TRANSACTION_WRITES
+
+# A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.
+SUMS_PER_PART = (MAX_TRANSACTION_WRITES - 1) // 2
+
+Part = tuple[tuple[Counter, Counts], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """`pico` and `requests` count each call once, though several scopes may be charged with it."""
+
+    ulid: str
+    pico: int
+    requests: int
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, ulid: str, tally: Tally) -> Seal:
+        return cls(ulid, tally.pico, tally.requests, tuple(_parts(tally)))
+
+    def content(self) -> bytes:
+        parts = [[[*counter, *counts] for counter, counts in part] for part in self.parts]
+        return orjson.dumps([Kind.SEAL.value, self.ulid, self.pico, self.requests, parts])
+
+    @classmethod
+    def from_values(cls, values: list[Any]) -> Seal:
+        _, ulid, pico, requests, parts = values
+        return cls(ulid, pico, requests, tuple(tuple(_sum(each) for each in part) for part in parts))
+
+
+def _sum(values: list[Any]) -> tuple[Counter, Counts]:
+    width = len(Counter._fields)
+    return Counter(*values[:width]), Counts(*values[width:])
+
+
+def _parts(tally: Tally) -> Iterator[Part]:
+    """A scope's sums stay together as far as they fit, so that a scope in contention holds up few others."""
+    part: list[tuple[Counter, Counts]] = []
+    ordered = sorted(tally.sums().items())
+    for _, group in groupby(ordered, key=lambda each: each[0].scope):
+        sums = list(group)
+        if part and len(part) + len(sums) > SUMS_PER_PART:
+            yield tuple(part)
+            part = []
+        part += sums
+        while len(part) > SUMS_PER_PART:
+            yield tuple(part[:SUMS_PER_PART])
+            part = part[SUMS_PER_PART:]
+    if part:
+        yield tuple(part)

@@ -1,0 +1,194 @@
+"""Whatever happens to a journal, each call in it counts once: as recorded where that was written, else as estimated."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter as Times
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from proxy.errors import CannotRecord
+from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
+from proxy.recording.journal import Journal, Sealed
+from proxy.recording.leftovers import recover
+from proxy.recording.segment import SUFFIX
+from proxy.recording.ulid import Ulids
+from tests.support.effort import tries
+
+SCOPES = ("ORG#a", "ORG#b", "ORG#c")
+
+
+def account(call: int, scope: str) -> Account:
+    """A counter for each call, so that none can stand for another; and one for each scope."""
+    return Account.of([Counter(scope, f"call{call}", "DAY#20261118", 8), Counter(scope, "all", "DAY#20261118", 8)])
+
+
+WRITE = os.write
+
+
+class Disk:
+    """Refuses writes when told to, at once or half-way through."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def write(self, file: int, data: bytes) -> int:
+        if self.room is None:
+            return WRITE(file, data)
+        written = WRITE(file, data[: self.room]) if self.room else 0
+        if not written:
+            raise OSError(28, "No space left on device")
+        self.room = 0
+        return written
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(mkdtemp())
+        self.disk = Disk()
+        self.patch = mock.patch("os.write", self.disk.write)
+        self.patch.start()
+        self.calls = count()
+        self.chance = count(1)
+        self.under_way: list[int] = []  # the numbers of those whose end the journal has not been told
+        self.call_of: dict[int, int] = {}  # by its number in the journal
+        self.recorded: set[int] = set()
+        self.lost: set[int] = set()  # under way when the process died
+        self.sealed: list[Sealed] = []
+        self.counted: Times[int] = Times()
+        self.heard: list[int] = []
+        self._opened()
+
+    def _opened(self) -> None:
+        ulids = Ulids(lambda: 1_795_003_200.0, lambda size: next(self.chance).to_bytes(size), self._last())
+        self.journal = Journal(self.folder, ulids, lambda _, receipt: self.heard.append(receipt.counts.pico))
+
+    def _last(self) -> str:
+        return max((path.stem for path in self.folder.glob(f"*{SUFFIX}")), default="")
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.disk.room = None
+            self._check()
+            self.patch.stop()
+            shutil.rmtree(self.folder)
+
+    @rule(scope=st.sampled_from(SCOPES))
+    def send(self, scope: str) -> None:
+        call = next(self.calls)
+        try:
+            number = self.journal.intend(Intent(account(call, scope), 0, 1, 1, call))
+        except CannotRecord:
+            assert self.disk.room is not None  # it was not sent, and counts as nothing
+            return
+        self.under_way.append(number)
+        self.call_of[number] = call
+
+    @precondition(lambda self: self.under_way)
+    @rule(which=st.integers(0, 10**6), costs=st.booleans())
+    def end(self, which: int, costs: bool) -> None:
+        number = self.under_way.pop(which % len(self.under_way))
+        call = self.call_of[number]
+        if costs:
+            self.recorded.add(call)
+        counts = Counts(requests=1, pico=call)
+        self.journal.record(number, Receipt(counts) if costs else None)
+        self.journal.record(number, Receipt(counts))  # twice is once
+
+    @rule(room=st.none() | st.integers(0, 60))
+    def fill_disk(self, room: int | None) -> None:
+        self.disk.room = room
+        if room is None:
+            self.journal.pay_owed()
+
+    @rule()
+    def seal(self) -> None:
+        try:
+            sealed = self.journal.seal()
+        except OSError:
+            assert self.disk.room is not None
+            return
+        if sealed is not None:
+            self.sealed.append(sealed)
+
+    @precondition(lambda self: self.sealed)
+    @rule()
+    def flush(self) -> None:
+        """As the recorder does: the oldest first, and not before its seal is on the disk."""
+        try:
+            self.sealed[0].secure()
+        except OSError:
+            return
+        sealed = self.sealed.pop(0)
+        self._count(sealed)
+        sealed.discard()
+
+    @rule(cut=st.integers(0, 9), dies_again=st.integers(0, 3))
+    def die(self, cut: int, dies_again: int) -> None:
+        """Killed at any moment, perhaps in the middle of a line, and again while it recovers."""
+        self.disk.room = None
+        self.lost |= {self.call_of[number] for number in self.journal._open}
+        self.journal._segment.close()
+        for sealed in self.sealed:
+            if sealed._ended is not None:
+                sealed._ended.close()
+        self._tear(cut)
+        for _ in range(dies_again):
+            self._recover_partly()
+        self.sealed = recover(self.folder).sealed
+        self.under_way, self.call_of = [], {}
+        self._opened()
+
+    def _tear(self, cut: int) -> None:
+        path = self.folder / f"{self._last()}{SUFFIX}"
+        with path.open("r+b") as file:
+            file.seek(0, os.SEEK_END)
+            file.write(b"0000 torn"[:cut])
+
+    def _recover_partly(self) -> None:
+        """Stopped after some of its writes."""
+        left = iter(range(2))
+
+        def some(file: int, data: bytes) -> int:
+            if next(left, None) is None:
+                raise OSError(5, "killed")
+            return WRITE(file, data)
+
+        with mock.patch("os.write", some), suppress(OSError):
+            recover(self.folder)
+
+    def _count(self, sealed: Sealed) -> None:
+        sums = {counter: counts for part in sealed.seal.parts for counter, counts in part}
+        calls = [counter for counter in sums if counter.label != "all"]
+        for counter in calls:
+            self.counted[int(counter.label.removeprefix("call"))] += sums[counter].requests
+        assert sealed.seal.requests == len(calls) == sum(sums[each].requests for each in sums if each.label == "all")
+        assert sealed.seal.pico == sum(sums[counter].pico for counter in calls)
+
+    @invariant()
+    def nothing_counts_twice(self) -> None:
+        assert max(self.counted.values(), default=0) <= 1
+
+    def _check(self) -> None:
+        """What is left is flushed by the next process; what nobody had told the end of is estimated."""
+        self.journal.pay_owed()
+        lost = self.lost | {self.call_of[number] for number in self.journal._open}
+        self.die(0, 0)
+        for sealed in self.sealed:
+            self._count(sealed)
+        assert {call for call, times in self.counted.items() if times} == self.recorded | lost
+        self.nothing_counts_twice()
+        assert len(self.heard) == len(set(self.heard))
+
+
+TestJournal = Machine.TestCase
+TestJournal.settings = settings(max_examples=tries(400), stateful_step_count=50)
