@@ -69,6 +69,7 @@ class Leftovers:
     sealed: list[Sealed] = field(default_factory=list)
     spoilt: int = 0
     estimated: int = 0
+    newest: str = ""  # of the segments there were
 
 
 def recover(folder: Path) -> Leftovers:
@@ -78,6 +79,7 @@ def recover(folder: Path) -> Leftovers:
     carried_on = {each.before for each in found if each.is_ready}
     for each in found:
         left.spoilt += each.spoilt
+        left.newest = each.ulid
         if each.seal is not None:
             left.sealed.append(Sealed(each.seal, each.path))
         elif not each.is_ready:

@@ -1,0 +1,129 @@
+"""A journal and its recorder in a test's hands: a store that fails by a script, and what the store has counted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+from proxy.clock import Clock
+from proxy.errors import Reason, ReasonCode, Rejected, StoreUnavailable, TransactionFailed
+from proxy.model import Scope
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
+from proxy.recording.folder import locked
+from proxy.recording.journal import Journal
+from proxy.recording.leftovers import Leftovers, recover
+from proxy.recording.pace import Pace
+from proxy.recording.recorder import Recorder
+from proxy.recording.segment import SUFFIX
+from proxy.recording.ulid import Ulids
+from proxy.stores.contract import Store, Write
+from tests.support.clock import ManualClock
+
+Fault = Literal["before", "after", "conflict", "rejected"]
+USD = 10**12  # in pico
+_chance = count(1)
+
+
+class Faulty:
+    """A store whose transactions meet the faults of a script, then none; the rest of it is untroubled."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.faults: list[Fault] = []
+        self.is_away = False
+        self.transactions: list[list[Write]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        self.transactions.append(list(writes))
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "before" or self.is_away:
+            raise StoreUnavailable("away")
+        if fault == "rejected":
+            raise Rejected("never")
+        if fault == "conflict":
+            raise TransactionFailed([Reason(ReasonCode.NONE)] + [Reason(ReasonCode.CONFLICT)] * (len(writes) - 1))
+        await self._store.transact(writes, token=token)
+        if fault == "after":
+            raise StoreUnavailable("the answer was lost", maybe_applied=True)
+
+
+@dataclass
+class Recording:
+    folder: Path
+    store: Faulty
+    clock: ManualClock
+    recorder: Recorder
+    leftovers: Leftovers
+    scope: Scope = field(default_factory=lambda: Scope(str(uuid4())))
+
+    @property
+    def journal(self) -> Journal:
+        return self.recorder.journal
+
+    def counter(self, label: str = "premium", day: str = "20261118") -> Counter:
+        return Counter(self.scope.key, label, f"DAY#{day}", 8)
+
+    def begin(self, *counters: Counter, guess: int = 0) -> int:
+        account = Account.of(counters or [self.counter()])
+        return self.journal.intend(Intent(account, int(self.clock.now() * 1000), 7, 7, guess))
+
+    def spend(self, pico: int, *counters: Counter) -> None:
+        self.journal.record(self.begin(*counters), Receipt(Counts(1, 0, 10, 20, pico=pico)))
+
+    async def counted(self, counter: Counter | None = None) -> tuple[int, int]:
+        """Requests and pico-dollars that are in the store."""
+        sums = await sum_of_shards(self.store._store, counter or self.counter())
+        pico = sums["cost_usd_micros"] * PICO_PER_MICRO
+        assert pico == int(pico)
+        return int(sums["requests"]), int(pico)
+
+    def segments(self) -> list[Path]:
+        return sorted(self.folder.glob(f"*{SUFFIX}"))
+
+
+@asynccontextmanager
+async def recording(
+    folder: Path,
+    store: Store,
+    clock: ManualClock | None = None,
+    scope: Scope | None = None,
+    *,
+    max_usd: float = 100,
+    refuses: bool = False,
+) -> AsyncIterator[Recording]:
+    """As the process has it from its start until it is killed."""
+    clock = clock or ManualClock()
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        leftovers = recover(folder)
+        ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest)
+        faulty = Faulty(store)
+        recorder = _recorder(Journal(folder, ulids, lambda *_: None), leftovers, faulty, clock, max_usd, refuses)
+        made = Recording(folder, faulty, clock, recorder, leftovers)
+        if scope is not None:
+            made.scope = scope
+        yield made
+        recorder.journal._segment.close()
+
+
+def _recorder(
+    journal: Journal, leftovers: Leftovers, store: Any, clock: Clock, max_usd: float, refuses: bool
+) -> Recorder:
+    return Recorder(
+        journal,
+        leftovers.sealed,
+        store,
+        clock,
+        Pace(1.0, 15.0),
+        max_unflushed_pico=int(max_usd * USD),
+        refuses_without_store=refuses,
+    )

@@ -1,0 +1,284 @@
+"""From the journal to the store: everything once, whatever goes wrong on the way; sooner or later as it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import CannotRecord, JournalInUse, JournalUnusable
+from proxy.recording.entries import Counts, Receipt
+from proxy.recording.folder import locked
+from proxy.recording.seal import SUMS_PER_PART
+from proxy.stores import schema
+from proxy.stores.contract import Store, Update
+from proxy.tasks import Tasks
+from tests.support.clock import settle
+from tests.support.recording import USD, Recording, recording
+
+
+@pytest.fixture
+async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[Recording]:
+    async with recording(tmp_path / "journal", exact_store) as made:
+        yield made
+
+
+async def test_what_is_recorded_arrives_and_its_file_goes(rec: Recording) -> None:
+    for _ in range(10):
+        rec.spend(3_000_001)
+    rec.journal.record(rec.begin(), None)
+    assert await rec.recorder.flush()
+    assert await rec.counted() == (10, 30_000_010)
+    assert len(rec.segments()) == 1  # the one that is written to
+    assert await rec.recorder.flush()  # nothing new is no write
+    assert len(rec.store.transactions) == 1
+
+
+async def test_money_is_exact_to_the_last_pico_dollar(rec: Recording) -> None:
+    for pico in (1, 10**6 - 1, 10**6, 123_456_789_012_345_678):
+        rec.spend(pico)
+        assert await rec.recorder.flush()
+    assert await rec.counted() == (4, 123_456_789_012_345_678 + 2 * 10**6)
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "conflict"])
+async def test_a_flush_that_fails_is_repeated_and_counts_once(rec: Recording, fault: str) -> None:
+    rec.store.faults = [fault, fault]  # type: ignore[list-item]
+    rec.spend(5)
+    for is_done in (False, fault == "after", True):
+        assert await rec.recorder.flush() is is_done
+        if is_done:
+            assert (await rec.counted()) == (1, 5)
+    assert len(rec.segments()) == 1
+    assert rec.recorder.store_trouble == ""
+
+
+async def test_a_lost_answer_is_seen_by_the_marker(rec: Recording) -> None:
+    rec.store.faults = ["after"]
+    rec.spend(5)
+    assert not await rec.recorder.flush()
+    assert await rec.counted() == (1, 5)
+    assert await rec.recorder.flush()
+    assert (await rec.counted(), rec.recorder.repeats) == ((1, 5), 1)
+
+
+async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording) -> None:
+    rec.store.is_away = True
+    for _ in range(5):
+        rec.spend(7)
+        assert not await rec.recorder.flush()
+    assert (rec.recorder.waiting_segments, rec.recorder.unflushed_pico) == (5, 35)
+    rec.store.is_away = False
+    rec.store.faults = ["before"]
+    assert not await rec.recorder.flush()
+    assert await rec.recorder.flush()
+    assert (await rec.counted(), rec.recorder.unflushed_pico) == ((5, 35), 0)
+
+
+async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: Recording) -> None:
+    rec.store.faults = ["rejected"]
+    rec.spend(1)
+    await rec.recorder.flush()
+    rec.spend(2)
+    assert await rec.recorder.flush()
+    assert (await rec.counted(), rec.recorder.rejected) == ((1, 2), 1)
+    assert len(rec.segments()) == 2  # it is kept for a person to look at
+
+
+async def test_many_counters_go_in_parts(rec: Recording) -> None:
+    counters = [rec.counter(f"label{number}") for number in range(2 * SUMS_PER_PART + 5)]
+    rec.store.faults = ["after", "before"]
+    for counter in counters:
+        rec.spend(11, counter)
+    while not await rec.recorder.flush():
+        pass
+    assert {await rec.counted(counter) for counter in counters} == {(1, 11)}
+    assert all(len(writes) <= 100 for writes in rec.store.transactions)
+
+
+async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: Recording) -> None:
+    for label in ("premium", "premium", "economy"):
+        rec.spend(1, rec.counter(label))
+        await rec.recorder.flush()
+    listed = schema.active_counter("20261118", rec.scope, "premium", "DAY#20261118")
+    item = await rec.store.get(listed)
+    assert item is not None
+    assert item["shards"] == 8
+    assert [len(writes) for writes in rec.store.transactions] == [3, 2, 3]
+    await rec.clock.advance(86_400)
+    rec.spend(1)
+    await rec.recorder.flush()
+    assert await rec.store.get(listed._replace(pk="ACTIVE#20261119")) is not None
+
+
+async def test_a_restart_flushes_what_was_left_and_estimates_what_was_under_way(
+    tmp_path: Path, exact_store: Store
+) -> None:
+    async with recording(tmp_path / "journal", exact_store) as first:
+        first.spend(100)
+        first.begin(guess=1000)
+        first.store.faults = ["after"]
+        await first.recorder.flush()
+        first.spend(10)
+        first.begin(guess=2000)
+    async with recording(tmp_path / "journal", exact_store, scope=first.scope) as second:
+        assert second.leftovers.estimated == 2
+        assert second.recorder.unflushed_pico == 3110
+        second.spend(1)
+        assert await second.recorder.flush()
+        assert await second.counted() == (5, 3111)
+        assert len(second.segments()) == 1
+    async with recording(tmp_path / "journal", exact_store, scope=first.scope) as third:
+        assert third.leftovers.sealed == []
+
+
+async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_store: Store) -> None:
+    """As when a disk is restored from a snapshot."""
+    async with recording(tmp_path / "journal", exact_store) as rec:
+        rec.spend(100)
+        rec.store.faults = ["before"]
+        await rec.recorder.flush()
+        shutil.copytree(rec.folder, tmp_path / "copy")
+        assert await rec.recorder.flush()
+    async with recording(tmp_path / "copy", exact_store, scope=rec.scope) as copy:
+        assert await copy.recorder.flush()
+        assert (await copy.counted(), copy.recorder.repeats) == ((1, 100), 1)
+
+
+# Policy.
+
+
+async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store: Store) -> None:
+    async with recording(tmp_path / "journal", exact_store, max_usd=2) as rec:
+        rec.store.is_away = True
+        rec.spend(2 * USD)
+        rec.recorder.admit()
+        await rec.recorder.flush()
+        rec.spend(1)
+        with pytest.raises(CannotRecord, match="2 USD waits for the store"):
+            rec.recorder.admit()
+        with pytest.raises(CannotRecord):
+            await rec.recorder.check()
+        rec.store.is_away = False
+        await rec.recorder.flush()
+        rec.recorder.admit()
+        await rec.recorder.check()
+
+
+async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact_store: Store) -> None:
+    async with recording(tmp_path / "journal", exact_store, refuses=True) as rec:
+        rec.recorder.admit()
+        rec.store.is_away = True
+        rec.spend(1)
+        await rec.recorder.flush()
+        with pytest.raises(CannotRecord, match="the store that keeps count of spend is away"):
+            rec.recorder.admit()
+        rec.store.is_away = False
+        await rec.recorder.flush()
+        rec.recorder.admit()
+
+
+async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
+    rec: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, write = rec.begin(guess=9), os.write
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(CannotRecord, match="No space left on device"):
+        rec.begin()
+    rec.journal.record(number, Receipt(Counts(1, pico=3)))
+    with pytest.raises(CannotRecord, match="No space left"):
+        await rec.recorder.check()
+    await rec.recorder.flush()
+    monkeypatch.setattr(os, "write", write)
+    await rec.recorder.keep_on_disk()
+    await rec.recorder.check()
+    assert await rec.recorder.flush()
+    assert await rec.counted() == (1, 3)
+
+
+def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(JournalInUse, match="another process"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalUnusable), locked(tmp_path / "file"):
+        pass
+
+
+# Pace.
+
+
+async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec: Recording) -> None:
+    async with Tasks(rec.clock) as tasks:
+        tasks.start("time", rec.recorder.keep_time)
+        tasks.start("flushing", rec.recorder.keep_flushing)
+        gaps = [await until_flushed(rec, requests=1) for _ in range(5)]
+        assert gaps == [pytest.approx(gap, abs=0.5) for gap in (1, 2, 4, 8, 15)]
+        gaps = [await until_flushed(rec, requests=300) for _ in range(6)]
+        assert gaps == sorted(gaps, reverse=True)
+        assert gaps[-1] < 2
+        before = len(rec.store.transactions)
+        await rec.clock.advance(0.8)
+        rec.spend(99 * USD)
+        rec.recorder.admit()  # which sees how much it is
+        await flushes_settle(rec, before + 1, within=1.2)
+
+
+async def until_flushed(rec: Recording, requests: int) -> float:
+    for _ in range(requests):
+        rec.spend(1)
+    before, began = len(rec.store.transactions), rec.clock.now()
+    while len(rec.store.transactions) == before:
+        await rec.clock.advance(0.1)
+        await arrived(rec)
+    return rec.clock.now() - began
+
+
+async def flushes_settle(rec: Recording, count: int, within: float) -> None:
+    began = rec.clock.now()
+    while len(rec.store.transactions) < count:
+        assert rec.clock.now() - began < within
+        await rec.clock.advance(0.1)
+        await arrived(rec)
+
+
+async def arrived(rec: Recording) -> None:
+    """What threads and sockets do takes turns of the loop, not time."""
+    for _ in range(200):
+        await settle()
+        if not rec.recorder._flushing.locked():
+            return
+        await asyncio.sleep(0.001)
+
+
+async def test_waiting_money_and_lag_can_be_told(rec: Recording) -> None:
+    assert rec.recorder.lag_seconds == 0
+    rec.store.is_away = True
+    rec.spend(5)
+    await rec.clock.advance(10)
+    await rec.recorder.flush()
+    await rec.clock.advance(20)
+    assert rec.recorder.lag_seconds == 30
+    assert (rec.recorder.unflushed_pico, rec.recorder.waiting_segments) == (5, 1)
+    rec.store.is_away = False
+    await rec.recorder.flush()
+    assert (rec.recorder.lag_seconds, rec.recorder.unflushed_pico) == (0, 0)
+
+
+async def test_a_flush_is_two_writes_for_each_thing_it_changes(rec: Recording) -> None:
+    for _ in range(50):
+        rec.spend(1)
+    await rec.recorder.flush()
+    (writes,) = rec.store.transactions
+    assert [type(write).__name__ for write in writes] == ["Put", "Update", "Put"]
+    assert isinstance(writes[1], Update)
+    assert writes[1].add["requests"] == 50
