@@ -1,0 +1,191 @@
+"""Totals: never going down, equal to the shards in the end, whoever adds them up and however late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.recording import aggregator as module
+from proxy.recording.aggregator import STAMP, Aggregator, sum_of_shards, total_key
+from proxy.recording.entries import PICO_PER_MICRO, Counter
+from proxy.stores.contract import Item, Key, Store
+from tests.support.recording import Recording, recording
+
+INTERVAL = 60.0
+
+
+@pytest.fixture
+async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Recording]:
+    async with recording(tmp_path / "journal", exact_store) as made:
+        # The servers' tables are shared by all tests: each has a list of active counters of its own.
+        monkeypatch.setattr(module.schema, "active_counters", lambda day: f"ACTIVE#{made.scope.org}#{day}")
+        yield made
+
+
+def aggregator(rec: Recording, store: Any = None) -> Aggregator:
+    made = Aggregator(store or rec.store, rec.clock, INTERVAL)
+    made._has_looked_back = True
+    return made
+
+
+async def spend(rec: Recording, pico: int, *counters: Counter) -> None:
+    rec.spend(pico, *counters)
+    assert await rec.recorder.flush()
+
+
+async def total(rec: Recording, counter: Counter | None = None) -> tuple[int, int] | None:
+    item = await rec.store.get(total_key(counter or rec.counter()), consistent=True)
+    if item is None:
+        return None
+    return int(item["requests"]), int(item["cost_usd_micros"] * PICO_PER_MICRO)  # type: ignore[arg-type,operator,call-overload]
+
+
+async def test_a_total_is_the_sum_of_its_shards(rec: Recording) -> None:
+    for pico in range(1, 30):
+        await spend(rec, pico)
+    await spend(rec, 77, rec.counter("economy"), rec.counter("economy", "20261117"))
+    await aggregator(rec).run()
+    assert await total(rec) == (29, sum(range(1, 30)))
+    assert await total(rec, rec.counter("economy")) == (1, 77)
+    assert await total(rec, rec.counter("economy", "20261117")) == (1, 77)
+
+
+async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec: Recording) -> None:
+    await spend(rec, 1)
+    first, second = aggregator(rec), aggregator(rec)
+    await first.run()
+    await rec.clock.advance(INTERVAL / 2 - 1)
+    await spend(rec, 1)
+    await second.run()
+    assert (second.written, second.left_alone, await total(rec)) == (0, 1, (1, 1))
+    await rec.clock.advance(2)
+    await second.run()
+    assert (second.written, await total(rec)) == (1, (2, 2))
+    await rec.clock.advance(3600)
+    await first.run()
+    rec.clock.set_wall(rec.clock.now() - 1800)
+    await spend(rec, 1)
+    await second.run()
+    assert await total(rec) == (3, 3)
+
+
+class Slow:
+    """A store whose reader of shards is held up, and then comes with what it read long ago."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.goes_on = asyncio.Event()
+        self.has_read = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
+        assert consistent
+        found: list[Item | None] = await self._store.get_many(keys, consistent=True)
+        self.has_read.set()
+        await self.goes_on.wait()
+        return found
+
+
+async def test_one_that_was_held_up_does_not_lower_a_total(rec: Recording) -> None:
+    await spend(rec, 5)
+    slow = Slow(rec.store)
+    late = asyncio.create_task(aggregator(rec, slow).run())
+    await slow.has_read.wait()
+    await spend(rec, 6)
+    await aggregator(rec).run()
+    assert await total(rec) == (2, 11)
+    await rec.clock.advance(INTERVAL)
+    await spend(rec, 7)
+    slow.goes_on.set()
+    await late
+    assert await total(rec) == (3, 18)  # it saw that it was late, and read again
+
+
+async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: Recording, monkeypatch: Any) -> None:
+    chance = random.Random(7)
+    seen: list[tuple[int, int]] = []
+
+    async def fold() -> None:
+        one = aggregator(rec)
+        one._interval = 0  # none is ever fresh
+        for _ in range(15):
+            await one.run()
+            found = await total(rec)
+            assert found is not None
+            seen.append(found)
+            await asyncio.sleep(chance.random() / 500)
+
+    async def watch() -> None:
+        last = (0, 0)
+        while not done.is_set():
+            found = await total(rec) or (0, 0)
+            assert found >= last
+            assert found[1] >= last[1]
+            last = found
+            await asyncio.sleep(0)
+
+    done = asyncio.Event()
+    watching = asyncio.create_task(watch())
+    await spend(rec, 1)
+    folding = [asyncio.create_task(fold()) for _ in range(10)]
+    for _ in range(60):
+        await spend(rec, chance.randrange(1, 10**9))
+    await asyncio.gather(*folding)
+    done.set()
+    await watching
+    last = aggregator(rec)
+    last._interval = 0
+    await last.run()
+    sums = await sum_of_shards(rec.store, rec.counter())
+    assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.counted()
+
+
+async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: Recording) -> None:
+    await spend(rec, 5)
+    await rec.clock.advance(4 * 86_400)
+    await aggregator(rec).run()
+    assert await total(rec) is None
+    newly_started = aggregator(rec)
+    newly_started._has_looked_back = False
+    await newly_started.run()
+    assert await total(rec) == (1, 5)
+    await newly_started.run()
+    again = aggregator(rec)
+    again._has_looked_back = False
+    await rec.clock.advance(INTERVAL)
+    await again.run()
+    assert (again.written, again.left_alone) == (0, 1)  # it was read after the last day on which it was written to
+
+
+async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: Recording) -> None:
+    await spend(rec, 5)
+    await rec.clock.advance(15 * 3600)  # 3 o'clock, well past midnight
+    one = aggregator(rec)
+    await one.run()
+    await rec.clock.advance(600)
+    await one.run()
+    assert (one.written, one.left_alone) == (1, 1)
+    await spend(rec, 6)  # a replay into the old day lists it again, today
+    await one.run()
+    assert await total(rec) == (2, 11)
+
+
+async def test_a_stamp_says_when_the_reading_began(rec: Recording) -> None:
+    await spend(rec, 5)
+    began = rec.clock.now()
+    slow = Slow(rec.store)
+    folding = asyncio.create_task(aggregator(rec, slow).run())
+    await slow.has_read.wait()
+    await rec.clock.advance(10)
+    slow.goes_on.set()
+    await folding
+    item = await rec.store.get(total_key(rec.counter()))
+    assert item is not None
+    assert float(item[STAMP]) == began  # type: ignore[arg-type]
