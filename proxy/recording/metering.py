@@ -1,0 +1,151 @@
+"""Gives each call its meter: who pays, at which price, and what it is taken to use until that is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from proxy.clock import Clock
+from proxy.config import Config
+from proxy.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
+from proxy.errors import InvalidRequest
+from proxy.exchange import Header
+from proxy.forwarding.forwarder import Target
+from proxy.forwarding.model_path import Operation
+from proxy.metering.price_updates import Tariffs
+from proxy.metering.pricing import Priced, Tariff, cost, guardrail_cost, guardrail_prices
+from proxy.metering.reading import BYTES_A_TOKEN
+from proxy.metering.usage import Usage
+from proxy.model import Caller
+from proxy.recording.accounts import Accounts
+from proxy.recording.expected import Expected
+from proxy.recording.meter import Meter, Price, PriceAt
+from proxy.recording.recorder import Recorder
+
+# What Bedrock does for nothing.
+FREE = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
+_GUARDRAILS = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
+_BYTES_A_UNIT = 1000
+_UNLABELLED = "unlabelled."
+_NO_LABEL = re.compile(r"[^A-Za-z0-9._-]")
+_DOTS = re.compile(r"\.{2,}")
+_UNKNOWN_POLICY = "unknown"  # costs as much as the dearest
+
+
+class Metered(Protocol):
+    """A tap on an answer, which also hears to where the call is sent and that it has ended."""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
+
+    def head(self, status: int, headers: list[Header]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def end(self, is_whole: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Free:
+    """Of a call that costs nothing."""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
+
+    def head(self, status: int, headers: list[Header]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def end(self, is_whole: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Metering:
+    def __init__(self, config: Config, recorder: Recorder, accounts: Accounts, tariffs: Tariffs, clock: Clock) -> None:
+        self._labels = config.labels
+        self._guardrails = guardrail_prices(config.guardrails) if config.guardrails is not None else None
+        self._recorder = recorder
+        self._accounts = accounts
+        self._tariffs = tariffs
+        self._clock = clock
+        self._expected: dict[str, Expected] = {}
+        self._prices: dict[tuple[str, str, str], tuple[Tariff, Price]] = {}
+
+    async def meter(
+        self,
+        caller: Caller,
+        label: str,
+        model: str,
+        operation: Operation,
+        method: bytes,
+        targets: Sequence[Target],
+        body_bytes: int,
+    ) -> Metered:
+        """Its intent is in the journal then. Raises CannotRecord and InvalidRequest."""
+        if operation in FREE or method != b"POST":
+            return Free()
+        self._recorder.admit()
+        counted_as, price_at, guess = self._terms(label, model, operation, body_bytes)
+        account = self._accounts.known(caller, counted_as) or await self._accounts.learned(caller, counted_as)
+        format = self._labels[label].format if label in self._labels else ""
+        return Meter(
+            self._recorder.journal,
+            self._expected_of(label),
+            account,
+            operation,
+            format,
+            price_at,
+            targets[0],
+            guess,
+            self._clock.now(),
+        )
+
+    def _terms(self, label: str, model: str, operation: Operation, body_bytes: int) -> tuple[str, PriceAt, Usage]:
+        if operation in _GUARDRAILS:
+            guess = Usage(units={_UNKNOWN_POLICY: body_bytes // _BYTES_A_UNIT + 1})
+            return GUARDRAIL_LABEL, _always(self._unit_price()), guess
+        if operation is Operation.ASYNC_INVOKES:
+            return ASYNC_JOB_LABEL, _always(self._job_price(label)), Usage()
+        guess = Usage(body_bytes // BYTES_A_TOKEN + 1, self._expected_of(label).output)
+        return label or model_label(model), partial(self._token_price, label), guess
+
+    def _unit_price(self) -> Price:
+        if self._guardrails is None:
+            raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
+        return Price(partial(guardrail_cost, self._guardrails), "", "config")
+
+    def _job_price(self, label: str) -> Price:
+        pico = self._labels[label].pico_per_async_job if label in self._labels else None
+        if pico is None:
+            raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
+        return Price(lambda _: Priced(pico), "", "config")
+
+    def _token_price(self, label: str, target: Target) -> Price:
+        tariff = self._tariffs.for_label(label, target.region, target.model)
+        key = (label, target.region, target.model if label else "")
+        known = self._prices.get(key)
+        if known is None or known[0] is not tariff:
+            known = self._prices[key] = tariff, Price(partial(cost, tariff), tariff.version, tariff.source)
+        return known[1]
+
+    def _expected_of(self, label: str) -> Expected:
+        found = self._expected.get(label)
+        if found is None:
+            found = self._expected[label] = Expected()
+        return found
+
+
+def _always(price: Price) -> PriceAt:
+    return lambda _: price
+
+
+def model_label(model: str) -> str:
+    """Under what the spend of a model without a label is counted: the end of its id, as far as that can be a label."""
+    name = _NO_LABEL.sub("-", model.rpartition("/")[2]).strip(".-")
+    return (_UNLABELLED + _DOTS.sub(".", name))[:64]
