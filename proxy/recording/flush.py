@@ -30,10 +30,10 @@ def writes(ulid: str, number: int, part: Part, now: float) -> list[Write]:
     return [marker, *(_addition(ulid, counter, counts, now) for counter, counts in part)]
 
 
-def active_entries(part: Part, utc_day: str, known: set[tuple[str, Counter]], now: float) -> Iterator[Put]:
+def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Put]:
     """Of the counters that nobody here has listed yet on this day."""
     for counter, _ in part:
-        if (utc_day, counter) not in known:
+        if counter not in known:
             key = schema.active_counter(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
             yield Put(key, {"shards": counter.shards, EXPIRY: int(now) + KEEP_TOTALS_SECONDS})
 

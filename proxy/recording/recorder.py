@@ -12,17 +12,15 @@ from collections import deque
 from collections.abc import Iterable
 
 from proxy.clock import Clock
-from proxy.errors import CannotRecord, ReasonCode, Rejected, StoreError, TransactionFailed
-from proxy.recording import flush
-from proxy.recording.entries import PICO_PER_MICRO, Counter
+from proxy.errors import CannotRecord, StoreError
+from proxy.recording.entries import PICO_PER_MICRO
 from proxy.recording.journal import Journal, Sealed
 from proxy.recording.pace import Pace
-from proxy.recording.seal import Part
+from proxy.recording.sender import Sender
 from proxy.stores.contract import Store
 
 PICO_PER_USD = PICO_PER_MICRO * 10**6
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
-MARGIN_SECONDS = 86_400  # by which a segment is younger than its marker would be, whatever the clocks say
 
 _log = logging.getLogger("proxy.recording")
 
@@ -43,7 +41,7 @@ class Recorder:
         refuses_without_store: bool = False,
     ) -> None:
         self.journal = journal
-        self._store = store
+        self.sender = Sender(store, clock)
         self._clock = clock
         self._pace = pace
         self._max_unflushed_pico = max_unflushed_pico
@@ -53,10 +51,8 @@ class Recorder:
         self._files = asyncio.Lock()  # of the journal, which threads sync and close
         self._flushing = asyncio.Lock()
         self._due = asyncio.Event()
-        self._listed: set[tuple[str, Counter]] = set()
         self._began = self._caught_up = clock.monotonic()
         self.store_trouble = ""
-        self.flushed_requests = self.flushes = self.repeats = self.rejected = 0
 
     # For the calls.
 
@@ -133,7 +129,9 @@ class Recorder:
             requests = self._seal()
             try:
                 while self._waiting:
-                    await self._send(self._waiting[0])
+                    async with self._files:
+                        await asyncio.to_thread(self._waiting[0].secure)
+                    await self.sender.send(self._waiting[0])
                     self._waiting_pico -= self._waiting.popleft().seal.pico
             except (StoreError, OSError) as failure:
                 self._failed(failure)
@@ -159,32 +157,3 @@ class Recorder:
             _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
         self.store_trouble = str(failure)
         self._pace.failed()
-
-    async def _send(self, sealed: Sealed) -> None:
-        async with self._files:
-            await asyncio.to_thread(sealed.secure)
-        try:
-            for number, part in enumerate(sealed.seal.parts):
-                await self._send_part(sealed.seal.ulid, number, part)
-        except Rejected as failure:
-            # It would be rejected for ever, and must not hold up what can be counted. The file stays for a person.
-            self.rejected += 1
-            _log.error("the store rejects segment %s, which is left in the journal: %s", sealed.seal.ulid, failure)
-            return
-        self.flushes += 1
-        self.flushed_requests += sealed.seal.requests
-        await asyncio.to_thread(sealed.discard)
-
-    async def _send_part(self, ulid: str, number: int, part: Part) -> None:
-        now = self._clock.now()
-        day = flush.utc_day_of(now)
-        entries = list(flush.active_entries(part, day, self._listed, now))
-        try:
-            await self._store.transact([*flush.writes(ulid, number, part, now), *entries])
-        except TransactionFailed as failure:
-            if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
-                raise
-            self.repeats += 1  # it is in the store already: only the news of it was lost
-            return
-        self._listed = {known for known in self._listed if known[0] == day}
-        self._listed.update((day, counter) for counter, _ in part)

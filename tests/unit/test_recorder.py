@@ -13,11 +13,13 @@ import pytest
 from proxy.errors import CannotRecord, JournalInUse, JournalUnusable
 from proxy.recording.entries import Counts, Receipt
 from proxy.recording.folder import locked
+from proxy.recording.leftovers import recover
 from proxy.recording.seal import SUMS_PER_PART
+from proxy.recording.sender import Sender
 from proxy.stores import schema
 from proxy.stores.contract import Store, Update
 from proxy.tasks import Tasks
-from tests.support.clock import settle
+from tests.support.clock import ManualClock, settle
 from tests.support.recording import USD, Recording, recording
 
 
@@ -63,7 +65,7 @@ async def test_a_lost_answer_is_seen_by_the_marker(rec: Recording) -> None:
     assert not await rec.recorder.flush()
     assert await rec.counted() == (1, 5)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.repeats) == ((1, 5), 1)
+    assert (await rec.counted(), rec.recorder.sender.repeats) == ((1, 5), 1)
 
 
 async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording) -> None:
@@ -85,7 +87,7 @@ async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: Rec
     await rec.recorder.flush()
     rec.spend(2)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.rejected) == ((1, 2), 1)
+    assert (await rec.counted(), len(rec.recorder.sender.refused)) == ((1, 2), 1)
     assert len(rec.segments()) == 2  # it is kept for a person to look at
 
 
@@ -146,7 +148,24 @@ async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_st
         assert await rec.recorder.flush()
     async with recording(tmp_path / "copy", exact_store, scope=rec.scope) as copy:
         assert await copy.recorder.flush()
-        assert (await copy.counted(), copy.recorder.repeats) == ((1, 100), 1)
+        assert (await copy.counted(), copy.recorder.sender.repeats) == ((1, 100), 1)
+
+
+async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
+    tmp_path: Path, exact_store: Store
+) -> None:
+    async with recording(tmp_path / "journal", exact_store) as first:
+        first.spend(100)
+        first.store.is_away = True
+        await first.recorder.flush()
+    clock = ManualClock(first.clock.now() + 35 * 86_400)
+    async with recording(tmp_path / "journal", exact_store, clock, first.scope) as late:
+        assert await late.recorder.flush()
+        assert (await late.counted(), len(late.recorder.sender.refused)) == ((0, 0), 1)
+        forced = Sender(late.store, clock, force=True)
+        for sealed in recover(late.folder).sealed:
+            await forced.send(sealed)
+        assert await late.counted() == (1, 100)
 
 
 # Policy.

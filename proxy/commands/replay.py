@@ -1,0 +1,51 @@
+"""`price-keeper replay`: brings what a process left in its journal to the store, wherever that journal was found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from proxy.app import opened_store
+from proxy.clock import Clock, SystemClock
+from proxy.commands.shared import Commands, add_config_option
+from proxy.config import Config, load
+from proxy.recording.folder import locked
+from proxy.recording.leftovers import Leftovers, recover
+from proxy.recording.recorder import PICO_PER_USD
+from proxy.recording.sender import Sender
+from proxy.tasks import Tasks
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser("replay", help="bring a journal found on a dead node to the store")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder")
+    parser.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
+    add_config_option(parser)
+    parser.set_defaults(run=_replay)
+
+
+def _replay(chosen: Namespace) -> int:
+    config = load(chosen.config, os.environ)
+    return asyncio.run(_replayed(config, chosen.folder, SystemClock(), force=chosen.force))
+
+
+async def _replayed(config: Config, folder: Path, clock: Clock, *, force: bool) -> int:
+    with locked(folder, make=False):
+        left = await asyncio.to_thread(recover, folder)
+        async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+            sender = Sender(store, clock, force=force)
+            for sealed in left.sealed:
+                await sender.send(sealed)
+    _tell(sender, left)
+    return 1 if sender.refused else 0
+
+
+def _tell(sender: Sender, left: Leftovers) -> None:
+    usd = sender.pico / PICO_PER_USD
+    print(f"{sender.requests} calls of {usd:f} USD are in the store; {left.estimated} of them are estimated")
+    if sender.repeats:
+        print(f"{sender.repeats} parts had been in the store before, and were not counted again")
+    if sender.refused:
+        print(f"left where they are, as the log says: {', '.join(sender.refused)}")

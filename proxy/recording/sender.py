@@ -1,0 +1,75 @@
+"""Brings sealed segments to the store, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from proxy.clock import Clock
+from proxy.errors import ReasonCode, Rejected, TransactionFailed
+from proxy.recording import flush
+from proxy.recording.entries import Counter
+from proxy.recording.journal import Sealed
+from proxy.recording.seal import Part
+from proxy.recording.ulid import made_at
+from proxy.stores.contract import Store
+
+MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever the clocks say
+
+_log = logging.getLogger("proxy.recording")
+
+
+class Sender:
+    """`force` sends also what is so old that its marker may be gone."""
+
+    def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
+        self._store = store
+        self._clock = clock
+        self._force = force
+        self._day = ""
+        self._listed: set[Counter] = set()  # on this day
+        self.sent = self.requests = self.pico = self.repeats = 0
+        self.refused: list[str] = []  # segments that stay where they are, for a person to look at
+
+    async def send(self, sealed: Sealed) -> None:
+        """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again."""
+        seal = sealed.seal
+        if not self._force and self._is_too_old(seal.ulid):
+            self._leave(seal.ulid, "it is so old that it might count twice")
+            return
+        try:
+            for number, part in enumerate(seal.parts):
+                await self._send_part(seal.ulid, number, part)
+        except Rejected as failure:
+            self._leave(seal.ulid, str(failure))
+            return
+        self.sent += 1
+        self.requests += seal.requests
+        self.pico += seal.pico
+        await asyncio.to_thread(sealed.discard)
+
+    def _is_too_old(self, ulid: str) -> bool:
+        return self._clock.now() - made_at(ulid) > flush.KEEP_MARKERS_SECONDS - MARGIN_SECONDS
+
+    def _leave(self, ulid: str, why: str) -> None:
+        """It must not hold up what can be counted."""
+        self.refused.append(ulid)
+        _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
+
+    async def _send_part(self, ulid: str, number: int, part: Part) -> None:
+        now = self._clock.now()
+        self._turn_to(flush.utc_day_of(now))
+        entries = flush.active_entries(part, self._day, self._listed, now)
+        try:
+            await self._store.transact([*flush.writes(ulid, number, part, now), *entries])
+        except TransactionFailed as failure:
+            if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
+                raise
+            self.repeats += 1  # it is in the store already: only the news of it was lost
+            return
+        self._listed.update(counter for counter, _ in part)
+
+    def _turn_to(self, day: str) -> None:
+        if day != self._day:
+            self._day = day
+            self._listed.clear()

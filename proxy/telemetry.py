@@ -1,0 +1,70 @@
+"""What can be measured from outside: every metric, once, and how it is written for Prometheus.
+
+Nothing is counted here: each metric is read from the part that knows it, when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels: TypeAlias = Mapping[str, str]
+Reading: TypeAlias = "float | Iterable[tuple[Labels, float]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+
+
+def _metric(name: str, kind: Literal["counter", "gauge"], help: str) -> Metric:
+    return Metric(f"price_keeper_{name}", kind, help)
+
+
+RECORDED_REQUESTS = _metric("recorded_requests_total", "counter", "calls recorded, by whether their usage is estimated")
+RECORDED_USD = _metric("recorded_usd_total", "counter", "US dollars recorded since the start of the process")
+CALLS_OPEN = _metric("calls_open", "gauge", "calls sent to Bedrock whose usage is not known yet")
+UNFLUSHED_USD = _metric("unflushed_usd", "gauge", "US dollars in the journal that are not in the store")
+UNFLUSHED_SECONDS = _metric("unflushed_seconds", "gauge", "for how long something in the journal waits for the store")
+SEGMENTS_WAITING = _metric("journal_segments_waiting", "gauge", "sealed segments that are not in the store")
+TORN_LINES = _metric("journal_torn_lines_total", "counter", "lines cut off or spoilt, found when the process started")
+LOST_CALLS = _metric("journal_lost_calls_total", "counter", "calls under way at a crash, found at the start: estimated")
+FLUSHES = _metric("flushes_total", "counter", "segments that went to the store")
+FLUSH_REPEATS = _metric("flush_repeats_total", "counter", "parts of segments that were in the store already")
+FLUSH_REJECTS = _metric("flush_rejects_total", "counter", "segments that the store will never take: see the log")
+TOTALS_WRITTEN = _metric("totals_written_total", "counter", "totals that this process brought up to date")
+TOTALS_FRESH = _metric("totals_left_alone_total", "counter", "totals that somebody else had just brought up to date")
+PRICE_AGE = _metric("price_age_seconds", "gauge", "since the AWS Price List was read for a label's place")
+PRICE_TROUBLE = _metric("price_trouble", "gauge", "1 where a label's prices are not those of today")
+
+ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+
+
+class Telemetry:
+    def __init__(self) -> None:
+        self._readings: list[tuple[Metric, Callable[[], Reading]]] = []
+
+    def add(self, metric: Metric, read: Callable[[], Reading]) -> None:
+        self._readings.append((metric, read))
+
+    def text(self) -> str:
+        return "".join(_described(metric) + "".join(_lines(metric.name, read())) for metric, read in self._readings)
+
+
+def _described(metric: Metric) -> str:
+    return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+
+
+def _lines(name: str, reading: Reading) -> Iterable[str]:
+    for labels, value in [({}, reading)] if isinstance(reading, (int, float)) else reading:
+        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"{name}{'{' + told + '}' if told else ''} {value:.17g}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
