@@ -1,0 +1,30 @@
+"""What a flush costs is what the documents say: two units for the marker, two for each counter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.write_units import Meter
+from tests.support.engines import Engines
+from tests.support.recording import recording
+
+
+@pytest.mark.parametrize("counters", [1, 2, 7, 49, 60])
+async def test_a_flush_costs_two_units_for_itself_and_two_for_each_counter(
+    engines: Engines, tmp_path: Path, counters: int
+) -> None:
+    async with engines.open("ministack", tmp_path) as store:
+        meter = Meter()
+        meter.attach(store.client)  # type: ignore[attr-defined]
+        async with recording(tmp_path / "journal", store) as rec:
+            touched = [rec.counter(f"label{number}") for number in range(counters)]
+            parts = -(-counters // 49)
+            for is_first in (True, False, False):
+                meter.units = 0
+                for _ in range(100):
+                    rec.spend(1, *touched)
+                assert await rec.recorder.flush()
+                listed = counters if is_first else 0
+                assert meter.units == 2 * (parts + counters + listed)
