@@ -1,0 +1,363 @@
+"""What an answer of one piece says it used, in every dialect that Bedrock's models speak. Pure.
+
+Each place in an answer that tells of tokens is read into `Counts`, where what is not said stays None. The places are
+merged, and what comes of that is a `Usage`. A number that cannot be a count makes the whole of its place say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from proxy.metering.usage import Usage
+
+Json = Mapping[str, Any]
+
+MOST_TOKENS = 2**53  # the largest number that survives every JSON reader; a count beyond it is a mistake
+
+METRICS = "amazon-bedrock-invocationMetrics"
+
+# What a guardrail counts beside the units it charges for: units that are free, and a number of policies.
+NOT_CHARGED = frozenset(("sensitiveInformationPolicyFreeUnits", "automatedReasoningPolicies"))
+
+_HEADERS = {
+    "inputTokenCount": b"x-amzn-bedrock-input-token-count",
+    "outputTokenCount": b"x-amzn-bedrock-output-token-count",
+    "cacheReadInputTokenCount": b"x-amzn-bedrock-cache-read-input-token-count",
+    "cacheWriteInputTokenCount": b"x-amzn-bedrock-cache-write-input-token-count",
+}
+_TIER_HEADER = b"x-amzn-bedrock-service-tier"
+_LATENCY_HEADER = b"x-amzn-bedrock-performanceconfig-latency"
+
+# Claude's own word for the tier that Bedrock calls default. "auto" is what a caller asks, not what one gets.
+_TIERS = {"standard": "default", "auto": ""}
+_LONGEST_NAME = 40
+
+
+class Counts(NamedTuple):
+    """`input` is without what a cache read or wrote, and `cache_write_1h` a part of `cache_write`."""
+
+    input: int | None = None
+    output: int | None = None
+    cache_read: int | None = None
+    cache_write: int | None = None
+    cache_write_1h: int | None = None
+    outranks: bool = False  # it counts what other places are known to leave out
+
+
+NOTHING = Counts()
+
+_Reader = Callable[[Json], Counts]
+
+
+class _NotACount(Exception):
+    """A number that no one can have counted: the place where it stands is not to be trusted."""
+
+
+# ---------------------------------------------------------------- answers
+
+
+def converse(document: Json) -> Usage | None:
+    counts = said_by(_converse, _within(document, "usage"))
+    if counts.input is None or counts.output is None:
+        return None
+    tier = _tier(_within(document, "serviceTier").get("type"))
+    return usage_of(counts, tier, _name(_within(document, "performanceConfig").get("latency")))
+
+
+def invocation(format: str, document: Any, headers: Mapping[bytes, bytes]) -> Usage | None:
+    """The body of InvokeModel, and what its headers say of the kinds of which the body says nothing."""
+    body, counted = told(document), NOTHING
+    if None in body[:4]:
+        counted = said_by(_metrics, _from_headers(headers))
+    # Cohere counts what Cohere charges for; with Bedrock it is Bedrock that does, so there its own count goes first.
+    counts = merged(counted, body) if format == "cohere" else merged(body, counted)
+    if counts.input is None:
+        return None  # an embedding has no output, but nothing runs without input
+    return usage_of(counts, tier_of(document, headers), latency_of(headers))
+
+
+def chat(document: Json) -> Usage | None:
+    counts = said_by(_openai, _within(document, "usage"))
+    if counts.input is None or counts.output is None:
+        return None
+    return usage_of(counts, tier_of(document, {}))
+
+
+def metrics(document: Json) -> Usage | None:
+    """What Bedrock itself has counted, in the last chunk of a stream of InvokeModel's."""
+    counts = said_by(_metrics, document)
+    return None if counts.input is None or counts.output is None else usage_of(counts)
+
+
+def guardrail(document: Json) -> Usage | None:
+    """Units by policy, under Bedrock's names for them, and also by those it may have tomorrow."""
+    units: dict[str, int] = {}
+    try:
+        for name, value in _within(document, "usage").items():
+            if isinstance(value, dict):  # a check's, which stand one level deeper than a policy's
+                value = value.get("textUnits")
+            if type(value) is int or (value is not None and name.endswith("Units")):
+                units[name] = _checked(value)
+    except _NotACount:
+        return None
+    return Usage(units=units) if units else None
+
+
+# ---------------------------------------------------------------- from places to a usage
+
+
+def told(document: Any) -> Counts:
+    """What a body of InvokeModel, or a chunk of its stream, says. Its members show whose dialect it is in, more surely
+    than the model's family: an imported model speaks that of its kin, and within a family it changed with the years."""
+    if isinstance(document, dict):
+        for telltale, reader in _DIALECTS:
+            if telltale in document:
+                counts = said_by(reader, document)
+                if counts != NOTHING:
+                    return counts
+    return NOTHING
+
+
+def counted_by_bedrock(document: Any) -> Counts:
+    return said_by(_metrics, _within(document, METRICS))
+
+
+def said_by(reader: _Reader, place: Json) -> Counts:
+    if not isinstance(place, dict):
+        return NOTHING
+    try:
+        return reader(place)
+    except _NotACount:
+        return NOTHING
+
+
+def merged(first: Counts, second: Counts) -> Counts:
+    """What `first` says, and of what it does not say, what `second` does."""
+    if second is NOTHING:
+        return first
+    if second.outranks and not first.outranks:
+        first, second = second, first
+    if first.input is not None and first.input == _whole_input(second):
+        first = first._replace(input=second.input)  # it took what the cache read or wrote for plain input
+    return Counts(
+        second.input if first.input is None else first.input,
+        second.output if first.output is None else first.output,
+        second.cache_read if first.cache_read is None else first.cache_read,
+        second.cache_write if first.cache_write is None else first.cache_write,
+        second.cache_write_1h if first.cache_write_1h is None else first.cache_write_1h,
+        first.outranks,
+    )
+
+
+def _whole_input(counts: Counts) -> int | None:
+    return None if counts.input is None else counts.input + (counts.cache_read or 0) + (counts.cache_write or 0)
+
+
+def usage_of(counts: Counts, tier: str = "", latency: str = "") -> Usage:
+    """Writes to a cache that are not said to be for an hour are for five minutes, as they are if nobody asks more."""
+    written = counts.cache_write or 0
+    for_an_hour = min(counts.cache_write_1h or 0, written)
+    return Usage(
+        counts.input or 0,
+        counts.output or 0,
+        counts.cache_read or 0,
+        written - for_an_hour,
+        for_an_hour,
+        tier,
+        latency,
+    )
+
+
+def tier_of(document: Any, headers: Mapping[bytes, bytes]) -> str:
+    """The header knows more tiers than a body, so what it says goes first."""
+    by_header = _tier(headers.get(_TIER_HEADER))
+    if by_header or not isinstance(document, dict):
+        return by_header
+    return _tier(document.get("service_tier")) or _tier(_within(document, "usage").get("service_tier"))
+
+
+def latency_of(headers: Mapping[bytes, bytes]) -> str:
+    return _name(headers.get(_LATENCY_HEADER))
+
+
+def _tier(value: Any) -> str:
+    name = _name(value)
+    return _TIERS.get(name, name)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    return value.strip().lower()[:_LONGEST_NAME] if isinstance(value, str) else ""
+
+
+def _from_headers(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    found = ((name, headers.get(header)) for name, header in _HEADERS.items())
+    return {name: _number(value) for name, value in found if value is not None}
+
+
+def _number(value: bytes) -> int:
+    digits = value.strip()
+    # A header is short; a million digits would take a while to become a number.
+    return int(digits) if digits.isdigit() and len(digits) < _LONGEST_NAME else -1
+
+
+# ---------------------------------------------------------------- dialects
+
+
+def _converse(usage: Json) -> Counts:
+    """Nova's own body ends two of the names in Count; Bedrock's often has both."""
+    written, for_an_hour = _count(usage, "cacheWriteInputTokens", "cacheWriteInputTokenCount"), None
+    details = usage.get("cacheDetails")
+    if isinstance(details, list):
+        parts = [(part.get("ttl"), _count(part, "inputTokens") or 0) for part in details if isinstance(part, dict)]
+        # A lifetime that nobody has heard of is charged as the longest known.
+        for_an_hour = sum(tokens for ttl, tokens in parts if ttl != "5m")
+        written = max(written or 0, sum(tokens for _, tokens in parts))
+    return Counts(
+        _count(usage, "inputTokens"),
+        _count(usage, "outputTokens"),
+        _count(usage, "cacheReadInputTokens", "cacheReadInputTokenCount"),
+        written,
+        for_an_hour,
+    )
+
+
+def _anthropic(usage: Json) -> Counts:
+    """A call that compacted its conversation on the way ran the model more than once. Each run is charged, but the
+    counts at the top leave the compaction out, so the list of the runs goes first."""
+    runs = [run for run in _list(usage, "iterations") if isinstance(run, dict)]
+    if any(run.get("type") == "compaction" for run in runs):
+        return _sum([_one_run(run) for run in runs])
+    return _one_run(usage)
+
+
+def _one_run(usage: Json) -> Counts:
+    written, for_an_hour = _count(usage, "cache_creation_input_tokens"), None
+    creation = usage.get("cache_creation")
+    if isinstance(creation, dict):
+        for_an_hour = _count(creation, "ephemeral_1h_input_tokens") or 0
+        written = max(written or 0, for_an_hour + (_count(creation, "ephemeral_5m_input_tokens") or 0))
+    return Counts(
+        _count(usage, "input_tokens"),
+        _count(usage, "output_tokens"),
+        _count(usage, "cache_read_input_tokens"),
+        written,
+        for_an_hour,
+    )
+
+
+def _sum(runs: list[Counts]) -> Counts:
+    return Counts(
+        _total(run.input for run in runs),
+        _total(run.output for run in runs),
+        _total(run.cache_read for run in runs),
+        _total(run.cache_write for run in runs),
+        _total(run.cache_write_1h for run in runs),
+        outranks=True,
+    )
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    said = [count for count in counts if count is not None]
+    return sum(said) if said else None
+
+
+def _openai(usage: Json) -> Counts:
+    """Here, unlike anywhere else, the prompt's tokens include those of a cache."""
+    prompt, details = _count(usage, "prompt_tokens"), _within(usage, "prompt_tokens_details")
+    read, written = _count(details, "cached_tokens"), _count(details, "cache_write_tokens")
+    cached = (read or 0) + (written or 0)
+    if prompt is not None and cached <= prompt:  # more than the prompt has cannot be in it
+        prompt -= cached
+    return Counts(prompt, _count(usage, "completion_tokens"), read, written)
+
+
+def _metrics(place: Json) -> Counts:
+    return Counts(
+        _count(place, "inputTokenCount"),
+        _count(place, "outputTokenCount"),
+        _count(place, "cacheReadInputTokenCount"),
+        _count(place, "cacheWriteInputTokenCount"),
+    )
+
+
+def _of_usage(document: Json) -> Counts:
+    """Most families have a member `usage`; whose dialect it is in shows in the names."""
+    usage = _within(document, "usage")
+    if "prompt_tokens" in usage or "completion_tokens" in usage:
+        return _openai(usage)
+    if "inputTokens" in usage or "outputTokens" in usage:
+        return _converse(usage)
+    if "billed_units" in usage or "tokens" in usage:
+        return _cohere_counts(usage)
+    return _anthropic(usage)
+
+
+def _titan(document: Json) -> Counts:
+    """Text in one piece, text in chunks, or an embedding, which has no output."""
+    results = [_count(each, "tokenCount") for each in _list(document, "results") if isinstance(each, dict)]
+    if not results:
+        results = [_count(document, "totalOutputTextTokenCount")]
+    return Counts(_count(document, "inputTextTokenCount"), _total(results))
+
+
+def _llama(document: Json) -> Counts:
+    return Counts(_count(document, "prompt_token_count"), _count(document, "generation_token_count"))
+
+
+def _cohere(document: Json) -> Counts:
+    return _cohere_counts(_within(document, "meta"))
+
+
+def _cohere_counts(place: Json) -> Counts:
+    """`tokens` also has those that Cohere wraps around the text; `billed_units` are what it takes money for."""
+    billed = _within(place, "billed_units") or _within(place, "tokens")
+    return Counts(_count(billed, "input_tokens"), _count(billed, "output_tokens"))
+
+
+def _jurassic(document: Json) -> Counts:
+    """AI21's models before Jamba show the tokens themselves."""
+    prompt = _list(_within(document, "prompt"), "tokens")
+    said = [_list(_within(each, "data"), "tokens") for each in _list(document, "completions")]
+    return Counts(len(prompt), sum(map(len, said))) if prompt else NOTHING
+
+
+_DIALECTS: tuple[tuple[str, _Reader], ...] = (
+    ("usage", _of_usage),
+    ("inputTextTokenCount", _titan),
+    ("prompt_token_count", _llama),
+    ("generation_token_count", _llama),
+    ("inputTokenCount", _metrics),  # Nova's embeddings
+    ("meta", _cohere),
+    ("completions", _jurassic),
+)
+
+
+# ---------------------------------------------------------------- members of JSON
+
+
+def _within(document: Any, name: str) -> dict[str, Any]:
+    value = document.get(name) if isinstance(document, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _list(document: Json, name: str) -> list[Any]:
+    value = document.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _count(place: Json, *names: str) -> int | None:
+    """By the first of these names that has a value. Null is as good as absent: half the families write it so."""
+    for name in names:
+        value = place.get(name)
+        if value is not None:
+            return _checked(value)
+    return None
+
+
+def _checked(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_TOKENS:
+        raise _NotACount
+    return value

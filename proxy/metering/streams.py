@@ -1,0 +1,358 @@
+"""What a stream says it used, piece by piece. Pure.
+
+While a stream runs, as little as possible is done for each piece; almost everything waits until it is over. Then
+`usage()` is what the stream itself told, None if it was cut before. What to assume instead: the input is that of
+`partial()`, which may be None too, and the output is `estimate_output()`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+
+from proxy.forwarding.eventstream import Frame
+from proxy.metering import bodies
+from proxy.metering.bodies import METRICS, NOTHING, Counts
+from proxy.metering.usage import Usage
+
+# A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
+# Of what is said only the length is wanted, for estimates.
+CONVERSE_WANTED = {"metadata": 64 * 1024, "contentBlockDelta": 0}
+
+# The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
+# but Bedrock puts its own counts at the end.
+INVOCATION_WANTED = {"chunk": 16 * 1024}
+
+# Models were seen to stream 1 to 5 tokens a frame, so this errs to the dear side on most of them. A frame larger than
+# the ordinary, such as one with the whole input of a tool, has what is above that counted by the usual 4 bytes a token.
+TOKENS_A_FRAME = 4
+ORDINARY_FRAME = 512
+BYTES_A_TOKEN = 4
+
+# An event that tells the usage has a few hundred bytes, and nothing else in an event is wanted.
+LARGEST_EVENT = 256 * 1024
+
+_NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
+_FIRST_CHUNKS = 2  # the message's start, and whatever a family may send ahead of it
+_LAST_CHUNKS = 3  # Claude's message_delta and message_stop, and whatever may follow them
+_MOST_TRIES = 16
+_DECODER = json.JSONDecoder()
+
+
+class ConverseStream:
+    """Its last event, the metadata, tells everything; before that nothing is known but how much was said."""
+
+    __slots__ = ("_assumed", "_format", "_metadata")
+
+    def __init__(self, format: str = "") -> None:
+        self._format = format
+        self._metadata: Frame | None = None
+        self._assumed = 0
+
+    def frame(self, frame: Frame) -> None:
+        if frame.name == "contentBlockDelta":
+            excess = frame.payload_size - ORDINARY_FRAME
+            self._assumed += TOKENS_A_FRAME if excess < 0 else TOKENS_A_FRAME + excess // BYTES_A_TOKEN
+        elif frame.name == "metadata" and frame.kind == "event":
+            self._metadata = frame
+
+    def usage(self) -> Usage | None:
+        if self._metadata is None:
+            return None
+        _, _, payload, size = self._metadata
+        told = bodies.converse(_json(payload) if size == len(payload) else _end_of_metadata(payload))
+        return _without_cached_input(told) if told is not None and self._format == "openai" else told
+
+    def partial(self) -> Usage | None:
+        return self.usage()
+
+    def estimate_output(self) -> int:
+        told = self.usage()
+        return self._assumed if told is None else told.output
+
+
+def _end_of_metadata(payload: bytes) -> dict[str, Any]:
+    members = (("usage", "inputTokens"), ("serviceTier", "type"), ("performanceConfig", "latency"))
+    return {name: _last_object(payload, name, member) for name, member in members}
+
+
+def _without_cached_input(told: Usage) -> Usage:
+    """Of OpenAI's models, and in streams alone, Bedrock counts cached tokens as input too, and twice in the total
+    (seen with GPT-5.6, which writes nearly all of its input to the cache). Where the documented meaning holds there is
+    far less plain input than cached, so the two are told apart by size."""
+    cached = told.cache_read + told.cache_write_5m + told.cache_write_1h
+    return replace(told, input=told.input - cached) if told.input >= cached else told
+
+
+class InvocationStream:
+    """The chunks of any family. Bedrock adds its own counts to the last one; how long a cache keeps what was written
+    stands in the first, and how often the model ran in the last but one."""
+
+    __slots__ = ("_assumed", "_first", "_headers", "_last")
+
+    def __init__(self, headers: Mapping[bytes, bytes] = _NO_HEADERS) -> None:
+        """The answer's headers tell tier and latency; no body of a stream does so for all families."""
+        self._headers = headers
+        self._first: list[Frame] = []
+        self._last: deque[Frame] = deque(maxlen=_LAST_CHUNKS)
+        self._assumed = 0
+
+    def frame(self, frame: Frame) -> None:
+        if frame.name != "chunk" or frame.kind != "event":
+            return
+        excess = frame.payload_size - ORDINARY_FRAME  # what is said is in base64: 3 bytes are 4 here
+        self._assumed += TOKENS_A_FRAME if excess < 0 else TOKENS_A_FRAME + excess * 3 // 4 // BYTES_A_TOKEN
+        if len(self._first) < _FIRST_CHUNKS:
+            self._first.append(frame)
+        else:
+            self._last.append(frame)
+
+    def usage(self) -> Usage | None:
+        found = self._found()
+        if found.counts.input is None or found.counts.output is None:
+            return None
+        return bodies.usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
+
+    def partial(self) -> Usage | None:
+        found = self._found()
+        if found.counts.input is None:
+            return None
+        return bodies.usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
+
+    def estimate_output(self) -> int:
+        found = self._found()
+        if found.counts.output is not None:
+            return found.counts.output
+        # A family that counts as it goes has just said it; else what was counted earlier is the least there can be.
+        return max(self._assumed, found.earlier_count) if found.newest_count is None else found.newest_count
+
+    def _found(self) -> _Found:
+        """From the newest chunk to the oldest: what was said later stands."""
+        counts, newest, earlier, tier = NOTHING, None, 0, ""
+        for age, chunk in enumerate(map(_chunk, (*reversed(self._last), *reversed(self._first)))):
+            said, by_bedrock = _told(chunk), bodies.counted_by_bedrock(chunk)
+            if said.output is not None and not _ends(chunk):
+                newest, earlier = (said.output if age == 0 else newest), max(earlier, said.output)
+                said = said._replace(output=None)  # of a stream that goes on
+            counts = bodies.merged(counts, bodies.merged(by_bedrock, said))
+            tier = tier or _tier(chunk, self._headers)
+        return _Found(counts, newest, earlier, tier)
+
+
+class _Found(NamedTuple):
+    counts: Counts
+    newest_count: int | None
+    earlier_count: int
+    tier: str
+
+
+def _chunk(frame: Frame) -> dict[str, Any]:
+    if frame.payload_size > len(frame.payload):
+        return _end_of_chunk(frame.payload)
+    try:
+        document = orjson.loads(b64decode(orjson.loads(frame.payload)["bytes"]))
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _end_of_chunk(payload: bytes) -> dict[str, Any]:
+    """Of a chunk that was cut. The base64 is by far its longest text, and can be read from any multiple of four
+    characters before its end."""
+    text = max(payload.split(b'"'), key=len).replace(b"\\", b"")
+    try:
+        document = b64decode(text[len(text) % 4 :])
+    except ValueError:
+        return {}
+    return {METRICS: _last_object(document, METRICS, "inputTokenCount")}
+
+
+# Where a family wraps what it tells: Claude at the start, Nova and Cohere at the end.
+_WRAPPERS = ("message", "metadata", "response")
+
+
+def _told(chunk: dict[str, Any]) -> Counts:
+    counts = bodies.told(chunk)
+    for name in _WRAPPERS:
+        if counts != NOTHING:
+            break
+        counts = bodies.told(chunk.get(name))
+    return counts
+
+
+def _tier(chunk: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
+    return bodies.tier_of(chunk, headers) or bodies.tier_of(chunk.get("message"), _NO_HEADERS)
+
+
+def _ends(chunk: dict[str, Any]) -> bool:
+    """Whether nothing is said after it, in the words of any family; what it counts is then the whole."""
+    if chunk.get("type") == "message_delta" or isinstance(chunk.get("metadata"), dict):
+        return True
+    choices = chunk.get("choices")
+    if isinstance(choices, list):
+        return not choices or any(_has_reason(choice) for choice in choices)
+    return _has_reason(chunk)
+
+
+def _has_reason(place: Any) -> bool:
+    names = ("finish_reason", "stop_reason", "completionReason", "is_finished")
+    return isinstance(place, dict) and any(place.get(name) for name in names)
+
+
+# ---------------------------------------------------------------- chat completions
+
+
+# Inside a text its quotes would be escaped, so this is always a member, and not the null that announces one.
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_TIER = re.compile(rb'"service_tier"\s*:\s*"([a-z_-]{1,40})"')
+_DONE = b"[DONE]"
+_END = b"\n\n"
+
+
+class ChatStream:
+    """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that."""
+
+    __slots__ = ("_bytes", "_events", "_is_over", "_lines", "_tier", "_usage")
+
+    def __init__(self) -> None:
+        self._events = _Events()
+        self._lines = 0
+        self._bytes = 0
+        self._tier = ""
+        self._usage: Usage | None = None
+        self._is_over = False
+
+    def feed(self, data: bytes) -> None:
+        if b"\r" in data:
+            data = data.replace(b"\r", b"")  # in JSON it can only stand between lines
+        self._bytes += len(data)
+        whole = self._events.take(data)
+        if not whole:
+            return
+        self._lines += whole.count(b"\ndata:") + whole.startswith(b"data:")
+        if not self._tier and (told := _TIER.search(whole)):  # each event has it, but maybe not the one with the usage
+            self._tier = bodies.tier_of({"service_tier": told[1].decode()}, _NO_HEADERS)
+        if _USAGE.search(whole) or _DONE in whole:
+            for event in whole.split(_END):
+                self._read(event)
+
+    def usage(self) -> Usage | None:
+        if not self._is_over:
+            self._read(self._events.unfinished)  # a server may leave out the empty line after its last event
+        return self._told() if self._is_over else None
+
+    def partial(self) -> Usage | None:
+        return self.usage() or self._told()
+
+    def estimate_output(self) -> int:
+        told = self.usage()
+        if told is not None:
+            return told.output
+        counted = 0 if self._usage is None else self._usage.output
+        excess = self._bytes - self._lines * ORDINARY_FRAME
+        return max(counted, TOKENS_A_FRAME * self._lines, excess // BYTES_A_TOKEN)
+
+    def _told(self) -> Usage | None:
+        told = self._usage
+        return told if told is None or told.tier else replace(told, tier=self._tier)
+
+    def _read(self, event: bytes) -> None:
+        if len(event) > LARGEST_EVENT:
+            return
+        if _USAGE.search(event):
+            document = _json(_data(event))
+            told = bodies.chat(document) if isinstance(document, dict) else None
+            if told is not None:
+                self._usage = told
+                self._is_over = _ends(document)
+        elif _DONE in event and _data(event).strip() == _DONE:
+            self._is_over = True
+
+
+def usage_event_only(event: bytes) -> bool:
+    """Whether all that an event holds is the usage, so that a caller who did not ask for it misses nothing."""
+    if not _USAGE.search(event):
+        return False
+    document = _json(_data(event))
+    if not isinstance(document, dict) or document.get("choices") != [] or "error" in document:
+        return False
+    return isinstance(document.get("usage"), dict)
+
+
+def _data(event: bytes) -> bytes:
+    """With the space that may stand after the colon, and with carriage returns: to JSON both are nothing."""
+    return b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+
+
+class _Events:
+    """Cuts a stream after whole events. Of an event that has no end as yet, no more is held than is ever read."""
+
+    __slots__ = ("_held", "_is_skipping")
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._is_skipping = False  # the rest of an event that is too large
+
+    def take(self, data: bytes) -> bytes:
+        """All events that end in this piece; the usual piece is just that, and is handed back as it is."""
+        if not self._held and data.endswith(_END):
+            return data
+        searched = max(0, len(self._held) - 1)
+        self._held += data
+        end = self._held.rfind(_END, searched) + len(_END)
+        if end < len(_END):
+            self._bound()
+            return b""
+        whole = bytes(self._held[:end])
+        del self._held[:end]
+        if self._is_skipping:
+            self._is_skipping = False
+            whole = whole[whole.find(_END) + len(_END) :]
+        self._bound()
+        return whole
+
+    @property
+    def unfinished(self) -> bytes:
+        return bytes(self._held)
+
+    def _bound(self) -> None:
+        if len(self._held) > LARGEST_EVENT + 1:  # with the first of the two bytes that end it
+            self._is_skipping = True
+        if self._is_skipping:
+            del self._held[:-1]  # that first byte may be the last one here
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return None
+
+
+def _last_object(data: bytes, name: str, member: str) -> dict[str, Any]:
+    """In the end of a document whose beginning is lost: the last object of this name that has this member."""
+    text = data.decode("utf-8", "replace")
+    for found in _from_behind(text, name):
+        if isinstance(found, dict) and member in found:
+            return found
+    return {}
+
+
+def _from_behind(text: str, name: str) -> Iterator[Any]:
+    starts = [match.end() - 1 for match in re.finditer(rf'"{name}"\s*:\s*\{{', text)]
+    for start in starts[: -_MOST_TRIES - 1 : -1]:
+        try:
+            yield _DECODER.raw_decode(text, start)[0]
+        except (ValueError, RecursionError):
+            continue

@@ -1,0 +1,105 @@
+"""`kill -9` of a sidecar under load, again and again: the books hold every answer once, exactly, and nothing else.
+
+As many kills as fit into `make test`; `make soak` makes a hundred of each engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
+from proxy.stores.contract import Store
+from proxy.stores.dynamodb import DynamoStore
+from proxy.stores.sqlite import SqliteStore
+from tests.support.crashing import MODELS, PRICES, SCOPE, Books, Lineup, killed_again_and_again
+from tests.support.engines import PREFIX, Engines
+from tests.support.simulated import bedrock_process, read_ledger
+
+KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "ministack"])
+def test_every_answer_is_recorded_once_and_exactly(engine: str, engines: Engines, tmp_path: Path) -> None:
+    store = _store_config(engine, engines)
+    file = tmp_path / "ledger"
+    with bedrock_process("--ledger", str(file)) as bedrock:
+        lineup = Lineup(tmp_path, bedrock.url, store)
+        before = asyncio.run(_counted(lineup, engines))
+        load = killed_again_and_again(lineup, KILLS, random.Random(20261118), lambda: None)
+    books = Books.read(tmp_path / "copies")
+    counted = asyncio.run(_counted(lineup, engines))
+    _compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
+    assert books.sums(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
+    assert not list(lineup.journal.glob("*.seg")) or _only_an_empty_one(lineup.journal)
+    assert len(load.whole) > KILLS
+    print(
+        f"{KILLS} kills: {len(load.whole)} whole answers, {len(books.estimated)} estimates, {len(books.seals)} segments"
+    )
+
+
+def _compare(books: Books, whole: list[str], ledger: dict[str, dict[str, Any]]) -> None:
+    exact = books.exact
+    assert set(whole) <= set(exact)  # what a client received is recorded, and not as an estimate
+    for request, counts in exact.items():
+        assert counts == _of(ledger[request]), request
+    ran = {request for request, entry in ledger.items() if entry.get("usage")}
+    assert len(ran - set(exact)) <= len(books.estimated)  # whatever else ran was in flight, and is in the estimates
+    assert all(receipt.counts.pico > 0 for receipt in books.estimated)
+    recorded = sum(seal.requests for seal in books.seals.values())
+    assert recorded == len(exact) + len(books.estimated) == books.intents - books.nothing
+
+
+def _of(entry: dict[str, Any]) -> Counts:
+    """What the simulated Bedrock says, priced by hand."""
+    label = next(name for name, model in MODELS.items() if model == entry["model"])
+    usage, prices = entry["usage"], PRICES[label]
+    tokens = tuple(usage[name] for name in Counts._fields if name.endswith("_tokens"))
+    pico = sum(count * round(price * 10**6) for count, price in zip(tokens, prices.values(), strict=True))
+    return Counts(1, 0, *tokens, 0, pico)
+
+
+def _store_config(engine: str, engines: Engines) -> dict[str, Any]:
+    if engine == "sqlite":
+        return {"path": "price-keeper.db"}
+    endpoint = engines.endpoints[engine]
+    return {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": PREFIX}
+
+
+async def _counted(lineup: Lineup, engines: Engines) -> dict[str, Counts]:
+    store: Store
+    if "path" in lineup.store:
+        store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
+    else:
+        async with engines.open("ministack", lineup.folder):
+            pass  # the tables are there then
+        opened = DynamoStore(
+            region="us-east-1", table_prefix=PREFIX, endpoint=lineup.store["endpoint"], sleep=asyncio.sleep
+        )
+        store = await opened.open()
+    try:
+        day = time.strftime("DAY#%Y%m%d", time.gmtime())
+        sums = {label: await sum_of_shards(store, Counter(SCOPE.key, label, day, 8)) for label in MODELS}
+    finally:
+        await store.close()
+    return {label: _counts(each) for label, each in sums.items()}
+
+
+def _counts(sums: dict[str, Any]) -> Counts:
+    pico = int(sums.pop("cost_usd_micros") * PICO_PER_MICRO)
+    return Counts(**{name: int(number) for name, number in sums.items()}, pico=pico)
+
+
+def _minus(left: Counts, right: Counts) -> Counts:
+    return Counts._make(a - b for a, b in zip(left, right, strict=True))
+
+
+def _only_an_empty_one(journal: Path) -> bool:
+    return all(path.stat().st_size < 200 for path in journal.glob("*.seg"))

@@ -1,0 +1,261 @@
+"""Whatever an answer holds, metering neither raises nor counts below zero; where a stream is cut up changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.forwarding.eventstream import Frame, FrameWatcher, encode
+from proxy.metering import bodies, streams
+from proxy.metering.bodies import METRICS, MOST_TOKENS
+from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
+from proxy.metering.usage import Usage
+from tests.support.effort import tries
+
+FAMILIES = ("anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai", "")
+
+# Every member that some answer tells its usage in, so that what is made here is nearly an answer.
+NAMES = re.findall(
+    r"\S+",
+    """
+    usage inputTokens outputTokens cacheReadInputTokens cacheWriteInputTokens cacheReadInputTokenCount cacheDetails ttl
+    serviceTier type performanceConfig latency input_tokens output_tokens cache_creation_input_tokens iterations
+    cache_read_input_tokens cache_creation ephemeral_5m_input_tokens ephemeral_1h_input_tokens service_tier message
+    inputTextTokenCount results tokenCount totalOutputTextTokenCount completionReason prompt_token_count stop_reason
+    generation_token_count meta billed_units tokens prompt completions data prompt_tokens completion_tokens choices
+    prompt_tokens_details cached_tokens cache_write_tokens inputTokenCount outputTokenCount finish_reason response
+    metadata topicPolicyUnits textUnits contentFilter bytes p
+    """,
+)
+VALUES = ("5m", "1h", "compaction", "message_delta", "message_start", "standard", "flex", "stop")
+
+scalars = st.one_of(
+    st.integers(0, 10**6),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(VALUES),
+)
+members = st.sampled_from((*NAMES, METRICS))
+documents = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(members, inner, max_size=6)),
+    max_leaves=25,
+)
+objects = st.dictionaries(members, documents, max_size=8)
+header_values = st.one_of(st.integers(0, 10**6).map(lambda number: b"%d" % number), st.binary(max_size=20))
+headers = st.dictionaries(
+    st.sampled_from(
+        (
+            b"x-amzn-bedrock-input-token-count",
+            b"x-amzn-bedrock-output-token-count",
+            b"x-amzn-bedrock-cache-read-input-token-count",
+            b"x-amzn-bedrock-cache-write-input-token-count",
+            b"x-amzn-bedrock-service-tier",
+            b"x-amzn-bedrock-performanceconfig-latency",
+        )
+    ),
+    header_values,
+)
+counts = st.integers(0, 10**9)
+
+
+def is_sound(usage: Usage | None) -> bool:
+    if usage is None:
+        return True
+    tokens = (usage.input, usage.output, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
+    numbers = (*tokens, *usage.units.values())
+    return all(type(number) is int and number >= 0 for number in numbers) and isinstance(
+        usage.tier + usage.latency, str
+    )
+
+
+@st.composite
+def cut_up(draw: st.DrawFn, wire: bytes) -> list[bytes]:
+    if draw(st.booleans()):
+        size = draw(st.sampled_from([1, 2, 3, 7, 50, 1000]))
+        return [wire[at : at + size] for at in range(0, len(wire), size)]
+    cuts = sorted(draw(st.lists(st.integers(0, len(wire)), max_size=12)))
+    return [wire[low:high] for low, high in pairwise([0, *cuts, len(wire)])]
+
+
+# ---------------------------------------------------------------- bodies
+
+
+@settings(max_examples=tries(400))
+@given(st.one_of(objects, documents), headers, st.sampled_from(FAMILIES))
+def test_no_answer_breaks_the_meter(document, head, family):
+    for read in (bodies.converse, bodies.chat, bodies.guardrail, bodies.metrics):
+        assert is_sound(read(document))
+    assert is_sound(bodies.invocation(family, document, head))
+
+
+@settings(max_examples=tries(200))
+@given(counts, counts, counts, counts, counts)
+def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, for_1h):
+    """And in each the sum over all kinds of input is what the caller sent."""
+    written = for_5m + for_1h
+    usage = Usage(read, said, cached, for_5m, for_1h)
+    together = Usage(read, said, cached, written)
+    details = [{"ttl": "5m", "inputTokens": for_5m}, {"ttl": "1h", "inputTokens": for_1h}]
+    told = {"inputTokens": read, "outputTokens": said, "cacheReadInputTokens": cached, "cacheWriteInputTokens": written}
+    assert bodies.converse({"usage": told | {"cacheDetails": details}}) == usage
+    assert bodies.invocation("nova", {"usage": told}, {}) == together
+    creation = {"ephemeral_5m_input_tokens": for_5m, "ephemeral_1h_input_tokens": for_1h}
+    told = {"input_tokens": read, "output_tokens": said, "cache_read_input_tokens": cached, "cache_creation": creation}
+    assert bodies.invocation("anthropic", {"usage": told}, {}) == usage
+    whole = {"cached_tokens": cached, "cache_write_tokens": written}
+    told = {"prompt_tokens": read + cached + written, "completion_tokens": said, "prompt_tokens_details": whole}
+    assert bodies.chat({"usage": told}) == together
+
+
+@settings(max_examples=tries(200))
+@given(st.one_of(st.none(), st.integers(max_value=-1), st.integers(min_value=MOST_TOKENS + 1), st.floats(), st.text()))
+def test_only_a_count_is_counted(value):
+    assert bodies.converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
+    assert bodies.chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
+    assert bodies.metrics({"inputTokenCount": value, "outputTokenCount": 1}) is None
+
+
+# ---------------------------------------------------------------- streams of frames
+
+
+def chunk(document, keep=None):
+    inner = document if isinstance(document, bytes) else json.dumps(document).encode()
+    payload = b'{"bytes":"%s","p":"abcdefgh"}' % b64encode(inner)
+    return payload if keep is None else payload[len(payload) - min(keep, len(payload)) :]
+
+
+payloads = st.one_of(
+    st.binary(max_size=60),
+    documents.map(lambda document: json.dumps(document).encode()),
+    documents.map(chunk),
+    objects.map(chunk),
+    objects.map(lambda inner: chunk({METRICS: inner})),
+    st.binary(max_size=60).map(chunk),
+)
+frames = st.builds(
+    lambda kind, name, payload, lost: Frame(kind, name, payload, len(payload) + lost),
+    st.sampled_from(["event", "event", "event", "exception"]),
+    st.sampled_from(["chunk", "metadata", "contentBlockDelta"]),
+    payloads,
+    st.sampled_from([0, 0, 0, 1, 10**6]),
+)
+
+
+@settings(max_examples=tries(300))
+@given(st.lists(frames, max_size=9), headers, st.sampled_from(FAMILIES))
+def test_no_frame_breaks_the_meter(given_frames, head, family):
+    for stream in (ConverseStream(family), InvocationStream(head)):
+        for frame in given_frames:
+            stream.frame(frame)
+            assert is_sound(stream.usage())
+            assert is_sound(stream.partial())
+            assert stream.estimate_output() >= 0
+
+
+@settings(max_examples=tries(60))
+@given(st.lists(objects, min_size=1, max_size=8), st.data())
+def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
+    def wire(name, payload):
+        return encode({":event-type": name, ":message-type": "event"}, payload)
+
+    invoked = b"".join(wire("chunk", chunk(each)) for each in given_chunks)
+    conversed = b"".join(
+        wire("contentBlockDelta", b"{}") + wire("metadata", json.dumps(e).encode()) for e in given_chunks
+    )
+    for make, wanted, sent in (
+        (InvocationStream, INVOCATION_WANTED, invoked),
+        (ConverseStream, CONVERSE_WANTED, conversed),
+    ):
+        found = set()
+        for pieces in ([sent], data.draw(cut_up(sent))):
+            stream, watcher = make(), FrameWatcher(wanted)
+            for piece in pieces:
+                for frame in watcher.feed(piece):
+                    stream.frame(frame)
+            found.add((repr(stream.usage()), repr(stream.partial()), stream.estimate_output()))
+        assert len(found) == 1
+
+
+@settings(max_examples=tries(100))
+@given(counts, counts, st.text(max_size=3000), st.integers(150, 4000))
+def test_bedrocks_counts_are_found_at_the_end_of_any_chunk(read, said, text, keep):
+    document = {"text": text, METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
+    whole = chunk(document)
+    stream = InvocationStream()
+    stream.frame(Frame("event", "chunk", chunk(document, keep + 100), len(whole)))
+    assert stream.usage() == Usage(read, said)
+
+
+# ---------------------------------------------------------------- server-sent events
+
+lines = st.one_of(
+    objects.map(lambda document: b"data: " + json.dumps(document).encode()),
+    st.builds(
+        lambda usage, more: b"data:" + json.dumps({"choices": [], "usage": usage} | more).encode(),
+        st.fixed_dictionaries({"prompt_tokens": counts, "completion_tokens": counts}),
+        st.sampled_from([{}, {"service_tier": "flex"}, {"choices": [{"delta": {"content": "a"}}]}]),
+    ),
+    st.sampled_from(
+        [b"data: [DONE]", b": comment", b"event: chunk", b"data", b"data:", b"id: 1", b'data: {"usage":{', b""]
+    ),
+    st.binary(max_size=30),
+)
+ends = st.sampled_from([b"\n", b"\n\n", b"\n\n", b"\r\n", b"\r\n\r\n", b"\n\r\n"])
+wires = st.lists(st.tuples(lines, ends), max_size=10).map(lambda parts: b"".join(line + end for line, end in parts))
+
+
+def fed(pieces):
+    stream = ChatStream()
+    for piece in pieces:
+        stream.feed(piece)
+    return stream
+
+
+@settings(max_examples=tries(300))
+@given(wires, st.data())
+def test_events_that_come_in_any_pieces_say_the_same(wire, data):
+    whole, cut = fed([wire]), fed(data.draw(cut_up(wire)))
+    assert is_sound(whole.usage())
+    assert is_sound(whole.partial())
+    assert (cut.usage(), cut.partial(), cut.estimate_output()) == (
+        whole.usage(),
+        whole.partial(),
+        whole.estimate_output(),
+    )
+
+
+@settings(max_examples=tries(200))
+@given(wires, st.data())
+def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
+    """With a limit so low that most events are beyond it."""
+    pieces = data.draw(cut_up(wire))
+    limit = streams.LARGEST_EVENT
+    streams.LARGEST_EVENT = 40
+    try:
+        stream = ChatStream()
+        for piece in pieces:
+            stream.feed(piece)
+            assert len(stream._events._held) <= 41
+        assert is_sound(stream.usage())
+    finally:
+        streams.LARGEST_EVENT = limit
+
+
+@settings(max_examples=tries(200))
+@given(st.one_of(st.binary(max_size=80), objects.map(lambda each: b"data: " + json.dumps(each).encode() + b"\n\n")))
+def test_an_event_of_usage_alone_can_be_told_from_any_other(event):
+    is_alone = streams.usage_event_only(event)
+    assert type(is_alone) is bool
+    if is_alone:
+        document = json.loads(event.removeprefix(b"data:"))
+        assert document["choices"] == []
+        assert isinstance(document["usage"], dict)

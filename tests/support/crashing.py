@@ -1,0 +1,247 @@
+"""A sidecar that is killed again and again under load, and its books beside those of the Bedrock it called."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+from botocore.exceptions import BotoCoreError, ClientError
+
+from proxy.auth.keys import SigningKey
+from proxy.auth.tokens import Tokens
+from proxy.model import Scope
+from proxy.recording.entries import Account, Counts, Intent, Kind, Receipt
+from proxy.recording.lines import lines_in
+from proxy.recording.seal import Seal
+from proxy.recording.segment import SUFFIX
+from proxy.simulator import DEFAULT_KEYS, Keys
+from tests.support.commands import Sidecar, sidecar
+from tests.support.servers import free_port
+from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, Caller
+
+ORG = "c0000000-0000-4000-8000-00000000000d"
+APP = "crashing"
+SECRET = "what the sidecar of this test signs its tokens with"
+SCOPE = Scope(ORG, APP)
+MODELS = {"premium": CLAUDE, "economy": NOVA}
+PRICES = {
+    "premium": {"input": 3, "output": 15, "cache_read": 0.3, "cache_write_5m": 3.75, "cache_write_1h": 6},
+    "economy": {"input": 0.06, "output": 0.24, "cache_read": 0.015, "cache_write_5m": 0.06, "cache_write_1h": 0.06},
+}
+
+
+@dataclass
+class Lineup:
+    """Everything that outlives the sidecar: where it listens, calls, keeps its journal and finds its store."""
+
+    folder: Path
+    bedrock: str
+    store: dict[str, Any]
+    port: int = field(default_factory=free_port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal"
+
+    def write_config(self) -> None:
+        labels = {
+            name: {
+                "model": model,
+                "format": "anthropic" if name == "premium" else "nova",
+                "prices_usd_per_1m": PRICES[name],
+                "price_source": "config",
+            }
+            for name, model in MODELS.items()
+        }
+        config = {
+            "listen": {"data": f"127.0.0.1:{self.port}", "control": "127.0.0.1:0"},
+            "upstream": {"endpoint": self.bedrock},
+            "store": self.store,
+            "journal": {"dir": "journal", "flush_interval_secs": 0.05, "flush_interval_max_secs": 0.2},
+            "labels": labels,
+        }
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    @contextmanager
+    def serving(self) -> Iterator[Sidecar]:
+        keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
+        with sidecar("serve", folder=self.folder, PRICE_KEEPER_JWT_SECRET=SECRET, **keys) as running:
+            yield running
+
+    def token(self) -> str:
+        return Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint(ORG, APP).token
+
+
+class Load:
+    """boto3 clients that call without rest, and remember which answers they received whole."""
+
+    def __init__(self, lineup: Lineup, clients: int, chance: random.Random) -> None:
+        self.whole: list[str] = []
+        self.broken = 0
+        self._lineup = lineup
+        self._stop = threading.Event()
+        seeds = [chance.random() for _ in range(clients)]
+        self._threads = [threading.Thread(target=self._call_on, args=(seed,)) for seed in seeds]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call_on(self, seed: float) -> None:
+        chance, numbers = random.Random(seed), count()
+        keys = Keys("any", "any", self._lineup.token())
+        caller = Caller(self._lineup.url, keys=keys, read_timeout=10, connect_timeout=1)
+        try:
+            while not self._stop.is_set():
+                try:
+                    self.whole.append(_one_call(caller, chance, f"{seed} {next(numbers)}"))
+                except (BotoCoreError, ClientError, ConnectionError, ValueError, KeyError, OSError):
+                    self.broken += 1
+                    self._stop.wait(0.02)
+                except Exception as failure:  # whatever a client of boto3's makes of a cut stream
+                    if type(failure).__module__.split(".")[0] not in ("urllib3", "botocore"):
+                        raise
+                    self.broken += 1
+        finally:
+            caller.client.close()
+
+
+def _one_call(caller: Caller, chance: random.Random, text: str) -> str:
+    text += " word" * chance.randrange(20)
+    label = chance.choice(list(MODELS))
+    turn = {"modelId": label, "messages": [{"role": "user", "content": [{"text": text}]}]}
+    match chance.randrange(4):
+        case 0:
+            answer = caller._call("converse", turn)
+        case 1:
+            answer = caller._call("converse_stream", turn)
+            assert "metadata" in answer["stream"][-1]
+        case 2:
+            answer = caller._call("invoke_model", {"modelId": "premium", "body": _body(text)})
+        case _:
+            body = _body(text)
+            answer = caller._call("invoke_model_with_response_stream", {"modelId": "premium", "body": body})
+            assert b"invocationMetrics" in answer["body"][-1]["chunk"]["bytes"]
+    return str(answer["ResponseMetadata"]["RequestId"])
+
+
+def _body(text: str) -> bytes:
+    return json.dumps(CLAUDE_BODY | {"messages": [{"role": "user", "content": text}]}).encode()
+
+
+class Copies:
+    """Second names of all segments, so that they can be read when the sidecar has removed its own."""
+
+    def __init__(self, journal: Path, folder: Path) -> None:
+        self._journal = journal
+        self._folder = folder
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Copies:
+        self._folder.mkdir()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen: set[str] = set()
+        while not self._stop.wait(0.001):
+            for entry in os.listdir(self._journal) if self._journal.exists() else ():
+                if entry.endswith(SUFFIX) and entry not in seen:
+                    with suppress(FileNotFoundError):
+                        os.link(self._journal / entry, self._folder / entry)
+                        seen.add(entry)
+
+
+@dataclass
+class Books:
+    """What all segments together say."""
+
+    seals: dict[str, Seal] = field(default_factory=dict)
+    intents: int = 0
+    nothing: int = 0
+    receipts: list[Receipt] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> Books:
+        books = cls()
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            books._add(path)
+        return books
+
+    def _add(self, path: Path) -> None:
+        accounts: dict[int, Account] = {}
+        for values in lines_in(path.read_bytes()).values:
+            match values[0]:
+                case Kind.INTENT | Kind.CARRIED:
+                    self.intents += values[0] == Kind.INTENT
+                    accounts[values[1]] = Intent.from_values(values).account
+                case Kind.RECORD:
+                    assert values[1] in accounts
+                    self.receipts.append(Receipt.from_values(values))
+                case Kind.NOTHING:
+                    self.nothing += 1
+                case Kind.SEAL:
+                    self.seals[path.stem] = Seal.from_values(values)
+
+    @property
+    def exact(self) -> dict[str, Counts]:
+        known = [receipt for receipt in self.receipts if "why" not in receipt.about]
+        by_request = {receipt.about["request"]: receipt.counts for receipt in known}
+        assert len(by_request) == len(known)  # none twice
+        return by_request
+
+    @property
+    def estimated(self) -> list[Receipt]:
+        return [receipt for receipt in self.receipts if "why" in receipt.about]
+
+    def sums(self, scope: str) -> dict[str, Counts]:
+        """By label."""
+        sums: dict[str, Counts] = {}
+        for seal in self.seals.values():
+            for counter, counts in (each for part in seal.parts for each in part):
+                if counter.scope == scope:
+                    sums[counter.label] = sums.get(counter.label, Counts()).plus(counts)
+        return sums
+
+
+def killed_again_and_again(lineup: Lineup, kills: int, chance: random.Random, may: Callable[[], object]) -> Load:
+    """Under load from its first start to its last; `may` is asked before each kill, as to how things stand."""
+    lineup.write_config()
+    with Load(lineup, 6, chance) as load, Copies(lineup.journal, lineup.folder / "copies"):
+        for _ in range(kills):
+            with lineup.serving() as running:
+                time.sleep(chance.uniform(0, 0.4))
+                may()
+                running.process.send_signal(signal.SIGKILL)
+                running.process.wait()
+        with lineup.serving() as running:
+            time.sleep(0.5)
+            load.__exit__()
+            assert running.stop() == 0
+    return load

@@ -1,0 +1,413 @@
+"""What streams of frames say they used: whole, cut anywhere, and with payloads of which only the end was kept."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+
+import pytest
+
+from proxy.forwarding.eventstream import Frame, FrameWatcher, encode
+from proxy.metering.streams import (
+    BYTES_A_TOKEN,
+    CONVERSE_WANTED,
+    INVOCATION_WANTED,
+    ORDINARY_FRAME,
+    TOKENS_A_FRAME,
+    ConverseStream,
+    InvocationStream,
+)
+from proxy.metering.usage import Usage
+
+METRICS = "amazon-bedrock-invocationMetrics"
+
+
+def event(name, payload, kept=None):
+    """A frame; `kept` is how many bytes of its payload's end the watcher was asked for."""
+    return Frame("event", name, payload if kept is None else payload[len(payload) - kept :], len(payload))
+
+
+def chunk(document, kept=None):
+    inner = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    payload = b'{"bytes":"%s","p":"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234"}' % b64encode(inner)
+    return event("chunk", payload, kept)
+
+
+def fed(stream, frames):
+    for frame in frames:
+        stream.frame(frame)
+    return stream
+
+
+# ---------------------------------------------------------------- Converse
+
+SAID = event("contentBlockDelta", b'{"contentBlockIndex":0,"delta":{"text":"hello you"},"p":"abc"}', kept=0)
+TOLD = {
+    "inputTokens": 4,
+    "outputTokens": 9,
+    "totalTokens": 133,
+    "cacheReadInputTokens": 10,
+    "cacheWriteInputTokens": 110,
+    "cacheDetails": [{"inputTokens": 100, "ttl": "1h"}, {"inputTokens": 10, "ttl": "5m"}],
+}
+GUARDED = {"guardrail": {"inputAssessment": {"gr": {"invocationMetrics": {"usage": {"topicPolicyUnits": 1}}}}}}
+
+
+def metadata(usage=TOLD, kept=None, **more):
+    document = {"metrics": {"latencyMs": 9}, "p": "abcdef", **more, "usage": usage}
+    return event("metadata", json.dumps(document, separators=(",", ":")).encode(), kept)
+
+
+def test_the_metadata_of_a_conversation_tells_everything():
+    tier, latency = {"type": "flex"}, {"latency": "optimized"}
+    stream = fed(ConverseStream(), [SAID, SAID, metadata(serviceTier=tier, performanceConfig=latency)])
+    expected = Usage(4, 9, 10, 10, 100, "flex", "optimized")
+    assert stream.usage() == stream.partial() == expected
+    assert stream.estimate_output() == 9
+
+
+def test_a_conversation_cut_before_its_metadata_is_estimated_from_what_was_said():
+    stream = fed(ConverseStream(), [SAID] * 10)
+    assert stream.usage() is stream.partial() is None
+    assert stream.estimate_output() == 10 * TOKENS_A_FRAME
+    assert ConverseStream().estimate_output() == 0
+
+
+def test_a_frame_with_much_in_it_counts_for_more():
+    stream = fed(ConverseStream(), [SAID, event("contentBlockDelta", b"x" * (ORDINARY_FRAME + 4000), kept=0)])
+    assert stream.estimate_output() == 2 * TOKENS_A_FRAME + 4000 // BYTES_A_TOKEN
+
+
+def test_other_frames_say_nothing():
+    refused = Frame("exception", "metadata", b'{"usage":{"inputTokens":1,"outputTokens":1}}', 44)
+    stream = fed(ConverseStream(), [event("messageStart", b"{}"), refused, event("chunk", b"{}")])
+    assert stream.usage() is None
+    assert stream.estimate_output() == 0
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"5", b"null", b'"usage"', b'{"usage":[]}', b"\xff\xfe"])
+def test_metadata_that_cannot_be_read_says_nothing(payload):
+    assert fed(ConverseStream(), [event("metadata", payload)]).usage() is None
+
+
+def test_of_a_cut_payload_the_end_is_enough():
+    """A guardrail's trace comes before the usage, and has usages of its own."""
+    more = {"serviceTier": {"type": "flex"}, "trace": GUARDED | {"modelOutput": ["x" * 500], "all": [GUARDED] * 20}}
+    whole = metadata(**more)
+    needed = len(json.dumps({"usage": TOLD}, separators=(",", ":"))) - 1
+    for kept in range(len(whole.payload)):
+        told = fed(ConverseStream(), [metadata(kept=kept, **more)]).usage()
+        if kept < needed:
+            assert told is None
+        else:
+            assert told in (Usage(4, 9, 10, 10, 100), Usage(4, 9, 10, 10, 100, tier="flex"))
+    assert fed(ConverseStream(), [whole]).usage().tier == "flex"
+
+
+def test_nor_does_it_matter_if_the_trace_comes_after():
+    usage, trace = json.dumps(TOLD), json.dumps(GUARDED)
+    payload = f'{"x" * 500}","usage":{usage},"trace":{trace},"p":"ab"}}'.encode()
+    assert fed(ConverseStream(), [Frame("event", "metadata", payload, 10**6)]).usage() == Usage(4, 9, 10, 10, 100)
+
+
+def test_a_cut_payload_without_a_usage_says_nothing():
+    payload = (
+        b'"modelOutput":["\\"usage\\":{\\"inputTokens\\":1,\\"outputTokens\\":1}"],"usage":{"topicPolicyUnits":1}}'
+    )
+    assert fed(ConverseStream(), [Frame("event", "metadata", payload, 10**6)]).usage() is None
+    nested = b'{"usage":' * 20_000
+    assert fed(ConverseStream(), [Frame("event", "metadata", nested, 10**6)]).usage() is None
+    deep = b'{"usage":{"a":' + b"[" * 50_000
+    assert fed(ConverseStream(), [Frame("event", "metadata", deep, 10**6)]).usage() is None
+
+
+def test_streams_of_openais_models_count_cached_tokens_as_input_too():
+    told = {"inputTokens": 4995, "outputTokens": 19, "totalTokens": 10007, "cacheWriteInputTokens": 4993}
+    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19, 0, 4993)
+    assert fed(ConverseStream("anthropic"), [metadata(told)]).usage() == Usage(4995, 19, 0, 4993)
+
+
+def test_and_are_believed_where_they_do_not():
+    told = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 5014, "cacheReadInputTokens": 4993}
+    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19, 4993)
+    told = {"inputTokens": 2, "outputTokens": 19, "totalTokens": 21}
+    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(2, 19)
+
+
+# ---------------------------------------------------------------- InvokeModel, by family
+
+
+def counted(read, written, **more):
+    return {METRICS: {"inputTokenCount": read, "outputTokenCount": written, "invocationLatency": 9, **more}}
+
+
+CACHED = {"cacheReadInputTokenCount": 10, "cacheWriteInputTokenCount": 110}
+START = {
+    "type": "message_start",
+    "message": {
+        "id": "msg_bdrk_01",
+        "content": [],
+        "usage": {
+            "input_tokens": 4,
+            "cache_creation_input_tokens": 110,
+            "cache_read_input_tokens": 10,
+            "cache_creation": {"ephemeral_5m_input_tokens": 10, "ephemeral_1h_input_tokens": 100},
+            "output_tokens": 3,
+            "service_tier": "standard",
+        },
+    },
+}
+PLAIN_START = {"type": "message_start", "message": {"usage": {"input_tokens": 8, "output_tokens": 1}}}
+TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hello"}}
+DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 90}}
+STOP = {"type": "message_stop"}
+RUNS = [
+    {"type": "compaction", "input_tokens": 180_000, "output_tokens": 3500},
+    {"type": "message", "input_tokens": 23_000, "output_tokens": 1000},
+]
+WORDS = {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": None}], "usage": None}
+LAST_WORD = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
+
+def llama(count, prompt=None, reason=None):
+    return {"generation": "a", "prompt_token_count": prompt, "generation_token_count": count, "stop_reason": reason}
+
+
+def titan(read=None, written=None, reason=None):
+    return {
+        "outputText": "a",
+        "index": 0,
+        "inputTextTokenCount": read,
+        "totalOutputTextTokenCount": written,
+        "completionReason": reason,
+    }
+
+
+def used(prompt, completion, **details):
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details or None}
+    return {"choices": [], "usage": usage}
+
+
+def spoken(text, reason=None):
+    return {"outputs": [{"text": text, "stop_reason": reason}]}
+
+
+STREAMS = {
+    "claude": ([START, TEXT, TEXT, DELTA, STOP | counted(4, 90, **CACHED)], Usage(4, 90, 10, 10, 100, "default")),
+    "claude without Bedrock's counts": ([START, TEXT, TEXT, DELTA, STOP], Usage(4, 90, 10, 10, 100, "default")),
+    "claude before caches": ([PLAIN_START, TEXT, DELTA, STOP | counted(8, 90)], Usage(8, 90)),
+    "claude, started late": ([{"type": "ping"}, PLAIN_START, *[TEXT] * 9, DELTA, STOP], Usage(8, 90)),
+    "claude, more after all": ([PLAIN_START, *[TEXT] * 9, DELTA, STOP, {"type": "ping"}], Usage(8, 90)),
+    "bedrock goes first": ([START, TEXT, DELTA, STOP | counted(5, 91, **CACHED)], Usage(5, 91, 10, 10, 100, "default")),
+    "bedrock wrote more": (
+        [START, TEXT, DELTA, STOP | counted(4, 90, cacheWriteInputTokenCount=300)],
+        Usage(4, 90, 10, 200, 100, "default"),
+    ),
+    "bedrock wrote less": (
+        [START, TEXT, DELTA, STOP | counted(4, 90, cacheWriteInputTokenCount=60)],
+        Usage(4, 90, 10, 0, 60, "default"),
+    ),
+    "claude used tools": (
+        [PLAIN_START, TEXT, DELTA | {"usage": {"input_tokens": 800, "output_tokens": 90}}, STOP],
+        Usage(800, 90),
+    ),
+    "claude compacted": (
+        [
+            PLAIN_START,
+            TEXT,
+            DELTA | {"usage": {"input_tokens": 23_000, "output_tokens": 1000, "iterations": RUNS}},
+            STOP | counted(23_000, 1000),
+        ],
+        Usage(203_000, 4500),
+    ),
+    "claude compacted cheaply": (
+        [START, TEXT, DELTA | {"usage": {"output_tokens": 1000, "iterations": RUNS}}, STOP | counted(23_000, 1000)],
+        Usage(203_000, 4500, 10, 10, 100, "default"),
+    ),
+    "claude compacted, told twice": (
+        [
+            PLAIN_START,
+            DELTA | {"usage": {"input_tokens": 1, "output_tokens": 1, "iterations": RUNS[:1]}},
+            DELTA | {"usage": {"input_tokens": 23_000, "output_tokens": 1000, "iterations": RUNS}},
+        ],
+        Usage(203_000, 4500),
+    ),
+    "nova": (
+        [
+            {"messageStart": {"role": "assistant"}},
+            {"contentBlockDelta": {"delta": {"text": "hello"}, "contentBlockIndex": 0}},
+            {"messageStop": {"stopReason": "end_turn"}},
+            {
+                "metadata": {
+                    "usage": {"inputTokens": 4, "outputTokens": 90, "cacheReadInputTokenCount": 10},
+                    "metrics": {},
+                }
+            },
+        ],
+        Usage(4, 90, 10),
+    ),
+    "titan": ([titan(), titan(5, 90, "FINISH")], Usage(5, 90)),
+    "titan, counted": ([titan(), titan(reason="FINISH") | counted(5, 90)], Usage(5, 90)),
+    "llama": ([llama(1, 20), llama(2), llama(3), llama(4), llama(5), llama(6, None, "stop")], Usage(20, 6)),
+    "llama, counted": ([llama(1, 20), llama(2), llama(6, None, "stop") | counted(20, 6)], Usage(20, 6)),
+    "llama, counted otherwise": ([llama(1, 20), llama(6, 20, "stop") | counted(21, 7)], Usage(21, 7)),
+    "mistral": ([spoken("a"), spoken("b", "stop") | counted(5, 90)], Usage(5, 90)),
+    "cohere": (
+        [
+            {"is_finished": False, "event_type": "text-generation", "text": "a"},
+            {
+                "is_finished": True,
+                "event_type": "stream-end",
+                "response": {"meta": {"billed_units": {"input_tokens": 5, "output_tokens": 6}}},
+            },
+        ],
+        Usage(5, 6),
+    ),
+    "jamba": ([WORDS, WORDS, LAST_WORD | {"usage": used(5, 90)["usage"]}], Usage(5, 90)),
+    "gpt-oss": ([WORDS, LAST_WORD, used(100, 90, cached_tokens=60)], Usage(40, 90, 60)),
+    "gpt-oss, counted without caches": (
+        [WORDS, LAST_WORD, used(100, 90, cached_tokens=60), counted(100, 90)],
+        Usage(40, 90, 60),
+    ),
+    "gpt-oss with a tier": ([WORDS, LAST_WORD, used(5, 90) | {"service_tier": "flex"}], Usage(5, 90, tier="flex")),
+    "of no known family": ([{"words": "a"}, {"words": "b"}, counted(5, 90)], Usage(5, 90)),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams(name):
+    chunks, expected = STREAMS[name]
+    stream = fed(InvocationStream(), map(chunk, chunks))
+    assert stream.usage() == stream.partial() == expected
+    assert stream.estimate_output() == expected.output
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_are_read_through_a_watcher_however_they_are_cut_up(name):
+    chunks, expected = STREAMS[name]
+    headers = {":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}
+    wire = b"".join(encode(headers, chunk(each).payload) for each in chunks)
+    for size in (1, 7, 100, len(wire)):
+        stream, watcher = InvocationStream(), FrameWatcher(INVOCATION_WANTED)
+        for at in range(0, len(wire), size):
+            fed(stream, watcher.feed(wire[at : at + size]))
+        assert stream.usage() == expected
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_that_was_cut_never_claims_more_input_than_the_whole(name):
+    chunks, expected = STREAMS[name]
+    for length in range(len(chunks)):
+        stream = fed(InvocationStream(), map(chunk, chunks[:length]))
+        told, partial = stream.usage(), stream.partial()
+        if told is not None:
+            assert told == expected or length == len(chunks) - 1  # all that was missing is Bedrock's own count
+        if partial is not None and "compacted" not in name:
+            assert partial.input <= expected.input
+        assert stream.estimate_output() >= 0
+
+
+HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}
+
+
+def test_tier_and_latency_stand_in_the_answers_headers():
+    stream = fed(InvocationStream(HEADERS), map(chunk, STREAMS["claude"][0]))
+    assert stream.usage() == Usage(4, 90, 10, 10, 100, "flex", "optimized")
+
+
+# ---------------------------------------------------------------- InvokeModel, cut
+
+
+def test_the_start_tells_the_input_and_frames_are_counted():
+    stream = fed(InvocationStream(HEADERS), map(chunk, [START, *[TEXT] * 9]))
+    assert stream.usage() is None
+    assert stream.partial() == Usage(4, 0, 10, 10, 100, "flex", "optimized")
+    assert stream.estimate_output() == 10 * TOKENS_A_FRAME
+
+
+def test_right_after_its_start_a_stream_has_said_what_the_start_says():
+    assert fed(InvocationStream(), [chunk(START)]).estimate_output() == 3
+
+
+def test_families_that_count_as_they_go_need_no_estimate():
+    stream = fed(InvocationStream(), map(chunk, [llama(1, 20), *map(llama, range(2, 200))]))
+    assert stream.usage() is None
+    assert stream.partial() == Usage(20)
+    assert stream.estimate_output() == 199
+
+
+def test_nothing_is_less_than_what_was_counted_once():
+    stream = fed(InvocationStream(), map(chunk, [llama(5000, 20), {"generation": "a"}]))
+    assert stream.estimate_output() == 5000
+
+
+def test_a_chunk_with_much_in_it_counts_for_more():
+    large = chunk({"text": "x" * 4000})
+    stream = fed(InvocationStream(), [chunk(TEXT), large])
+    assert stream.estimate_output() == pytest.approx(2 * TOKENS_A_FRAME + 4000 / BYTES_A_TOKEN, rel=0.15)
+
+
+def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
+    stream = fed(InvocationStream(), [Frame("exception", "chunk", b'{"message":"no"}', 16), event("other", b"{}")])
+    assert stream.usage() is stream.partial() is None
+    assert stream.estimate_output() == 0
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"bytes"',
+        b"null",
+        b"{}",
+        b'{"bytes":5}',
+        b'{"bytes":"x"}',
+        b'{"bytes":"\xff"}',
+        b'{"bytes":"W10="}',
+    ],
+)
+def test_chunks_that_cannot_be_read_say_nothing(payload):
+    stream = fed(InvocationStream(), [event("chunk", payload)] * 3)
+    assert stream.usage() is stream.partial() is None
+    assert stream.estimate_output() == 3 * TOKENS_A_FRAME
+    assert fed(stream, [chunk(STOP | counted(1, 2))]).usage() == Usage(1, 2)
+
+
+def test_a_count_that_cannot_be_one_gives_way_to_the_next_best():
+    stream = fed(InvocationStream(), map(chunk, [PLAIN_START, TEXT, DELTA, STOP | counted(-8, 90)]))
+    assert stream.usage() == Usage(8, 90)
+
+
+# ---------------------------------------------------------------- InvokeModel, of which only the end was kept
+
+
+@pytest.mark.parametrize("text", ["x" * 3000, "ü€" * 900, '"' + METRICS + '":{"inputTokenCount":0}' * 60])
+def test_of_a_cut_chunk_bedrocks_counts_are_enough(text):
+    document = {"response": {"text": text}, **counted(5, 90, cacheReadInputTokenCount=3)}
+    whole = chunk(document)
+    for kept in (*range(400), *range(400, len(whole.payload), 7), len(whole.payload)):
+        told = fed(InvocationStream(), [chunk(PLAIN_START), chunk(document, kept)]).usage()
+        if kept >= 300:
+            assert told == Usage(5, 90, 3)
+        else:
+            assert told in (None, Usage(5, 90, 3))
+
+
+def test_base64_may_have_its_slashes_escaped():
+    whole = chunk({"text": "~~?" * 300, **counted(5, 90)}).payload
+    assert whole.count(b"/") > 100
+    kept = whole.replace(b"/", b"\\/")[-1000:]
+    stream = fed(InvocationStream(), [chunk(PLAIN_START), Frame("event", "chunk", kept, 10**6)])
+    assert stream.usage() == Usage(5, 90)
+
+
+def test_a_cut_chunk_without_them_says_nothing():
+    stream = fed(InvocationStream(), [chunk(PLAIN_START), chunk({"text": "x" * 3000}, kept=1000)])
+    assert stream.usage() is None
+    assert stream.partial() == Usage(8)
+
+
+def test_what_is_asked_of_the_watcher_is_bounded():
+    assert all(kept <= 64 * 1024 for wanted in (CONVERSE_WANTED, INVOCATION_WANTED) for kept in wanted.values())
