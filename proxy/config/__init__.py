@@ -1,6 +1,7 @@
 """`config.yaml` and the environment, read into frozen dataclasses, or refused with every mistake at once.
 
 keys        every key, its default, and the rules between keys: the part that knows this product
+prices      the keys of labels and their prices
 checks      what a single value of this product must be
 reader      nodes to dataclasses, by the types of their fields
 overrides   the environment, laid over the file

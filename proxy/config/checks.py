@@ -16,7 +16,7 @@ from proxy.config.reader import Check
 from proxy.model import is_app_id, is_label, is_org_id
 
 _DAY_SECS = 86_400
-_MAX_PRICE = 1_000_000  # USD per million tokens: a dollar a token is a slip of the pen
+_MAX_PRICE = 1_000_000  # USD, for whatever is sold: a dollar a token is a slip of the pen
 
 
 def matching(pattern: str, complaint: str) -> Check:
@@ -81,20 +81,44 @@ def _time_zones() -> frozenset[str]:
 
 
 def price(usd_per_1m: Decimal) -> str | None:
-    if not 0 <= usd_per_1m <= _MAX_PRICE:
-        return f"expected 0 to {_MAX_PRICE} USD for a million tokens"
+    return _price(usd_per_1m, "USD for a million tokens", pico_per_token)
+
+
+def unit_price(usd_per_1000: Decimal) -> str | None:
+    return _price(usd_per_1000, "USD for a thousand units", pico_per_unit)
+
+
+def job_price(usd: Decimal) -> str | None:
+    return _price(usd, "USD for a job", pico_per_job)
+
+
+def _price(usd: Decimal, what: str, pico: Callable[[Decimal], int]) -> str | None:
+    if not 0 <= usd <= _MAX_PRICE:
+        return f"expected 0 to {_MAX_PRICE} {what}"
     try:
-        pico_per_token(usd_per_1m)
+        pico(usd)
     except ValueError as error:
         return str(error)
     return None
 
 
 def pico_per_token(usd_per_1m: Decimal) -> int:
-    """One USD for a million tokens is 10**6 pico-dollars for each; a part of a pico-dollar would be lost money."""
-    pico = Fraction(usd_per_1m) * 10**6
+    """One USD for a million tokens is 10**6 pico-dollars for each."""
+    return _whole(Fraction(usd_per_1m) * 10**6, "six")
+
+
+def pico_per_unit(usd_per_1000: Decimal) -> int:
+    return _whole(Fraction(usd_per_1000) * 10**9, "nine")
+
+
+def pico_per_job(usd: Decimal) -> int:
+    return _whole(Fraction(usd) * 10**12, "twelve")
+
+
+def _whole(pico: Fraction, decimals: str) -> int:
+    """A part of a pico-dollar would be lost money."""
     if pico.denominator != 1:
-        raise ValueError("expected at most six decimals")
+        raise ValueError(f"expected at most {decimals} decimals")
     return pico.numerator
 
 

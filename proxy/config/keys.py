@@ -10,17 +10,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from proxy.config import checks as must_be
-from proxy.config.checks import Address, pico_per_token
+from proxy.config.checks import Address
+
+# Prices are keys as well; they fill a file of their own.
+from proxy.config.prices import DEMO_LABELS as DEMO_LABELS
+from proxy.config.prices import PSEUDO_LABELS, Guardrails, missing_cache_prices
+from proxy.config.prices import Endpoint as Endpoint
+from proxy.config.prices import Format as Format
+from proxy.config.prices import Label as Label
+from proxy.config.prices import PicoPrices as PicoPrices
+from proxy.config.prices import Prices as Prices
+from proxy.config.prices import Tier as Tier
+from proxy.config.prices import TierPrices as TierPrices
 from proxy.config.reader import Mistake, read, read_file, reads
 
 ENV_PREFIX = "PRICE_KEEPER__"
-
-Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
-Tier = Literal["default", "flex", "priority", "reserved"]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Config:
@@ -171,75 +178,6 @@ class Auth:
     max_sessions: int = field(default=5, metadata=reads(must_be.at_least(0)))  # 0 is unlimited
 
 
-class PicoPrices(NamedTuple):
-    """Pico-dollars for one token; None where no price is known, which is not zero."""
-
-    input: int
-    output: int
-    cache_read: int | None
-    cache_write_5m: int | None
-    cache_write_1h: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class TierPrices:
-    """USD for a million tokens."""
-
-    input: Decimal = field(metadata=reads(must_be.price))
-    output: Decimal = field(metadata=reads(must_be.price))
-    cache_read: Decimal | None = field(default=None, metadata=reads(must_be.price))
-    cache_write_5m: Decimal | None = field(default=None, metadata=reads(must_be.price))
-    cache_write_1h: Decimal | None = field(default=None, metadata=reads(must_be.price))
-
-    @property
-    def pico_per_token(self) -> PicoPrices:
-        cache = (self.cache_read, self.cache_write_5m, self.cache_write_1h)
-        known = (None if price is None else pico_per_token(price) for price in cache)
-        return PicoPrices(pico_per_token(self.input), pico_per_token(self.output), *known)
-
-
-@dataclass(frozen=True, slots=True)
-class Prices(TierPrices):
-    """The prices of the default tier, and those of the others by name."""
-
-    service_tiers: Mapping[Tier, TierPrices] = field(default_factory=lambda: MappingProxyType({}), kw_only=True)
-
-
-def missing_cache_prices(path: tuple[str, ...], prices: TierPrices, why: str) -> Iterator[Mistake]:
-    for name in ("cache_read", "cache_write_5m", "cache_write_1h"):
-        if getattr(prices, name) is None:
-            yield (*path, name), f"required, but missing: {why}"
-
-
-def anthropic_cache_has_prices(format: Format, prices_usd_per_1m: Prices) -> Iterator[Mistake]:
-    if format != "anthropic":
-        return
-    path, why = ("prices_usd_per_1m",), "models of format anthropic read and write caches"
-    yield from missing_cache_prices(path, prices_usd_per_1m, why)
-    for tier, prices in prices_usd_per_1m.service_tiers.items():
-        yield from missing_cache_prices((*path, "service_tiers", tier), prices, why)
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One place that serves a label; what it leaves out is the label's own, or the upstream's."""
-
-    region: str = field(metadata=reads(must_be.region))
-    model: str | None = field(default=None, metadata=reads(must_be.model))
-    endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    rules = (anthropic_cache_has_prices,)
-
-    model: str = field(metadata=reads(must_be.model))
-    format: Format
-    prices_usd_per_1m: Prices
-    price_source: Literal["aws", "config"] = "aws"
-    endpoints: tuple[Endpoint, ...] = ()  # tried in this order; without any, the upstream's own
-
-
 def refresh_quickens_when_tight(
     refresh_interval_normal_secs: int, refresh_interval_tight_secs: int
 ) -> Iterator[Mistake]:
@@ -281,6 +219,12 @@ def models_have_one_label(labels: Mapping[str, Label]) -> Iterator[Mistake]:
             yield ("labels", name, "model"), f"the same model as labels.{first[label.model]}"
 
 
+def labels_are_not_taken(labels: Mapping[str, Label]) -> Iterator[Mistake]:
+    for name in labels:
+        if name in PSEUDO_LABELS:
+            yield ("labels", name), f"the name under which {PSEUDO_LABELS[name]} are counted"
+
+
 def labels_are_no_models(labels: Mapping[str, Label]) -> Iterator[Mistake]:
     for name, label in labels.items():
         if label.model != name and label.model in labels:
@@ -289,7 +233,13 @@ def labels_are_no_models(labels: Mapping[str, Label]) -> Iterator[Mistake]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    rules = (identity_stays_on_loopback, metering_has_prices, models_have_one_label, labels_are_no_models)
+    rules = (
+        identity_stays_on_loopback,
+        metering_has_prices,
+        models_have_one_label,
+        labels_are_no_models,
+        labels_are_not_taken,
+    )
 
     listen: Listen = Listen()
     upstream: Upstream = Upstream()
@@ -300,6 +250,7 @@ class Config:
     on_store_down: Literal["serve", "refuse"] = "serve"
     unlabelled: Literal["reject", "meter"] = "reject"
     default_price: TierPrices | None = None
+    guardrails: Guardrails | None = None  # without their prices, none is applied
     labels: Mapping[str, Label] = field(
         metadata=reads(must_be.not_empty("at least one label is needed"), keys=must_be.label_name)
     )
@@ -309,20 +260,3 @@ class Config:
     def development(cls) -> Config:
         """What a laptop without an AWS account runs on."""
         return cls(upstream=Upstream(endpoint="simulated"), labels=DEMO_LABELS)
-
-
-def _demo_label(model: str, format: Format, *usd_per_1m: str) -> Label:
-    return Label(model, format, Prices(*(Decimal(usd) for usd in usd_per_1m)))
-
-
-DEMO_LABELS: Mapping[str, Label] = MappingProxyType(
-    {
-        "premium": _demo_label(
-            "anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3.00", "15.00", "0.30", "3.75", "6.00"
-        ),
-        "standard": _demo_label(
-            "anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic", "1.00", "5.00", "0.10", "1.25", "2.00"
-        ),
-        "economy": _demo_label("amazon.nova-lite-v1:0", "nova", "0.06", "0.24", "0.015"),
-    }
-)

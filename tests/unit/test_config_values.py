@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
 
 from proxy.config.checks import Address
-from proxy.config.keys import Identity, Key, TierPrices, parse
-from tests.support.configs import LABELS, ORG, label, problems, read
+from proxy.config.keys import Identity, Key
+from tests.support.configs import LABELS, ORG, problems, read
 
 
 def test_labels_are_required() -> None:
@@ -222,74 +220,6 @@ def test_a_mistake_in_a_value(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("labels: {}", "1: labels: at least one label is needed"),
-        ("\nlabels:", "2: labels: expected a mapping, found null"),
-        (
-            label(prices="{input: 0.1234567, output: 2}"),
-            "5: labels.one.prices_usd_per_1m.input: expected at most six decimals, found 0.1234567",
-        ),
-        (
-            label(prices="{input: -1, output: 2}"),
-            "5: labels.one.prices_usd_per_1m.input: expected 0 to 1000000 USD for a million tokens, found -1",
-        ),
-        (
-            label(prices="{input: 1, output: 1000000.1}"),
-            "5: labels.one.prices_usd_per_1m.output: expected 0 to 1000000 USD for a million tokens, found 1000000.1",
-        ),
-        (label(prices="{output: 2}"), "5: labels.one.prices_usd_per_1m.input: required, but missing"),
-        (
-            label(format="anthropic", prices="{input: 1, output: 1, cache_read: 1, cache_write_5m: 1}"),
-            "5: labels.one.prices_usd_per_1m.cache_write_1h: required, but missing: "
-            "models of format anthropic read and write caches",
-        ),
-        (
-            label(
-                format="anthropic",
-                prices="\n      {input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1,"
-                "\n      service_tiers: {flex: {input: 1, output: 1, cache_read: 1, cache_write_5m: 1}}}",
-            ),
-            "7: labels.one.prices_usd_per_1m.service_tiers.flex.cache_write_1h: required, but missing: "
-            "models of format anthropic read and write caches",
-        ),
-        (
-            label(prices="{input: 1, output: 1, service_tiers: {flexx: {input: 1, output: 1}}}"),
-            "5: labels.one.prices_usd_per_1m.service_tiers.flexx: "
-            'expected one of default, flex, priority, reserved (did you mean "flex"?)',
-        ),
-        (
-            label("    price_source: AWS"),
-            '6: labels.one.price_source: expected one of aws, config (did you mean "aws"?), found "AWS"',
-        ),
-        (
-            label("  two: {model: m, format: llama, prices_usd_per_1m: {input: 1, output: 1}}"),
-            "6: labels.two.model: the same model as labels.one",
-        ),
-        (
-            label("  m: {model: n, format: llama, prices_usd_per_1m: {input: 1, output: 1}}"),
-            "3: labels.one.model: also the name of another label",
-        ),
-        (
-            label("  a#b: {model: n, format: llama, prices_usd_per_1m: {input: 1, output: 1}}"),
-            "6: labels.a...: a label is named by 1 to 64 letters, digits or any of ._-, "
-            "beginning with a letter or digit",
-        ),
-        *(
-            (
-                label().replace("model: m", f"model: '{model}'"),
-                "3: labels.one.model: expected a Bedrock model id or inference-profile ARN, "
-                f'found "{model if len(model) < 65 else "m" * 64 + "..."}"',
-            )
-            for model in ("", "a b", "a#b", "a?b", "a..b", "../a", "é", "/a", "a%3A", "m" * 2049)
-        ),
-    ],
-)
-def test_a_mistake_in_a_label(text: str, problem: str) -> None:
-    assert problems(text) == [f"config.yaml:{problem}"]
-
-
-@pytest.mark.parametrize(
     ("text", "host", "port", "is_loopback"),
     [
         ("127.0.0.1:8080", "127.0.0.1", 8080, True),
@@ -332,19 +262,6 @@ def test_a_region(region: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        "amazon.nova-lite-v1:0",
-        "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
-        "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/a1b2c3",
-        "m" * 2048,
-    ],
-)
-def test_a_model(model: str) -> None:
-    assert parse(label().replace("model: m", f"model: {model}"), "", {}).labels["one"].model == model
-
-
-@pytest.mark.parametrize(
     ("key", "expected"),
     [
         ("{kid: a, alg: HS256, secret_file: /s}", Key("a", "HS256", secret_file="/s")),
@@ -366,9 +283,3 @@ def test_an_identity_on_loopback(host: str) -> None:
 
 def test_any_free_port_may_be_asked_for_twice() -> None:
     assert read("listen: {data: 127.0.0.1:0, control: 127.0.0.1:0}").listen.control.port == 0
-
-
-def test_metering_at_a_default_price() -> None:
-    price = "{input: 1, output: 2, cache_read: 3, cache_write_5m: 4, cache_write_1h: 5}"
-    found = read(f"unlabelled: meter\ndefault_price: {price}").default_price
-    assert found == TierPrices(*map(Decimal, (1, 2, 3, 4, 5)))

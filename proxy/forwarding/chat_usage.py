@@ -1,0 +1,113 @@
+"""Streams of chat completions tell their usage only to those who ask for it. So the sidecar asks, and keeps the event
+that comes of it from callers who did not: they get what they would have got without a sidecar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from proxy.exchange import Flow, Header, Responder
+from proxy.forwarding import json_splice
+
+_STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
+_EVENT_STREAM = b"text/event-stream"
+_MARKS = (b"\n\n", b"\r\n\r\n")
+_MOST_HELD = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
+
+
+def asks_itself(body: bytes) -> bool:
+    """Whether this is no stream, or one whose caller wants to be told its usage."""
+    found = json_splice.members(body, (_STREAM, _OPTIONS)).spans
+    if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
+        return True
+    return _OPTIONS in found and _options(body, found[_OPTIONS]).get(_INCLUDE) is True
+
+
+def with_usage_asked(body: bytes) -> bytes:
+    found = json_splice.members(body, (_OPTIONS,))
+    span = found.spans.get(_OPTIONS)
+    if span is None:
+        return json_splice.added(body, found, _OPTIONS, orjson.dumps({_INCLUDE: True}))
+    return json_splice.replaced(body, span, orjson.dumps(_options(body, span) | {_INCLUDE: True}))
+
+
+def _options(body: bytes, span: tuple[int, int]) -> dict[str, Any]:
+    options = orjson.loads(body[slice(*span)])
+    return options if isinstance(options, dict) else {}
+
+
+class WithoutUsage:
+    """A responder that leaves out the events which `is_ours` says hold nothing but the usage."""
+
+    def __init__(self, responder: Responder, is_ours: Callable[[bytes], bool]) -> None:
+        self._responder = responder
+        self._is_ours = is_ours
+        self._is_filtering = False
+        self._held = b""
+
+    @property
+    def has_started(self) -> bool:
+        return self._responder.has_started
+
+    @property
+    def is_gone(self) -> bool:
+        return self._responder.is_gone
+
+    def attach(self, flow: Flow) -> None:
+        self._responder.attach(flow)
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        self._is_filtering = status == 200 and dict(headers).get(b"content-type", b"").startswith(_EVENT_STREAM)
+        self._responder.start(status, headers, None if self._is_filtering else length)
+
+    def write(self, data: bytes) -> None:
+        if not self._is_filtering:
+            self._responder.write(data)
+            return
+        data = self._held + data
+        end = _last_end(data)
+        self._held = data[end:]
+        if end:
+            self._pass(data[:end])
+        if len(self._held) > _MOST_HELD:
+            self._pass_held()
+
+    def _pass(self, events: bytes) -> None:
+        if b'"usage"' in events:
+            events = b"".join(event for event in _events(events) if not self._is_ours(event))
+        if events:
+            self._responder.write(events)
+
+    def _pass_held(self) -> None:
+        self._responder.write(self._held)
+        self._held = b""
+
+    def flush(self) -> None:
+        self._responder.flush()
+
+    def finish(self) -> None:
+        if self._held and not self._is_ours(self._held):
+            self._pass_held()
+        self._responder.finish()
+
+    def abort(self) -> None:
+        self._responder.abort()
+
+
+def _last_end(data: bytes) -> int:
+    """Behind the last empty line, however lines end; 0 where there is none."""
+    return max((end + len(mark) for mark in _MARKS if (end := data.rfind(mark)) >= 0), default=0)
+
+
+def _events(data: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    at = 0
+    while at < len(data):
+        ends = [end + len(mark) for mark in _MARKS if (end := data.find(mark, at)) >= 0]
+        end = min(ends, default=len(data))
+        found.append(data[at:end])
+        at = end
+    return found

@@ -1,0 +1,229 @@
+"""Finds members of a JSON object in its own bytes, so that one is replaced and all others stay as they are. Pure.
+
+Every byte is held to RFC 8259: what two readers could understand in two ways is no JSON. Small data is parsed, which is
+the quickest way to see that. Nothing large is made into objects: 25 MB may hold millions of values, which would take
+thirty times their own memory.
+
+There, escaped quotes and backslashes are first written over, in a copy of the same length. From then on each quote
+begins or ends a string, a run of values is one step of a regular expression, and only what is nested is steps of ours.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+import orjson
+
+SMALL_BYTES = 128 * 1024  # what is parsed takes 4 MB at most, for a moment
+MOST_NESTED = 250_000  # a context of a million tokens holds fewer, and so many steps take a quarter of a second
+MOST_MEMBERS = 1000  # of the object itself; no operation knows a tenth of that
+RUN = 250  # values in one step: the expression keeps a little for each until the step is over
+FLAT = 40  # values of a container that is taken for one of those
+WINDOW_BYTES = 64 * 1024  # what is decoded at once to see whether it is UTF-8
+
+_LONGEST_NAME = 256  # bytes, with quotes and escapes: of those that anybody asks for
+_BAD_ESCAPE = re.compile(rb"\\(?![/bfnrt]|u[0-9A-Fa-f]{4})")
+_NO_CONTROLS = bytes(range(0x20, 0x100))
+
+_SPACE = rb"[ \t\n\r]*+"
+_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+"
+_BEGIN = re.compile(rb"%b\{(?:%b(\}))?" % (_SPACE, _SPACE))
+_BEHIND = re.compile(rb"%b(?:,|(\}))" % _SPACE)
+_REST = re.compile(_SPACE)
+_STRING_VALUE = re.compile(rb'%b:%b("[^"\\]*+")' % (_SPACE, _SPACE))
+
+
+class NoJsonObject(ValueError):
+    """The message goes on from the name of what was read: "the body ..."."""
+
+
+class Members(NamedTuple):
+    spans: dict[str, tuple[int, int]]  # of the values of those asked for
+    end: int  # where the closing brace stands
+    is_empty: bool
+
+
+# What the end of a step came upon.
+_END, _ARRAY, _OBJECT = 1, 2, 3
+
+
+class _Step(NamedTuple):
+    pattern: re.Pattern[bytes]
+    upon: tuple[int, ...]  # by the number of the pattern's group that matched last; 0 where none did
+
+
+class _Inside(NamedTuple):
+    """How to go on in a container: behind its opening bracket, and behind one of its values."""
+
+    first: _Step
+    next: _Step
+
+
+class _Grammar:
+    """The expressions that find strings by one of two: the quick one is for data without control characters."""
+
+    def __init__(self, string: bytes) -> None:
+        name = rb"%b%b:%b" % (string, _SPACE, _SPACE)
+        plain = rb"%b|true|false|null|%b" % (string, _NUMBER)
+        member = rb"%b(?:%b)" % (name, plain)
+        value = rb"(?:%b|%b|%b)" % (plain, _flat(rb"\[", plain, rb"\]"), _flat(rb"\{", member, rb"\}"))
+        self.array, self.object = _inside(b"", value, rb"\]"), _inside(name, value, rb"\}")
+        self.member = re.compile(rb"%b(%b)%b:%b(?:(%b)|(\[)|(\{))" % (_SPACE, string, _SPACE, _SPACE, value))
+
+
+def _flat(begin: bytes, member: bytes, end: bytes) -> bytes:
+    several = rb"(?:%b)(?:%b,%b(?:%b)){0,%d}%b" % (member, _SPACE, _SPACE, member, FLAT - 1, _SPACE)
+    return rb"(?>%b%b(?:%b)?%b)" % (begin, _SPACE, several, end)
+
+
+def _inside(name: bytes, value: bytes, end: bytes) -> _Inside:
+    opened = rb"(\[)|(\{)"
+    run = rb"(?>(?:%b,%b%b%b){0,%d})" % (_SPACE, _SPACE, name, value, RUN)
+    upon = rb"%b%b(?:(%b)|,%b%b(?:%b)|)" % (run, _SPACE, end, _SPACE, name, opened)
+    first = rb"%b(?:(%b)|%b(?:%b%b|%b))" % (_SPACE, end, name, value, upon, opened)
+    return _Inside(
+        _Step(re.compile(first), (0, _END, _END, _ARRAY, _OBJECT, _ARRAY, _OBJECT)),
+        _Step(re.compile(upon), (0, _END, _ARRAY, _OBJECT)),
+    )
+
+
+_QUICK, _CAREFUL = _Grammar(rb'"[^"]*+"'), _Grammar(rb'"[^"\x00-\x1f]*+"')
+
+
+def members(data: bytes, names: Collection[str]) -> Members:
+    """Raises NoJsonObject, also where one of the names comes twice: readers differ in which of the two counts."""
+    if len(data) <= SMALL_BYTES and (found := _easily(data, names)) is not None:
+        return found
+    plain = _without_escaped_quotes(data)
+    begun = _BEGIN.match(plain)
+    if begun is None:
+        raise NoJsonObject("is no JSON object")
+    spans: dict[str, tuple[int, int]] = {}
+    at, is_empty = begun.end(), begun.lastindex is not None
+    if not is_empty:
+        at = _find(data, plain, at, names, spans)
+    rest = _REST.match(plain, at)
+    if rest is None or rest.end() != len(plain):
+        raise _wrong(at)
+    return Members(spans, at - 1, is_empty)
+
+
+def _easily(data: bytes, names: Collection[str]) -> Members | None:
+    """Where each name stands once at most, and has no letter escaped: there it is the member's."""
+    if b"\\u00" in data:
+        return None
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    spans = {}
+    if type(document) is not dict:
+        return None
+    for name in names:
+        quoted = f'"{name}"'.encode()
+        if name in document:
+            value = _STRING_VALUE.match(data, data.find(quoted) + len(quoted)) if data.count(quoted) == 1 else None
+            if value is None:
+                return None
+            spans[name] = value.span(1)
+    return Members(spans, data.rindex(b"}"), not document)
+
+
+def replaced(data: bytes, span: tuple[int, int], value: bytes) -> bytes:
+    whole = memoryview(data)
+    return b"".join((whole[: span[0]], value, whole[span[1] :]))
+
+
+def added(data: bytes, found: Members, name: str, value: bytes) -> bytes:
+    comma = b"" if found.is_empty else b","
+    return replaced(data, (found.end, found.end), b"%b%b:%b" % (comma, json.dumps(name).encode(), value))
+
+
+def _find(data: bytes, plain: bytes, at: int, names: Collection[str], spans: dict[str, tuple[int, int]]) -> int:
+    """Puts in the spans, and returns where the object ends."""
+    grammar = _CAREFUL if plain.translate(None, _NO_CONTROLS) else _QUICK
+    nested = 0
+    for _ in range(MOST_MEMBERS):
+        member = grammar.member.match(plain, at)
+        if member is None:
+            raise _wrong(at)
+        at, group = member.end(), member.lastindex or 0
+        if group > 2:
+            at, nested = _closed(plain, at, grammar, group == 3, nested)
+        name = _name(data, *member.span(1))
+        if name in names:
+            if name in spans:
+                raise NoJsonObject(f"has {name!r} more than once")
+            spans[name] = (member.start(group), at)
+        behind = _BEHIND.match(plain, at)
+        if behind is None:
+            raise _wrong(at)
+        at = behind.end()
+        if behind.lastindex:
+            return at
+    raise NoJsonObject(f"has more than {MOST_MEMBERS} members")
+
+
+def _name(data: bytes, start: int, end: int) -> str:
+    """Names too long to be asked for are not read: the empty one stands for them."""
+    if end - start > _LONGEST_NAME:
+        return ""
+    name = data[start + 1 : end - 1].decode()
+    return str(json.loads(f'"{name}"')) if "\\" in name else name
+
+
+def _closed(plain: bytes, at: int, grammar: _Grammar, is_array: bool, nested: int) -> tuple[int, int]:
+    """From behind an opening bracket to behind the one that closes it; counts those in between."""
+    outer: list[_Inside] = []
+    inside = grammar.array if is_array else grammar.object
+    step = inside.first
+    while True:
+        match = step.pattern.match(plain, at)
+        if match is None or match.end() == at:
+            raise _wrong(at)
+        at, upon = match.end(), step.upon[match.lastindex or 0]
+        if upon in (_ARRAY, _OBJECT):
+            nested += 1
+            if nested > MOST_NESTED:
+                raise NoJsonObject(f"has more than {MOST_NESTED} arrays and objects in others")
+            outer.append(inside)
+            inside = grammar.array if upon == _ARRAY else grammar.object
+            step = inside.first
+            continue
+        if upon == _END:
+            if not outer:
+                return at, nested
+            inside = outer.pop()
+        step = inside.next
+
+
+def _without_escaped_quotes(data: bytes) -> bytes:
+    _check_encoding(data)
+    if b"\\" not in data:
+        return data
+    # From the left, so that the first backslash of a run is taken for what it is: the beginning of an escape.
+    plain = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    bad = _BAD_ESCAPE.search(plain)
+    if bad is not None:
+        raise _wrong(bad.start())
+    return plain
+
+
+def _check_encoding(data: bytes) -> None:
+    """A sloppy reader could take bytes that are no UTF-8 for letters of a name."""
+    if data.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), WINDOW_BYTES):
+            decoder.decode(data[start : start + WINDOW_BYTES], start + WINDOW_BYTES >= len(data))
+    except UnicodeDecodeError:
+        raise NoJsonObject("is no UTF-8") from None
+
+
+def _wrong(at: int) -> NoJsonObject:
+    return NoJsonObject(f"is no JSON from byte {at} on")

@@ -1,0 +1,218 @@
+"""What usage costs: exact integers of pico-dollars, and never nothing for want of a price. Pure.
+
+A `Tariff` holds all prices of one label in one place. It never changes: a new price is a new tariff, and a call is paid
+by the one it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
+from proxy.config.prices import Guardrails
+from proxy.metering.usage import Usage
+
+PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
+KINDS = PicoPrices._fields
+DEFAULT_TIER = "default"
+OPTIMIZED = "optimized"
+
+MOST_TIMES: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
+
+Source = Literal["config", "aws", "aws+config"]
+
+# What an answer says when it says nothing special: Bedrock calls its ordinary tier "default", Claude "standard".
+_ORDINARY_TIERS = ("", DEFAULT_TIER, "standard")
+_ORDINARY_LATENCIES = ("", "standard")
+
+_NO_FLAGS: frozenset[str] = frozenset()
+_UNKNOWN = frozenset((PRICE_UNKNOWN,))
+_NONE_KNOWN = (None,) * len(KINDS)
+
+
+class Priced(NamedTuple):
+    pico: int
+    flags: frozenset[str] = _NO_FLAGS
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    tiers: Mapping[str, PicoPrices]  # by service tier; the default one is always among them
+    latencies: Mapping[str, PicoPrices]  # of the default tier, by performance mode, where it is not the ordinary one
+    version: str  # the same figures from the same source have the same one
+    source: Source
+    dearest: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tiers and modes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dearest", _dearest([*self.tiers.values(), *self.latencies.values()]))
+
+    def at(self, tier: str, latency: str) -> PicoPrices | None:
+        """None: nobody has told what such a call costs."""
+        if latency in _ORDINARY_LATENCIES:
+            return self.tiers[DEFAULT_TIER] if tier in _ORDINARY_TIERS else self.tiers.get(tier)
+        return self.latencies.get(latency) if tier in _ORDINARY_TIERS else None
+
+
+def _dearest(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
+    """A kind that has no price anywhere, or that is free where it has one, is as dear as the dearest of all: what is
+    not known to be free must not be."""
+    highest = [max((price for price in kind if price is not None), default=0) for kind in zip(*tables, strict=True)]
+    return tuple(price or max(highest) for price in highest)
+
+
+def cost(tariff: Tariff, usage: Usage) -> Priced:
+    """Additive: two usages of one tier and mode cost together what they cost apart."""
+    counts = (usage.input, usage.output, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
+    pico, flags = 0, _NO_FLAGS
+    prices = tariff.at(usage.tier, usage.latency) or _NONE_KNOWN
+    for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
+        if not tokens:
+            continue
+        if price is None:
+            price, flags = dearest, _UNKNOWN
+        pico += tokens * price
+    return Priced(pico, flags)
+
+
+# ---------------------------------------------------------------- from the configuration
+
+
+def tariff_of(prices: TierPrices) -> Tariff:
+    """As the configuration says, and nobody else."""
+    tiers, latencies = {DEFAULT_TIER: prices.pico_per_token}, {}
+    if isinstance(prices, Prices):
+        tiers |= {tier: table.pico_per_token for tier, table in prices.service_tiers.items()}
+        if prices.latency_optimized is not None:
+            latencies[OPTIMIZED] = prices.latency_optimized.pico_per_token
+    return Tariff(MappingProxyType(tiers), MappingProxyType(latencies), f"config-{_digest(tiers, latencies)}", "config")
+
+
+def label_tariff(label: Label, place: Endpoint | None = None) -> Tariff:
+    return tariff_of(label.prices_usd_per_1m if place is None else label.prices_at(place))
+
+
+def _digest(*tables: Mapping[str, PicoPrices]) -> str:
+    figures = [[(name, *table[name]) for name in sorted(table)] for table in tables]
+    return sha256(repr(figures).encode()).hexdigest()[:8]
+
+
+# ---------------------------------------------------------------- over the configuration
+
+
+class Listed(NamedTuple):
+    """What a price list tells of one model in one region, in pico-dollars a token; what it does not tell is missing."""
+
+    tiers: Mapping[str, Mapping[str, int]]
+    latencies: Mapping[str, Mapping[str, int]]
+
+    def each(self) -> Iterator[tuple[str, str, int]]:
+        """Tier or mode, kind, price."""
+        for tables in self:
+            for name, table in tables.items():
+                yield from ((name, kind, price) for kind, price in table.items())
+
+
+def overlaid(config: Tariff, listed: Listed, day: str) -> Tariff:
+    """The list's prices; where it tells none, the configuration's hold."""
+    tiers = _over(config.tiers, listed.tiers)
+    latencies = _over(config.latencies, listed.latencies)
+    if _has_all(listed.tiers, tiers) and _has_all(listed.latencies, latencies):
+        return Tariff(tiers, latencies, day, "aws")
+    return Tariff(tiers, latencies, f"{day}+{config.version}", "aws+config")
+
+
+def _over(known: Mapping[str, PicoPrices], told: Mapping[str, Mapping[str, int]]) -> Mapping[str, PicoPrices]:
+    merged = {name: _merged(known.get(name), told.get(name, {})) for name in (*known, *told)}
+    return MappingProxyType({name: table for name, table in merged.items() if table is not None})
+
+
+def _merged(known: PicoPrices | None, told: Mapping[str, int]) -> PicoPrices | None:
+    """None for a tier of which neither tells what a plain call costs."""
+    before = known or _NONE_KNOWN
+    input, output, *cache = (told.get(kind, price) for kind, price in zip(KINDS, before, strict=True))
+    return None if input is None or output is None else PicoPrices(input, output, *cache)
+
+
+def _has_all(told: Mapping[str, Mapping[str, int]], merged: Mapping[str, PicoPrices]) -> bool:
+    return all(
+        price is None or kind in told.get(name, {})
+        for name, table in merged.items()
+        for kind, price in zip(KINDS, table, strict=True)
+    )
+
+
+def misread(config: Tariff, listed: Listed) -> str:
+    """The prices of the list that can hardly be right beside the configuration's; empty if there are none."""
+    found = []
+    for name, kind, price in listed.each():
+        beside, is_same_kind = _beside(config, name, kind)
+        if not _is_plausible(kind, price, beside, is_same_kind):
+            found.append(f"{name} {kind} at {_usd(price)}, beside {_usd(beside)} in the configuration")
+    return "; ".join(found)
+
+
+def _beside(config: Tariff, name: str, kind: str) -> tuple[int, bool]:
+    """The configured price that comes nearest, and whether it is one of the same kind."""
+    default = config.tiers[DEFAULT_TIER]
+    for table in (config.tiers.get(name), config.latencies.get(name), default):
+        price = getattr(table, kind, None)
+        if price is not None:
+            return price, True
+    return default.input, False
+
+
+def _is_plausible(kind: str, price: int, beside: int, is_same_kind: bool) -> bool:
+    if is_same_kind:
+        return price <= beside * MOST_TIMES and beside <= price * MOST_TIMES
+    is_free = price == 0 and kind.startswith("cache_write")  # as Amazon's own models write caches
+    return is_free or 0 < price <= beside * MOST_TIMES
+
+
+def _usd(pico: int) -> str:
+    """For a person: USD for a million tokens."""
+    return f"{Decimal(pico) / 10**6:f}"
+
+
+# ---------------------------------------------------------------- guardrails
+
+# From the names that Bedrock counts units under to the keys of the configuration.
+_POLICIES: Mapping[str, str] = MappingProxyType(
+    {
+        "topicPolicyUnits": "topic",
+        "contentPolicyUnits": "content",
+        "contentPolicyImageUnits": "content_image",
+        "wordPolicyUnits": "word",
+        "sensitiveInformationPolicyUnits": "sensitive_information",
+        "contextualGroundingPolicyUnits": "contextual_grounding",
+        "automatedReasoningPolicyUnits": "automated_reasoning",
+        "contentFilter": "check_content_filter",
+        "promptAttack": "check_prompt_attack",
+        "sensitiveInformation": "check_sensitive_information",
+    }
+)
+_FREE = "sensitiveInformationPolicyFreeUnits"
+_REASONING_UNITS, _REASONING_POLICIES = "automatedReasoningPolicyUnits", "automatedReasoningPolicies"
+
+
+def guardrail_prices(config: Guardrails) -> Mapping[str, int]:
+    """Pico-dollars for one unit, under the names that Bedrock counts units by."""
+    return MappingProxyType({name: config.pico_per_unit(policy) for name, policy in _POLICIES.items()})
+
+
+def guardrail_cost(prices: Mapping[str, int], units: Mapping[str, int]) -> Priced:
+    """Units of a policy that nobody knows cost as much as the dearest policy's. Free units cost nothing."""
+    dearest = max(prices.values())
+    pico, flags = 0, _NO_FLAGS
+    for name, count in units.items():
+        if not count or name in (_FREE, _REASONING_POLICIES):
+            continue
+        if name not in prices:
+            flags = _UNKNOWN
+        times = max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1  # it is sold by the policy
+        pico += count * times * prices.get(name, dearest)
+    return Priced(pico, flags)

@@ -1,0 +1,217 @@
+"""A price list that cannot be read or believed, and a store that is away: the newest prices stay, and that is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.metering import price_updates
+from proxy.metering.price_updates import AwsPriceList, Tariffs
+from proxy.stores import schema
+from proxy.stores.contract import Page, Put, Query, Store
+from tests.support import price_list_server as aws
+from tests.support.price_fleet import (
+    DAY,
+    HAIKU,
+    LABELS,
+    NOON,
+    NOVA,
+    Fleet,
+    a_fleet,
+    configured,
+    standard,
+    status,
+    usd_per_1m,
+)
+from tests.support.price_list_server import claude
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with a_fleet(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the waits of the real client's own retries."""
+    monkeypatch.setattr(price_updates, "ATTEMPTS", 1)
+
+
+@pytest.mark.usefixtures("_fails_at_once")
+@pytest.mark.parametrize(
+    ("fault", "trouble"),
+    [
+        (aws.THROTTLED, "the AWS Price List answers ThrottlingException"),
+        (aws.DENIED, "the AWS Price List answers AccessDeniedException"),
+        (aws.BROKEN, "the AWS Price List answers InternalErrorException"),
+        (aws.error("ExpiredNextTokenException"), "the AWS Price List answers ExpiredNextTokenException"),
+        (aws.Fault(503, b"<html>"), "the AWS Price List answers 503"),
+        (aws.Fault(200, b""), "an answer that is not the AWS Price List's"),
+        (aws.Fault(200, b"{}"), "an answer that is not the AWS Price List's"),
+        (aws.Fault(200, b"<html>a captive portal</html>"), "an answer that is not the AWS Price List's"),
+        (aws.Fault(200, b'{"FormatVersion": "aws_v2", "PriceList": []}'), "an answer that is not the AWS Price List's"),
+        (aws.Fault(200, b'{"FormatVersion": "aws_v1"}'), "an answer that is not the AWS Price List's"),
+        (aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": 5}'), "an answer that is not the AWS Price List's"),
+        (aws.Fault(200, b"{}", seconds=9), "no answer from the AWS Price List: TimeoutError"),
+    ],
+)
+async def test_what_cannot_be_read_changes_nothing(
+    fleet: Fleet, fault: aws.Fault, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tariffs = await fleet.started()
+    fleet.raise_prices()
+    await fleet.clock.advance(DAY)
+    fleet.server.always = fault
+    if fault.seconds:
+        monkeypatch.setattr(price_updates, "READ_SECONDS", 0.2)
+    await tariffs.refresh()
+    await tariffs.refresh()
+    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
+    assert tariffs.failures >= 1
+    assert f"prices of label standard in us-east-1 stay those of 2026-11-18: {trouble}" in caplog.text
+    fleet.server.always = None
+    await fleet.clock.advance(price_updates.REFRESH_SECONDS)
+    await tariffs.refresh()
+    assert (usd_per_1m(standard(tariffs)), status(tariffs).trouble) == (2.2, "")
+
+
+@pytest.mark.usefixtures("_fails_at_once")
+async def test_a_list_that_breaks_off_is_not_taken_by_halves(fleet: Fleet) -> None:
+    tariffs = fleet.sidecar()
+    original = fleet.server._page
+
+    def breaking(asked: Any) -> Any:
+        if len(fleet.server.calls) == 4:
+            fleet.server.misbehave(aws.BROKEN)
+        return original(asked)
+
+    fleet.server._page = breaking  # type: ignore[method-assign]
+    await tariffs.refresh()
+    assert {each.source for each in tariffs.status()} == {"config"}
+    assert await fleet.row(NOVA, "2026-11-18") is None
+
+
+async def test_a_throttled_page_is_asked_for_again(fleet: Fleet) -> None:
+    fleet.server.misbehave(aws.THROTTLED)
+    assert usd_per_1m(standard(await fleet.started())) == 1.1
+
+
+async def test_pages_that_never_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_updates, "MOST_PAGES", 3)
+    fleet.server.always = aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": [], "NextToken": "again"}')
+    assert status(await fleet.started()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"
+
+
+@pytest.mark.usefixtures("_fails_at_once")
+async def test_nobody_at_the_other_end(fleet: Fleet) -> None:
+    price_list = AwsPriceList("http://127.0.0.1:9")
+    tariffs = Tariffs(configured(LABELS), fleet.store, price_list, fleet.clock)
+    await tariffs.refresh()
+    assert status(tariffs).trouble.startswith("no answer from the AWS Price List: ")
+
+
+async def test_a_price_ten_times_off_is_not_taken(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """A unit misread by a thousand must not become money."""
+    tariffs = await fleet.started()
+    fleet.server.products = [*claude("Claude Haiku 4.5", "1.1 5.5 0.11 1375 2.2"), *aws.NOVA_LITE]
+    await fleet.clock.advance(DAY)
+    await tariffs.refresh()
+    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
+    doubt = "cache_write_5m at 1375, beside 1.25 in the configuration"
+    assert status(tariffs).trouble.endswith(doubt)
+    assert doubt in caplog.text
+    assert status(tariffs, "economy").version == "2026-11-19"
+
+
+async def test_trouble_is_told_once_and_again_when_it_changes(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.server.always = aws.DENIED
+    tariffs = await fleet.started()
+    for _ in range(3):
+        await fleet.clock.advance(price_updates.REFRESH_SECONDS)
+        await tariffs.refresh()
+    assert len([each for each in caplog.records if "standard" in each.getMessage()]) == 1
+    assert tariffs.failures == 4
+    fleet.server.always = aws.Fault(200, b"{}")
+    await fleet.clock.advance(price_updates.REFRESH_SECONDS)
+    await tariffs.refresh()
+    assert len([each for each in caplog.records if "standard" in each.getMessage()]) == 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tiers": {"default": {"input_price_usd_micros_per_1m": -1}}, "latencies": {}, "fetched_at_epoch": 1},
+        {"tiers": {"default": {"input": 1}}, "latencies": {}, "fetched_at_epoch": 1},
+        {"tiers": {"default": {"input_price_usd_micros_per_1m": True}}, "latencies": {}, "fetched_at_epoch": 1},
+        {"tiers": 5, "latencies": {}, "fetched_at_epoch": 1},
+        {"tiers": {}, "latencies": {}},
+        {"fetched_at_epoch": 1},
+    ],
+)
+async def test_an_entry_of_somebody_elses_making(fleet: Fleet, row: dict[str, Any]) -> None:
+    key = schema.price(HAIKU, "us-east-1", "2026-11-18")
+    await fleet.store.put(Put(key, row | {"expires_at_epoch": int(NOON + DAY)}))
+    tariffs = await fleet.started()
+    assert standard(tariffs).source == "config"
+    assert status(tariffs).trouble == "the entry of the day is not one of ours"
+    assert status(tariffs, "economy").source == "aws"
+
+
+class Away:
+    """A store whose reads, or writes, find nobody."""
+
+    def __init__(self, store: Store, *verbs: str) -> None:
+        self._store, self.verbs = store, verbs
+
+    async def query(self, query: Query) -> Page:
+        self._check("query")
+        return await self._store.query(query)
+
+    async def put(self, put: Put) -> None:
+        self._check("put", put.key.pk)
+        await self._store.put(put)
+
+    def _check(self, *verbs: str) -> None:
+        if not set(verbs).isdisjoint(self.verbs):
+            raise StoreUnavailable("the store is away")
+
+
+async def test_without_the_store_what_is_known_holds(fleet: Fleet) -> None:
+    store = Away(fleet.store)
+    tariffs = await fleet.started(store=store)
+    await fleet.clock.advance(DAY)
+    store.verbs = ("query",)
+    await tariffs.refresh()
+    assert (usd_per_1m(standard(tariffs)), status(tariffs).trouble) == (1.1, "the store is away")
+    store.verbs = ()
+    await tariffs.refresh()
+    assert (standard(tariffs).version, status(tariffs).trouble) == ("2026-11-19", "")
+
+
+async def test_prices_that_cannot_be_kept_are_used_by_the_one_who_read_them(fleet: Fleet) -> None:
+    store = Away(fleet.store, f"{HAIKU}@us-east-1")
+    tariffs = await fleet.started(store=store)
+    assert usd_per_1m(standard(tariffs)) == 1.1
+    assert tariffs.failures == 1
+
+
+async def test_what_is_settled_for_the_day_needs_no_store(fleet: Fleet) -> None:
+    store = Away(fleet.store)
+    tariffs = await fleet.started(store=store)
+    store.verbs = ("query", "put")
+    await tariffs.refresh()
+    assert (tariffs.failures, status(tariffs).trouble) == (0, "")
+
+
+async def test_where_no_list_is_read_trouble_ends_with_the_stores(fleet: Fleet) -> None:
+    store = Away(fleet.store, "query")
+    tariffs = await fleet.started(store=store, reads=False)
+    assert status(tariffs).trouble == "the store is away"
+    store.verbs = ()
+    await tariffs.refresh()
+    assert status(tariffs).trouble == ""

@@ -1,0 +1,80 @@
+"""Sidecars that share a store and a price list, in time that a test moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxy.config.keys import Config, parse
+from proxy.metering.price_updates import AwsPriceList, Tariffs, TariffStatus
+from proxy.metering.pricing import Tariff, cost
+from proxy.metering.usage import Usage
+from proxy.stores import schema
+from proxy.stores.contract import Item, Store
+from proxy.stores.sqlite import SqliteStore
+from tests.support import price_list_server as aws
+from tests.support.clock import ManualClock
+from tests.support.price_list_server import PriceListServer, claude, price_list_server
+
+HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
+NOVA = "amazon.nova-lite-v1:0"
+CLAUDE_PRICES = "{input: 1, output: 5, cache_read: 0.1, cache_write_5m: 1.25, cache_write_1h: 2}"
+LABELS = f"""
+labels:
+  standard: {{model: "{HAIKU}", format: anthropic, prices_usd_per_1m: {CLAUDE_PRICES}}}
+  economy: {{model: "{NOVA}", format: nova, prices_usd_per_1m: {{input: 0.05, output: 0.2}}}}
+"""
+MILLION = Usage(1_000_000)
+DAY = 86_400.0
+NOON = 1_795_003_200.0  # of 18 November 2026, UTC
+
+
+@dataclass
+class Fleet:
+    server: PriceListServer
+    store: Store
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOON))
+
+    def sidecar(self, text: str = LABELS, *, reads: bool = True, store: Any = None) -> Tariffs:
+        price_list = AwsPriceList(self.server.url) if reads else None
+        return Tariffs(configured(text), store or self.store, price_list, self.clock)
+
+    async def started(self, text: str = LABELS, **how: Any) -> Tariffs:
+        tariffs = self.sidecar(text, **how)
+        await tariffs.refresh()
+        return tariffs
+
+    def raise_prices(self) -> None:
+        self.server.products = [*claude("Claude Haiku 4.5", "2.2 11 0.22 2.75 4.4"), *aws.NOVA_LITE]
+
+    async def row(self, model: str, day: str) -> Item | None:
+        return await self.store.get(schema.price(model, "us-east-1", day))
+
+
+def configured(text: str) -> Config:
+    return parse(text, "config.yaml", {})
+
+
+@asynccontextmanager
+async def a_fleet(folder: Path) -> AsyncIterator[Fleet]:
+    store = await SqliteStore(folder / "store.db", lambda: NOON).open()
+    try:
+        async with price_list_server() as server:
+            yield Fleet(server, store)
+    finally:
+        await store.close()
+
+
+def standard(tariffs: Tariffs) -> Tariff:
+    return tariffs.for_label("standard", "us-east-1", HAIKU)
+
+
+def usd_per_1m(tariff: Tariff) -> float:
+    return cost(tariff, MILLION).pico / 10**12
+
+
+def status(tariffs: Tariffs, label: str = "standard") -> TariffStatus:
+    return next(each for each in tariffs.status() if each.label == label)

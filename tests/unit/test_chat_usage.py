@@ -1,0 +1,123 @@
+"""A caller of chat completions who did not ask for the usage gets every event but that one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.exchange import Flow, Header
+from proxy.forwarding.chat_usage import WithoutUsage, asks_itself, with_usage_asked
+from proxy.metering.streams import usage_event_only
+from tests.support.effort import tries
+
+
+class Heard:
+    has_started = is_gone = False
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.length: int | None = -1
+        self.is_finished = self.is_aborted = False
+
+    def attach(self, flow: Flow) -> None: ...
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        self.length = length
+
+    def write(self, data: bytes) -> None:
+        assert data
+        self.data += data
+
+    def flush(self) -> None: ...
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def passed(stream: bytes, cuts: Sequence[int] = (), kind: bytes = b"text/event-stream", status: int = 200) -> Heard:
+    heard = Heard()
+    responder = WithoutUsage(heard, usage_event_only)
+    responder.start(status, [(b"content-type", kind)], len(stream))
+    at = sorted({cut % (len(stream) + 1) for cut in cuts} | {0, len(stream)})
+    for start, end in pairwise(at):
+        responder.write(stream[start:end])
+    responder.finish()
+    return heard
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
+texts = st.text(max_size=20) | st.sampled_from(['"usage"', '{"usage": {}}', "data: x", "\n\n", "\r\n\r\n"])
+said = st.builds(lambda text: {"choices": [{"index": 0, "delta": {"content": text}}], "usage": None}, texts)
+documents = st.lists(said, max_size=6)
+
+
+@settings(max_examples=tries(300))
+@given(documents, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 5000), max_size=12), st.booleans())
+def test_all_other_events_pass_byte_for_byte(events: list[Any], line: str, cuts: list[int], is_last: bool) -> None:
+    def framed(document: Any) -> bytes:
+        return f"data: {json.dumps(document)}{line}{line}".encode()
+
+    shown = b"".join(map(framed, events))
+    done = f"data: [DONE]{line}{line}".encode()
+    stream = shown + done + framed(USAGE) if is_last else shown + framed(USAGE) + done
+    heard = passed(stream, cuts)
+    assert heard.data == shown + done
+    assert heard.is_finished
+    assert heard.length is None
+
+
+def test_what_is_no_stream_passes_as_it_is() -> None:
+    whole = json.dumps(USAGE).encode()
+    for kind, status in ((b"application/json", 200), (b"text/event-stream", 429)):
+        heard = passed(whole, (3,), kind, status)
+        assert (heard.data, heard.length) == (whole, len(whole))
+
+
+def test_an_event_without_end_is_not_held_for_ever() -> None:
+    heard = Heard()
+    responder = WithoutUsage(heard, usage_event_only)
+    responder.start(200, [(b"content-type", b"text/event-stream")], None)
+    for _ in range(100):
+        responder.write(b"data: " + b"x" * 10_000)
+    assert len(heard.data) > 500_000
+    responder.abort()
+    assert heard.is_aborted
+
+
+def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None:
+    assert passed(b'data: {"a": 1}').data == b'data: {"a": 1}'
+    assert passed(f"data: {json.dumps(USAGE)}".encode()).data == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "asks", "sent"),
+    [
+        ('{"model": "x"}', True, None),
+        ('{"stream": false}', True, None),
+        ('{"stream": true, "stream_options": {"include_usage": true}}', True, None),
+        ('{"stream": true}', False, '{"stream": true,"stream_options":{"include_usage":true}}'),
+        (
+            '{"stream_options": {"a": 1, "include_usage": false}, "stream": true, "seed": 123456789012345678901}',
+            False,
+            '{"stream_options": {"a":1,"include_usage":true}, "stream": true, "seed": 123456789012345678901}',
+        ),
+        (
+            '{"stream": true, "stream_options": null}',
+            False,
+            '{"stream": true, "stream_options": {"include_usage":true}}',
+        ),
+    ],
+)
+def test_only_a_stream_that_does_not_ask_is_made_to(body: str, asks: bool, sent: str | None) -> None:
+    assert asks_itself(body.encode()) is asks
+    if sent is not None:
+        assert with_usage_asked(body.encode()) == sent.encode()

@@ -1,0 +1,293 @@
+"""What usage costs: each family's prices, exactness against plain arithmetic, and that nothing unknown is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
+from proxy.config.prices import Guardrails, UnitPrices
+from proxy.metering.pricing import (
+    KINDS,
+    PRICE_UNKNOWN,
+    Listed,
+    Priced,
+    Tariff,
+    cost,
+    guardrail_cost,
+    guardrail_prices,
+    label_tariff,
+    misread,
+    overlaid,
+    tariff_of,
+)
+from proxy.metering.usage import Usage
+from tests.support.effort import tries
+
+UNKNOWN = frozenset((PRICE_UNKNOWN,))
+
+
+def usd(text: str) -> tuple[Decimal, ...]:
+    return tuple(map(Decimal, text.split()))
+
+
+CLAUDE = Prices(
+    *usd("3 15 0.30 3.75 6"),
+    service_tiers=MappingProxyType({"priority": TierPrices(*usd("5.25 26.25 0.525 6.5625 10.5"))}),
+    latency_optimized=TierPrices(*usd("4 20 0.40 5 8")),
+)
+NOVA = Prices(*usd("0.06 0.24 0.015 0"), service_tiers=MappingProxyType({"flex": TierPrices(*usd("0.03 0.12 0.0075"))}))
+LLAMA = Prices(*usd("0.72 0.72"))
+TITAN = Prices(*usd("0.02 0"))
+
+
+@pytest.mark.parametrize(
+    ("prices", "usage", "micros"),
+    [
+        (CLAUDE, Usage(1000, 500), "10500"),
+        (CLAUDE, Usage(0, 0), "0"),
+        (CLAUDE, Usage(1, 1, cache_read=100_000, cache_write_5m=2000, cache_write_1h=300), "39318"),
+        (CLAUDE, Usage(1000, 500, tier="default", latency="standard"), "10500"),
+        (CLAUDE, Usage(1000, 500, tier="standard"), "10500"),
+        (CLAUDE, Usage(1000, 500, tier="priority"), "18375"),
+        (CLAUDE, Usage(0, 0, cache_write_1h=3, tier="priority"), "31.5"),
+        (CLAUDE, Usage(1000, 500, latency="optimized"), "14000"),
+        (CLAUDE, Usage(10, 0, cache_read=10, tier="default", latency="optimized"), "44"),
+        (NOVA, Usage(1000, 500, cache_read=2000, cache_write_5m=9000), "210"),
+        (NOVA, Usage(1000, 500, cache_read=2000, tier="flex"), "105"),
+        (NOVA, Usage(1, 0), "0.06"),
+        (LLAMA, Usage(7, 5), "8.64"),
+        (TITAN, Usage(1), "0.02"),
+    ],
+)
+def test_a_familys_usage_at_its_prices(prices: Prices, usage: Usage, micros: str) -> None:
+    assert cost(tariff_of(prices), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("prices", "usage", "micros"),
+    [
+        (CLAUDE, Usage(1000, tier="flex"), "5250"),  # the dearest input is the priority tier's
+        (CLAUDE, Usage(0, 0, cache_write_5m=1, tier="reserved"), "6.5625"),
+        (CLAUDE, Usage(1000, latency="turbo"), "5250"),
+        (CLAUDE, Usage(1000, tier="priority", latency="optimized"), "5250"),  # each has a price, both at once have none
+        (NOVA, Usage(0, 0, cache_read=1000, tier="priority"), "15"),
+        (NOVA, Usage(0, 0, cache_write_1h=1000), "240"),  # a kind without a price anywhere is as dear as output
+        (NOVA, Usage(1000, 0, cache_write_5m=1000, tier="flex"), "270"),  # free elsewhere, which says nothing of here
+        (LLAMA, Usage(0, 0, cache_read=1000), "720"),
+    ],
+)
+def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(prices: Prices, usage: Usage, micros: str) -> None:
+    assert cost(tariff_of(prices), usage) == Priced(int(Decimal(micros) * 10**6), UNKNOWN)
+
+
+def test_what_was_not_used_needs_no_price() -> None:
+    assert cost(tariff_of(LLAMA), Usage(1, 1)).flags == frozenset()
+    assert cost(tariff_of(LLAMA), Usage(tier="unheard of")) == Priced(0, frozenset())
+
+
+# ---------------------------------------------------------------- against plain arithmetic
+
+MONEY = st.decimals(0, 1000, places=6)
+MAYBE = st.none() | MONEY
+TABLES = st.builds(TierPrices, MONEY, MONEY, MAYBE, MAYBE, MAYBE)
+ALL_PRICES = st.builds(
+    lambda table, tiers, optimized: Prices(
+        *(getattr(table, kind) for kind in KINDS), service_tiers=tiers, latency_optimized=optimized
+    ),
+    TABLES,
+    st.dictionaries(st.sampled_from(["flex", "priority", "reserved"]), TABLES),
+    st.none() | TABLES,
+)
+COUNTS = st.integers(0, 10**7)
+TIERS = st.sampled_from(["", "default", "standard", "flex", "priority", "reserved", "new"])
+LATENCIES = st.sampled_from(["", "standard", "optimized", "new"])
+TOKENS = st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
+
+
+def plain_cost(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str) -> Fraction:
+    """The rule once more, in fractions of a dollar and the words of the configuration."""
+    tables = [table for _, table in prices.each()]
+    is_plain, is_default = latency in ("", "standard"), tier in ("", "default", "standard")
+    table: TierPrices | None = None
+    if is_plain:
+        table = prices if is_default else prices.service_tiers.get(tier)  # type: ignore[call-overload]
+    elif is_default and latency == "optimized":
+        table = prices.latency_optimized
+    total = Fraction(0)
+    for kind, count in zip(KINDS, tokens, strict=True):
+        price = getattr(table, kind) if table is not None else None
+        if price is None:
+            of_kind = [getattr(each, kind) for each in tables if getattr(each, kind) is not None]
+            every = [getattr(each, any_kind) for each in tables for any_kind in KINDS]
+            price = max(of_kind, default=0) or max(each for each in every if each is not None)
+        total += Fraction(price) * count / 10**6
+    return total
+
+
+@settings(max_examples=tries(200))
+@given(ALL_PRICES, TOKENS, TIERS, LATENCIES)
+def test_a_cost_is_exact(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str) -> None:
+    priced = cost(tariff_of(prices), Usage(*tokens, tier, latency))
+    assert Fraction(priced.pico, 10**12) == plain_cost(prices, tokens, tier, latency)
+
+
+@settings(max_examples=tries(200))
+@given(ALL_PRICES, TOKENS, TOKENS, TIERS, LATENCIES)
+def test_costs_add_up(prices: Prices, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str) -> None:
+    tariff = tariff_of(prices)
+    first, second = (cost(tariff, Usage(*tokens, tier, latency)) for tokens in (one, two))
+    both = cost(tariff, Usage(*map(sum, zip(one, two, strict=True)), tier, latency))
+    assert both == Priced(first.pico + second.pico, first.flags | second.flags)
+
+
+PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1), ALL_PRICES)
+
+
+@settings(max_examples=tries(200))
+@given(PAID_PRICES, st.sampled_from(KINDS), TIERS, LATENCIES)
+def test_nothing_unknown_is_free(prices: Prices, kind: str, tier: str, latency: str) -> None:
+    priced = cost(tariff_of(prices), replace(Usage(tier=tier, latency=latency), **{kind: 1}))
+    assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
+
+
+# ---------------------------------------------------------------- tariffs
+
+
+def test_the_same_figures_have_the_same_version() -> None:
+    tariff = tariff_of(CLAUDE)
+    assert tariff.source == "config"
+    assert tariff.version == tariff_of(replace(CLAUDE)).version != tariff_of(replace(CLAUDE, input=Decimal(4))).version
+    assert tariff.version != tariff_of(replace(CLAUDE, latency_optimized=None)).version
+    assert tariff.version.startswith("config-")
+
+
+def test_a_tariff_never_changes() -> None:
+    tariff = tariff_of(CLAUDE)
+    with pytest.raises(TypeError):
+        tariff.tiers["default"] = tariff.tiers["priority"]  # type: ignore[index]
+
+
+def test_a_default_price_makes_a_tariff_as_well() -> None:
+    table = TierPrices(*usd("15 75 1.5 18.75 30"))
+    assert tariff_of(table).tiers == {"default": table.pico_per_token}
+    assert cost(tariff_of(table), Usage(1, tier="flex")) == Priced(15_000_000, UNKNOWN)
+
+
+def test_a_place_has_its_own_prices_or_the_labels() -> None:
+    label = Label("m", "llama", LLAMA)
+    assert label_tariff(label) == label_tariff(label, Endpoint("us-east-1")) == tariff_of(LLAMA)
+    assert label_tariff(label, Endpoint("us-east-1", prices_usd_per_1m=NOVA)) == tariff_of(NOVA)
+
+
+# ---------------------------------------------------------------- the list's prices over the configuration's
+
+
+def listed(optimized: dict[str, int] | None = None, **tiers: dict[str, int]) -> Listed:
+    return Listed(tiers, {} if optimized is None else {"optimized": optimized})
+
+
+WHOLE = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000}
+WRITES = {"cache_write_5m": 4_125_000, "cache_write_1h": 6_600_000}
+
+
+def test_the_lists_prices_go_before_the_configurations() -> None:
+    config = tariff_of(Prices(*usd("3 15 0.30 3.75 6")))
+    tariff = overlaid(config, listed(default=WHOLE | WRITES), "2026-11-18")
+    assert tariff == Tariff({"default": PicoPrices(**WHOLE, **WRITES)}, {}, "2026-11-18", "aws")
+
+
+def test_what_the_list_lacks_the_configuration_has() -> None:
+    config = tariff_of(CLAUDE)
+    tariff = overlaid(config, listed(default=WHOLE), "2026-11-18")
+    assert tariff.source == "aws+config"
+    assert tariff.version == f"2026-11-18+{config.version}"
+    assert tariff.tiers["default"] == PicoPrices(**WHOLE, cache_write_5m=3_750_000, cache_write_1h=6_000_000)
+    assert tariff.tiers["priority"] == config.tiers["priority"]
+    assert tariff.latencies == config.latencies
+
+
+def test_the_list_may_know_more_tiers() -> None:
+    both = {"input": 1, "output": 2}
+    tariff = overlaid(tariff_of(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18")
+    assert tariff.source == "aws"
+    assert set(tariff.tiers) == {"default", "flex"}  # of the priority tier nobody knows the output
+    assert set(tariff.latencies) == {"optimized"}
+    assert tariff.tiers["flex"] == PicoPrices(1, 2, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("tables", "what"),
+    [
+        (listed(default={"input": 30_000_000}), ""),
+        (listed(default={"input": 30_000_001}), "default input at 30.000001, beside 3 in the configuration"),
+        (listed(default={"input": 300_000}), ""),
+        (listed(default={"input": 299_999}), "default input at 0.299999, beside 3 in the configuration"),
+        (listed(default={"input": 3000}), "default input at 0.003, beside 3 in the configuration"),
+        (listed(default={"output": 0}), "default output at 0, beside 15 in the configuration"),
+        (listed(priority={"input": 52_500_000}), ""),  # beside its own tier's
+        (listed(flex={"input": 30_000_001}), "flex input at 30.000001, beside 3 in the configuration"),
+        (listed({"output": 200_000_001}), "optimized output at 200.000001, beside 20 in the configuration"),
+        (
+            listed(default={"input": 1, "output": 1}),
+            "default input at 0.000001, beside 3 in the configuration; "
+            "default output at 0.000001, beside 15 in the configuration",
+        ),
+    ],
+)
+def test_a_price_ten_times_off_was_misread(tables: Listed, what: str) -> None:
+    assert misread(tariff_of(CLAUDE), tables) == what
+
+
+@pytest.mark.parametrize(
+    ("kind", "price", "is_right"),
+    [
+        ("cache_write_5m", 0, True),  # Amazon's own models write caches for nothing
+        ("cache_write_5m", 7_200_001, False),
+        ("cache_read", 0, False),
+        ("cache_read", 1, True),
+        ("cache_read", 7_200_000, True),
+        ("cache_read", 7_200_001, False),
+    ],
+)
+def test_a_kind_that_is_not_configured_is_seen_beside_the_input(kind: str, price: int, is_right: bool) -> None:
+    assert (misread(tariff_of(LLAMA), listed(default={kind: price})) == "") is is_right
+
+
+def test_a_free_price_is_only_ever_free() -> None:
+    assert misread(tariff_of(NOVA), listed(default={"cache_write_5m": 0})) == ""
+    assert misread(tariff_of(NOVA), listed(default={"cache_write_5m": 1})) != ""
+
+
+# ---------------------------------------------------------------- guardrails
+
+UNITS = guardrail_prices(Guardrails(UnitPrices(*usd("0.15 0.75 0.15 0.10 0.10 0.17 0.07 0.08 0.10"))))
+
+
+@pytest.mark.parametrize(
+    ("units", "micros"),
+    [
+        ({}, 0),
+        ({"topicPolicyUnits": 1, "contentPolicyUnits": 2}, 450),
+        ({"wordPolicyUnits": 1000, "sensitiveInformationPolicyFreeUnits": 1000}, 0),
+        ({"sensitiveInformationPolicyUnits": 3, "contextualGroundingPolicyUnits": 1}, 400),
+        ({"contentPolicyImageUnits": 2}, 1500),
+        ({"automatedReasoningPolicyUnits": 1}, 170),
+        ({"automatedReasoningPolicyUnits": 2, "automatedReasoningPolicies": 2}, 680),
+        ({"automatedReasoningPolicyUnits": 2, "automatedReasoningPolicies": 0}, 340),
+        ({"contentFilter": 1, "promptAttack": 1, "sensitiveInformation": 1}, 250),
+    ],
+)
+def test_units_of_a_guardrail(units: dict[str, int], micros: int) -> None:
+    assert guardrail_cost(UNITS, units) == Priced(micros * 10**6, frozenset())
+
+
+def test_units_of_a_policy_nobody_knows_cost_as_much_as_the_dearest() -> None:
+    assert guardrail_cost(UNITS, {"newPolicyUnits": 2}) == Priced(1500 * 10**6, UNKNOWN)
+    assert guardrail_cost(UNITS, {"newPolicyUnits": 0}) == Priced(0, frozenset())
