@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
+NODE   := tests/flow/clients/programs
+LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 .PHONY: setup run test clients test-clients fuzz check bench format lock clean help
 
@@ -33,16 +35,20 @@ run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock,
 test: $(VENV)/.dev   ## every test a newcomer needs
 	$(BIN)/python -m pytest $(UNIT)
 
-$(VENV)/.clients: requirements/clients.lock tests/flow/clients/programs/package-lock.json $(VENV)/.dev
+$(VENV)/.clients: requirements/clients.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/clients.lock
-	cd tests/flow/clients/programs && { command -v npm > /dev/null && npm ci --silent || echo "no npm: JavaScript is left out"; }
 	@touch $@
 
-clients: $(VENV)/.clients ## the newest SDKs, in environments of their own
+# Without npm this file does not come to be, and the next run looks for npm again.
+$(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
+	@command -v npm > /dev/null || echo "no npm here: the JavaScript clients are left out"
+	@! command -v npm > /dev/null || { cd $(NODE) && npm ci --loglevel=error; }
 
-test-clients: $(VENV)/.clients ## real SDKs against the sidecar; takes minutes
-	PRICE_KEEPER_TEST_CLIENTS=1 $(BIN)/python -m pytest tests/flow/clients
+clients: $(VENV)/.clients $(NODE)/node_modules/.package-lock.json ## the newest SDKs, in environments of their own
+
+test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minutes
+	PRICE_KEEPER_TEST_CLIENTS=$${PRICE_KEEPER_TEST_CLIENTS:-1} $(BIN)/python -m pytest tests/flow/clients
 
 fuzz: $(VENV)/.dev   ## the property tests, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property
@@ -62,10 +68,12 @@ format: $(VENV)/.dev ## put the sources in order
 
 lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and platform
 	$(PIP) install uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  --upgrade requirements/run.in -o requirements/run.lock
-	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  --upgrade -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
+	$(LOCK) requirements/run.in -o requirements/run.lock
+	$(LOCK) -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
+	$(LOCK) requirements/clients.in -o requirements/clients.lock
+	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
+	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
+	cd $(NODE) && npm update --package-lock-only
 
 clean:               ## remove what was installed and built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from proxy.errors import Refusal
 from proxy.exchange import Header, Responder
 
 _JSON = (b"content-type", b"application/json")
+_USELESS_TO_REPEAT = (b"x-should-retry", b"false")  # obeyed by the clients of Anthropic and OpenAI
 
 
 def refuse(responder: Responder, refusal: Refusal, more: tuple[Header, ...] = ()) -> None:
@@ -33,7 +34,7 @@ def answer_json(responder: Responder, value: object, more: tuple[Header, ...] = 
 def _head(refusal: Refusal) -> tuple[Header, ...]:
     head: tuple[Header, ...] = (_JSON, (b"x-amzn-errortype", refusal.kind.encode()))
     if refusal.retry_after is None:
-        return head
+        return (*head, _USELESS_TO_REPEAT) if refusal.status < 500 else head
     # Whole seconds for most clients, milliseconds for botocore; never less than the true wait.
     seconds, milliseconds = math.ceil(refusal.retry_after), math.ceil(refusal.retry_after * 1000)
     return (*head, (b"retry-after", b"%d" % seconds), (b"x-amz-retry-after", b"%d" % milliseconds))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
+import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from threading import Thread
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from aiohttp import web
 
@@ -22,10 +24,14 @@ from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.config import Store as StoreConfig
 from proxy.control.health import Readiness, add_health
-from proxy.errors import ListenFailed
+from proxy.control.metrics import add_metrics
+from proxy.metering.price_updates import add_to as add_prices
+from proxy.recording.composed import opened_recording
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface.sockets import bound
 from proxy.tasks import Tasks
+from proxy.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from proxy.stores.dynamodb import DynamoStore
@@ -34,6 +40,11 @@ PURGE_INTERVAL_SECONDS = 300.0
 PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
 SHUTDOWN_SECONDS = 2.0  # for requests on the control port that are under way
 DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("proxy.app")
 
 OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"
 
@@ -83,23 +94,36 @@ class Started:
 
 
 async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted, clock: Clock | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains."""
+    """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends."""
     clock = clock or SystemClock()
+    stop = Stop()
+    asyncio.get_running_loop().set_default_executor(Aside())
     tokens = Tokens(load_keys(config.auth.keys, environ), config.auth.issuer, clock.now)
-    stop = _stop_signal()
-    async with AsyncExitStack() as running:
+    readiness = Readiness()
+    async with AsyncExitStack() as running, stop.breaks_off_the_start():
+        telemetry = Telemetry()
+        control = await running.enter_async_context(_listening(_control(readiness, telemetry), config.listen.control))
+        if config.listen.health is not None:
+            await running.enter_async_context(_listening(_health(readiness, telemetry), config.listen.health))
         tasks = await running.enter_async_context(Tasks(clock))
         store = await running.enter_async_context(opened_store(config.store, clock, tasks))
         bedrock = await _bedrock(config, environ, clock, tasks, running)
-        readiness = Readiness({"store": store.probe})
-        control = await running.enter_async_context(_listening(_control(readiness), config.listen.control))
-        handler = dataplane.pipeline(config, store, tokens, bedrock, clock, tasks)
+        recording = await running.enter_async_context(opened_recording(config, store, clock))
+        tariffs = await dataplane.prices(config, store, clock, tasks)
+        metering = dataplane.metering(config, store, recording.recorder, tariffs, clock, tasks)
+        forwarder = dataplane.forwarding(bedrock, clock, tasks)
+        handler = dataplane.pipeline(config, store, tokens, bedrock, clock, forwarder, metering)
         listener, port = await dataplane.listening(handler, config, clock, tasks)
         gc.freeze()  # what is here now stays; the collector need not look at it again
+        recording.start(config, tasks)
+        recording.add_to(telemetry)
+        add_prices(telemetry, tariffs)
+        readiness.started({"store": store.probe, "journal": recording.recorder.check})
         await on_started(Started(Address(config.listen.data.host, port), control, tokens, store))
-        await stop.wait()
+        await stop.comes()
         readiness.stop()
-        await listener.drain(DRAIN_SECONDS)
+        await listener.drain(DRAIN_SECONDS, forwarder.close)
+        await recording.finish()
 
 
 async def _bedrock(
@@ -110,16 +134,71 @@ async def _bedrock(
     return await dataplane.real(config.upstream, environ, clock, tasks)
 
 
-def _stop_signal() -> asyncio.Event:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+class Stop:
+    """SIGTERM and SIGINT: they break off what goes on inside `breaks_off_the_start`, until somebody waits for them."""
+
+    def __init__(self) -> None:
+        self._came = asyncio.Event()
+        self._start: asyncio.Timeout | None = None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._come)
+        loop.add_signal_handler(signal.SIGHUP, _cannot_reload)
+
+    @asynccontextmanager
+    async def breaks_off_the_start(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(None) as start:
+                self._start = start
+                yield
+        except TimeoutError:
+            if not start.expired():
+                raise
+
+    async def comes(self) -> None:
+        self._start = None
+        await self._came.wait()
+
+    def _come(self) -> None:
+        self._came.set()
+        if self._start is not None:
+            self._start.reschedule(0)
+            self._start = None
 
 
-def _control(readiness: Readiness) -> web.Application:
+def _cannot_reload() -> None:
+    _log.warning("SIGHUP: a running process cannot take on a new configuration yet; restart it")
+
+
+class Aside(ThreadPoolExecutor):
+    """For `asyncio.to_thread`: threads that the end of the process does not wait for.
+
+    Some work may never end, as that of a provider of credentials; for what must be done, its owner waits.
+    """
+
+    def submit(self, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def do() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(*arguments, **named))
+                except BaseException as failure:  # it is for whoever waits
+                    future.set_exception(failure)
+
+        Thread(target=do, daemon=True).start()
+        return future
+
+
+def _control(readiness: Readiness, telemetry: Telemetry) -> web.Application:
+    return _health(readiness, telemetry)
+
+
+def _health(readiness: Readiness, telemetry: Telemetry) -> web.Application:
+    """Alone on its port, for probes that cannot reach loopback."""
     app = web.Application()
     add_health(app, readiness)
+    add_metrics(app, telemetry)
     return app
 
 
@@ -128,13 +207,10 @@ async def _listening(app: web.Application, address: Address) -> AsyncIterator[Ad
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, address.host, address.port).start()
-        except OSError as failure:
-            number = failure.errno or 0  # below 0 it is the resolver's, whose own words say more
-            reason = os.strerror(number) if number > 0 else str(failure.strerror)
-            raise ListenFailed(f"cannot listen on {address}: {reason}") from None
-        yield Address(address.host, runner.addresses[0][1])
+        sockets = await bound(address.host, address.port)
+        for each in sockets:
+            await web.SockSite(runner, each).start()
+        yield Address(address.host, sockets[0].getsockname()[1])
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()

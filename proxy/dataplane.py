@@ -13,6 +13,7 @@ from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.identify import Bound, ByToken, Identify
 from proxy.auth.tokens import Tokens
+from proxy.calendar_days import known_zone
 from proxy.clock import Clock
 from proxy.config import Config, Label, Upstream
 from proxy.errors import ConfigError
@@ -23,11 +24,18 @@ from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
-from proxy.forwarding.watching import Watching
+from proxy.metering.price_updates import REFRESH_SECONDS as PRICES_SECONDS
+from proxy.metering.price_updates import AwsPriceList, Tariffs
 from proxy.pipeline import Pipeline, Targets
+from proxy.recording.accounts import Accounts
+from proxy.recording.metering import Metering
+from proxy.recording.recorder import Recorder
 from proxy.selection.labels import Choice, Labels
+from proxy.selection.orgs import REFRESH_SECONDS as ORGS_SECONDS
+from proxy.selection.orgs import Org, Orgs
 from proxy.stores.contract import Store
-from proxy.surface.calls import OF_A_MODEL, Asked
+from proxy.surface.calls import OF_A_MODEL, Asked, refused_at_head
+from proxy.surface.limits import fitting, raised_descriptors
 from proxy.surface.listener import Listener
 from proxy.surface.tls import server_context
 from proxy.tasks import Tasks
@@ -68,16 +76,48 @@ async def real(config: Upstream, environ: Mapping[str, str], clock: Clock, tasks
     return Bedrock(config.endpoint, SignatureV4(credentials, clock.now))
 
 
-def pipeline(config: Config, store: Store, tokens: Tokens, bedrock: Bedrock, clock: Clock, tasks: Tasks) -> Pipeline:
+def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks) -> Forwarder:
+    """Whoever asks for it closes it, when nothing is under way any more."""
     forwarder = Forwarder(bedrock.authorizer, clock)
     tasks.every("time of upstream calls", CHECK_SECONDS, forwarder.check_time)
+    return forwarder
+
+
+async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Tariffs:
+    """Known before the first call, and looked at again from time to time."""
+    is_simulated = config.upstream.endpoint == SIMULATED
+    follows = any(label.price_source == "aws" for label in config.labels.values())
+    tariffs = Tariffs(config, store, AwsPriceList() if follows and not is_simulated else None, clock)
+    await tariffs.refresh()
+    tasks.every("prices", PRICES_SECONDS, tariffs.refresh, jitter=0.2)
+    return tariffs
+
+
+def metering(
+    config: Config, store: Store, recorder: Recorder, tariffs: Tariffs, clock: Clock, tasks: Tasks
+) -> Metering:
+    defaults = config.defaults
+    orgs = Orgs(store, clock, Org(known_zone(defaults.timezone), "APP", defaults.agg_shard_count))
+    tasks.every("orgs", ORGS_SECONDS, orgs.refresh, jitter=0.2)
+    return Metering(config, recorder, Accounts(orgs, clock), tariffs, clock)
+
+
+def pipeline(
+    config: Config,
+    store: Store,
+    tokens: Tokens,
+    bedrock: Bedrock,
+    clock: Clock,
+    forwarder: Forwarder,
+    metering: Metering,
+) -> Pipeline:
     return Pipeline(
         identify=_identify(config, tokens),
         labels=Labels(config.labels, lets_others_through=config.unlabelled == "meter"),
         targets=_targets(config, bedrock),
         forwarder=forwarder,
         joining=Joining(clock.monotonic),
-        new_tap=Watching,
+        metering=metering,
         credentials=ContainerCredentials(Clients(store, clock.now), tokens, clock.now),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
@@ -122,6 +162,7 @@ def _targets(config: Config, bedrock: Bedrock) -> Targets:
 async def listening(handler: Pipeline, config: Config, clock: Clock, tasks: Tasks) -> tuple[Listener, int]:
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
-    listener = Listener(handler, clock, tasks)
+    limits = fitting(raised_descriptors())
+    listener = Listener(handler, clock, tasks, limits, refused_at_head=refused_at_head)
     port = await listener.listen(config.listen.data.host, config.listen.data.port, context)
     return listener, port

@@ -11,6 +11,7 @@ PriceKeeperError
 │   ├── TokenExpired       403: a token that was good
 │   ├── UnknownOperation   404: nothing is forwarded that is not on the list
 │   ├── TooLarge           413: more than is taken, here or at Bedrock
+│   ├── SlowDown           429: too much at once; the same call after a wait may do
 │   ├── Busy               503: a limit of this process is reached; trying again helps
 │   ├── CannotRecord       503: what it would cost cannot be written down, so it is not sent
 │   ├── UpstreamAway       503: Bedrock cannot be reached or gave no answer; trying again helps
@@ -90,6 +91,11 @@ class UnknownOperation(Refusal):
 
 class TooLarge(Refusal):
     status = 413
+
+
+class SlowDown(Refusal):
+    status = 429
+    kind = "ThrottlingException"
 
 
 class Busy(Refusal):

@@ -1,34 +1,51 @@
 """One request, from its first byte to its last, through the rooms in order: START HERE.
 
-    identify -> select -> forward
+    identify -> admit -> select -> forward -> meter -> record
 
-Admission, metering and recording are rooms yet to be built; an answer is watched on its way (`Tap`), not yet counted.
+Admission is as yet only whether what a call costs could be recorded; limits and budgets are to come.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import traceback
 from collections.abc import Callable
 from hashlib import sha256
 from itertools import count
+from types import TracebackType
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from proxy.answers import answer_json, refuse
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.identify import Identify
-from proxy.errors import Refusal, UnknownOperation
+from proxy.errors import OurFault, Refusal, UnknownOperation
 from proxy.exchange import Header, Request, Responder
-from proxy.forwarding import request_metadata
+from proxy.forwarding import chat_usage, request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder, Target
 from proxy.forwarding.joining import Joining
-from proxy.forwarding.relay import Tap
+from proxy.forwarding.model_path import Operation
+from proxy.metering.streams import usage_event_only
 from proxy.model import Caller
+from proxy.recording.metering import Metering
 from proxy.selection.labels import Choice, Labels
 from proxy.surface.calls import Asked, headers_upstream, understood
 
 INVOCATION = b"amz-sdk-invocation-id"
+TELLING = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
+LARGE_BYTES = 256 * 1024  # of a body, which takes milliseconds to look into
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
 Targets = Callable[[Choice, Asked], list[Target]]
+
+Headers: TypeAlias = "list[tuple[str, str]]"
+Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("proxy.pipeline")
 
 
 class Pipeline:
@@ -39,7 +56,7 @@ class Pipeline:
         targets: Targets,
         forwarder: Forwarder,
         joining: Joining,
-        new_tap: Callable[[], Tap],
+        metering: Metering,
         credentials: ContainerCredentials,
         simulated_prefix: bytes | None,
         tells_who_calls: bool,
@@ -49,63 +66,126 @@ class Pipeline:
         self._targets = targets
         self._forwarder = forwarder
         self._joining = joining
-        self._new_tap = new_tap
+        self._metering = metering
         self._credentials = credentials
         self._simulated_prefix = simulated_prefix
         self._tells_who_calls = tells_who_calls
         self._run = os.urandom(6).hex()
         self._numbers = count(1)
 
+    def new_request_id(self) -> bytes:
+        """Each new in this process, and in all likelihood among all."""
+        return f"{self._run}-{next(self._numbers)}".encode()
+
     async def __call__(self, request: Request, responder: Responder) -> None:
-        request_id = (b"x-price-keeper-request-id", f"{self._run}-{next(self._numbers)}".encode())
-        try:
+        told: Told = [(b"x-price-keeper-request-id", self.new_request_id())]
+        with _Answering(responder, told):
             if request.target == b"/credentials":
-                await self._hand_out_credentials(request, responder)
-            elif request.target.startswith(b"/inference-profiles"):
-                # Claude Code asks for them at its start; there are none to show, and it goes on.
-                self._identify(request)
-                answer_json(responder, {"inferenceProfileSummaries": []}, (request_id,))
+                await self._hand_out_credentials(request, responder, told)
+            elif request.target.partition(b"?")[0] == b"/inference-profiles":
+                self._show_no_profiles(request, responder, told)
             else:
-                await self._serve(request, responder, request_id)
-        except Refusal as refusal:
-            refuse(responder, refusal, (request_id,))
+                await self._serve(request, responder, told)
 
-    async def _serve(self, request: Request, responder: Responder, request_id: Header) -> None:
-        asked = understood(request)
+    async def _serve(self, request: Request, responder: Responder, told: Told) -> None:
         caller = self._identify(request)
-        key = _retry_key(request, caller)
-        if key is not None:
-            if self._joining.join(key, responder):
-                return
-            responder = self._joining.share(key, responder)
-        try:
-            choice = self._labels.choose(asked.model) if asked.model else Choice("", "", "")
-            headers, body = headers_upstream(request, self._simulated_prefix), request.body
-            if self._tells_who_calls:
-                known = request_metadata.identity(caller.org, caller.app, choice.label)
-                headers, body = request_metadata.tell(asked.operation, known, headers, body)
-            call = Call(
-                request.method.decode(),
-                asked.query,
-                headers,
-                lambda model: asked.body_for(model, body),
-                self._targets(choice, asked),
-            )
-            await self._forwarder.forward(call, responder, (request_id, *_decision(choice)), self._new_tap())
-        except Refusal as refusal:
-            refuse(responder, refusal, (request_id,))
+        asked = await _off_the_loop(request.body, understood, request)
+        headers = headers_upstream(request, self._simulated_prefix)
+        key = _retry_key(request, caller, headers)
+        if key is None:
+            await self._carry_out(request, caller, asked, headers, responder, told)
+        elif not self._joining.join(key, responder):
+            shared = self._joining.share(key, responder)
+            try:
+                with _Answering(shared, told):
+                    await self._carry_out(request, caller, asked, headers, shared, told)
+            finally:
+                shared.abort()  # whatever became of the call: if it has no answer by now, nobody is to wait for one
 
-    async def _hand_out_credentials(self, request: Request, responder: Responder) -> None:
+    async def _carry_out(
+        self, request: Request, caller: Caller, asked: Asked, headers: Headers, responder: Responder, told: Told
+    ) -> None:
+        choice = self._labels.choose(asked.model) if asked.model else Choice("", "", "")
+        told += _decision(choice)
+        targets, body = self._targets(choice, asked), request.body
+        to_be_sent = _as_it_is
+        if asked.operation is Operation.CHAT_COMPLETIONS and await _off_the_loop(body, chat_usage.is_to_be_asked, body):
+            responder, to_be_sent = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
+        if self._tells_who_calls:
+            known = request_metadata.identity(caller.org, caller.app, choice.label)
+            tell = request_metadata.tell
+            headers, body = await _off_the_loop(body, tell, asked.operation, known, headers, body)
+        call = Call(
+            request.method.decode(),
+            "",  # no operation that gets so far takes a query
+            headers,
+            lambda model: to_be_sent(asked.body_for(model, body)),
+            targets,
+        )
+        meter = await self._metering.meter(caller, choice, asked.operation, request.method, targets, len(body))
+        try:
+            await self._forwarder.forward(call, responder, tuple(told), meter)
+        finally:
+            meter.close()
+
+    async def _hand_out_credentials(self, request: Request, responder: Responder, told: Told) -> None:
         if request.method != b"GET":
             raise UnknownOperation("credentials are fetched with GET")
-        await self._credentials.answer(request, responder)
+        await self._credentials.answer(request, responder, tuple(told))
+
+    def _show_no_profiles(self, request: Request, responder: Responder, told: Told) -> None:
+        """Claude Code asks for inference profiles at its start; there are none to show, and it goes on."""
+        self._identify(request)
+        if request.method != b"GET":
+            raise UnknownOperation("inference profiles are listed with GET")
+        answer_json(responder, {"inferenceProfileSummaries": []}, tuple(told))
 
 
-def _retry_key(request: Request, caller: Caller) -> tuple[Caller, bytes, bytes, bytes] | None:
+class _Answering:
+    """Whatever is raised inside is answered; of what was nobody's intention, the log alone says more."""
+
+    __slots__ = ("_responder", "_told")
+
+    def __init__(self, responder: Responder, told: Told) -> None:
+        self._responder = responder
+        self._told = told
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(failure, Exception):
+            return False
+        if not isinstance(failure, Refusal):
+            # Its message is left out, as it could hold a piece of what the caller sent.
+            where, number = "".join(traceback.format_tb(trace)), self._told[0][1].decode()
+            _log.error("request %s failed: %s\n%s", number, type(failure).__name__, where)
+            failure = OurFault("an internal error; the sidecar's log has its cause")
+        refuse(self._responder, failure, tuple(self._told))
+        return True
+
+
+async def _off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """In a thread if the body is large, as looking into it would keep everybody waiting."""
+    if len(body) < LARGE_BYTES:
+        return work(*arguments, **named)
+    return await asyncio.to_thread(work, *arguments, **named)
+
+
+def _as_it_is(body: bytes) -> bytes:
+    return body
+
+
+def _retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
+    """The same for a call sent again, and for no other call whose answer might be another one."""
     invocation = request.headers.get(INVOCATION)
     if invocation is None:
         return None
-    return caller, request.target, sha256(request.body).digest(), invocation
+    telling = sorted(header for header in headers if header[0].startswith(TELLING))
+    whole = repr((caller.client_id, request.method, request.target, invocation, telling)).encode()
+    return sha256(whole + sha256(request.body).digest()).digest()
 
 
 def _decision(choice: Choice) -> tuple[Header, ...]:

@@ -10,7 +10,7 @@ from proxy.auth.clients import Clients
 from proxy.auth.identify import AUTHORIZATION
 from proxy.auth.tokens import Minted, Tokens
 from proxy.errors import AccessDenied
-from proxy.exchange import Request, Responder
+from proxy.exchange import Header, Request, Responder
 from proxy.model import Scope
 
 REMEMBERED = 10_000  # tokens handed out that have more than half their life before them
@@ -18,6 +18,7 @@ REMEMBERED = 10_000  # tokens handed out that have more than half their life bef
 # An SDK signs with these because it must; the signature proves nothing here, and the token everything.
 _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
+_NOT_KEPT = (b"cache-control", b"no-store")
 
 
 class ContainerCredentials:
@@ -27,8 +28,8 @@ class ContainerCredentials:
         self._now = now
         self._handed_out: dict[Scope, tuple[Minted, float]] = {}
 
-    async def answer(self, request: Request, responder: Responder) -> None:
-        """Raises AccessDenied."""
+    async def answer(self, request: Request, responder: Responder, more: tuple[Header, ...] = ()) -> None:
+        """Raises AccessDenied, or what says that it cannot be told now."""
         if AUTHORIZATION in request.repeated:
             raise AccessDenied("a header that says who calls comes only once")
         given = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
@@ -44,7 +45,7 @@ class ContainerCredentials:
             "Token": minted.token,
             "Expiration": expiration,
         }
-        answer_json(responder, credentials, ((b"cache-control", b"no-store"),))
+        answer_json(responder, credentials, (_NOT_KEPT, *more))
 
     def _token(self, scope: Scope) -> Minted:
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""

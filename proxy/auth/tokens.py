@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,11 @@ AUDIENCE = "price-keeper"
 ACCESS = "access"
 ACCESS_SECONDS = 3600
 REMEMBERED = 10_000  # verified tokens; a fleet's callers are far fewer
+LONGEST = 16 * 1024  # characters of a token; ours have a thousand or two
 SKEW_SECONDS = 5  # how far a minting machine's clock may be ahead of ours
 
+# Some decoders pass over what is no base64, and so one token could be spelled and remembered in any number of ways.
+_SPELLING = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _BAD = "the token is not good: ask for a new one"
 _REQUIRED = ["aud", "exp", "iat", "iss", "jti", "sub"]
 # Times are checked against our own clock, which tests can set.
@@ -85,6 +89,8 @@ class Tokens:
         return caller
 
     def _claims(self, token: str) -> dict[str, Any]:
+        if len(token) > LONGEST or not _SPELLING.fullmatch(token):
+            raise AccessDenied(_BAD)
         try:
             key = self._keys[jwt.get_unverified_header(token)["kid"]]
             # The algorithm is the key's own, whatever the token's head claims.
@@ -96,7 +102,7 @@ class Tokens:
                 audience=AUDIENCE,
                 issuer=self._issuer,
             )
-        except (jwt.PyJWTError, KeyError, TypeError, ValueError):
+        except (jwt.PyJWTError, KeyError, TypeError, ValueError, RecursionError):
             raise AccessDenied(_BAD) from None
         return found
 

@@ -91,6 +91,7 @@ def _config(chosen: Namespace, tls: Tls | None) -> Config:
             tls=tls,
         ),
         store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
+        journal=dataclasses.replace(config.journal, dir=str(folder / "journal")),
         auth=dataclasses.replace(config.auth, keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),)),
     )
 
@@ -127,8 +128,25 @@ def _kept(path: Path, make: Callable[[], str]) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
-            with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-                file.write(make())
+            _make_whole(path, make())
         return path.read_text().strip()
     except OSError as failure:
         raise PriceKeeperError(f"cannot keep {path}: {failure.strerror}") from None
+
+
+def _make_whole(path: Path, text: str) -> None:
+    """Whoever finds the file finds all of it; of two processes that make it at once, the first one's stays."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        except OSError:  # not every file system has links
+            draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -21,11 +21,14 @@ def add_to(commands: Commands) -> None:
 
 
 def _serve(chosen: Namespace) -> int:
+    config = load(chosen.config, os.environ)
+    scheme = "http" if config.listen.tls is None else "https"
+
     async def tell(started: app.Started) -> None:
-        print(f"Bedrock Price Keeper listens on http://{started.data}")
+        print(f"Bedrock Price Keeper listens on {scheme}://{started.data}")
         print(f"health and readiness: http://{started.control}/ready", flush=True)
 
-    run_until_stopped(load(chosen.config, os.environ), os.environ, tell)
+    run_until_stopped(config, os.environ, tell)
     return 0
 
 

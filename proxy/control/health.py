@@ -16,17 +16,23 @@ CHECK_SECONDS = 3.0  # a probe gives up soon after, and a process that stops doe
 
 
 class Readiness:
-    def __init__(self, checks: Checks) -> None:
+    """Of a process that starts; it is ready once it has started, and not any more once it stops."""
+
+    def __init__(self) -> None:
+        self._checks: Checks = {}
+        self._phase: str | None = "starting"
+
+    def started(self, checks: Checks) -> None:
         self._checks = checks
-        self._is_stopping = False
+        self._phase = None
 
     def stop(self) -> None:
         """From now on it is not ready, so that nobody sends it anything new while it drains."""
-        self._is_stopping = True
+        self._phase = "stopping"
 
     async def troubles(self) -> dict[str, str | None]:
         found = {name: await _trouble(check) for name, check in self._checks.items()}
-        return found | {"process": "stopping"} if self._is_stopping else found
+        return found | {"process": self._phase} if self._phase is not None else found
 
 
 _READINESS = web.AppKey("readiness", Readiness)

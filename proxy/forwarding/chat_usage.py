@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from proxy.errors import InvalidRequest
 from proxy.exchange import Flow, Header, Responder
 from proxy.forwarding import json_splice
 
@@ -18,12 +19,15 @@ _MARKS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
 
 
-def asks_itself(body: bytes) -> bool:
-    """Whether this is no stream, or one whose caller wants to be told its usage."""
-    found = json_splice.members(body, (_STREAM, _OPTIONS)).spans
+def is_to_be_asked(body: bytes) -> bool:
+    """Whether this is a stream whose caller does not want to be told its usage. Raises InvalidRequest."""
+    try:
+        found = json_splice.members(body, (_STREAM, _OPTIONS)).spans
+    except json_splice.NoJsonObject as failure:
+        raise InvalidRequest(f"the body {failure}") from None
     if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
-        return True
-    return _OPTIONS in found and _options(body, found[_OPTIONS]).get(_INCLUDE) is True
+        return False
+    return _OPTIONS not in found or _options(body, found[_OPTIONS]).get(_INCLUDE) is not True
 
 
 def with_usage_asked(body: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +11,18 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from proxy.clock import Clock
-from proxy.errors import UpstreamAway
+from proxy.errors import ConfigError, SlowDown, UpstreamAway
 from proxy.exchange import Header, Responder
 from proxy.forwarding.credentials import CredentialSource
-from proxy.forwarding.relay import Outcome, Relay, Tap
+from proxy.forwarding.relay import Outcome, Relay
+from proxy.forwarding.relay import Tap as Watcher
 from proxy.forwarding.sigv4 import Signer
 from proxy.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool
 
 THROTTLED = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
+TOLD_SECONDS = 10.0  # between two lines in the log about one endpoint that cannot be reached
+
+_log = logging.getLogger("proxy.forwarding")
 
 
 class Target(NamedTuple):
@@ -38,13 +43,27 @@ class Call:
     targets: Sequence[Target]  # in the order in which they are tried
 
 
+class Tap(Watcher, Protocol):
+    """Also hears where a call is sent."""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None:
+        """Where it was sent it surely had no effect."""
+
+
 class Authorizer(Protocol):
     def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
         """The head's lines that prove who calls, each ending in CRLF."""
 
 
 class BearerKey:
+    """Raises ConfigError. Files and variables often end in a new line, which is no part of a key."""
+
     def __init__(self, key: str) -> None:
+        key = key.strip()
+        if not key or not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError(["the key for Bedrock, a bearer token, is printable ASCII without spaces"])
         self._lines = f"authorization: Bearer {key}\r\n".encode()
 
     def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
@@ -73,33 +92,48 @@ class Forwarder:
         self._clock = clock
         self._tls = tls
         self._pools: dict[Endpoint, Pool] = {}
+        self._told: dict[Endpoint, float] = {}  # when it was last said of one that it cannot be reached
 
     async def forward(self, call: Call, responder: Responder, added: tuple[Header, ...], tap: Tap) -> Outcome:
-        """Raises UpstreamAway when no endpoint gave even the head of an answer."""
-        trouble = ""
+        """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
+        was_throttled = False
         for number, target in enumerate(call.targets, 1):
             is_last = number == len(call.targets)
             body = call.body_for(target.model)
             head = self._head(call, target, body)
-            pool = self._pool(target.endpoint)
-            try:
-                connection = pool.idle() or await pool.connect()
-            except CannotConnect as failure:
-                trouble = failure.why
+            connection = await self._connection(target.endpoint)
+            if connection is None:
                 continue
             if responder.is_gone:
-                pool.free(connection)
+                self._pool(target.endpoint).free(connection)
                 raise UpstreamAway("the caller left before its call was sent")
             relay = self._relay(connection, responder, added, tap, is_last)
+            tap.sent_to(target)
             connection.call(relay, head, body)
             outcome = await relay.outcome
             if outcome.held_back:
+                was_throttled = True
+                tap.not_carried_out()
                 continue
             if not outcome.status:
                 # It may have been carried out and billed: whether to send it again is for the caller to say.
                 raise UpstreamAway(outcome.trouble)
             return outcome
-        raise UpstreamAway(trouble or "Bedrock takes no calls at any endpoint of this label", retry_after=1)
+        if was_throttled:
+            raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
+        raise UpstreamAway("Bedrock cannot be reached", retry_after=1)
+
+    async def _connection(self, endpoint: Endpoint) -> Connection | None:
+        """Where an endpoint is, is for the log alone: callers need not know what is inside."""
+        pool = self._pool(endpoint)
+        try:
+            return pool.idle() or await pool.connect()
+        except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter
+            now = self._clock.monotonic()
+            if now - self._told.get(endpoint, now - TOLD_SECONDS) >= TOLD_SECONDS:
+                self._told[endpoint] = now
+                _log.warning("%s:%d gets no calls: %s", endpoint.host, endpoint.port, failure)
+            return None
 
     def _relay(
         self, connection: Connection, responder: Responder, added: tuple[Header, ...], tap: Tap, is_last: bool

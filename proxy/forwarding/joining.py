@@ -6,6 +6,7 @@ answer by then is kept, within bounds, and shown to whoever asks for it again.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
@@ -15,9 +16,16 @@ KEPT_BYTES = 1024 * 1024  # of one answer; a longer one is no longer joinable
 KEPT_BYTES_IN_ALL = 32 * 1024 * 1024  # under way and whole, the oldest of the whole ones going first
 CALL_BYTES = 4096  # what a call weighs before anything of its answer is kept
 PIECE_BYTES = 64  # what each piece of an answer weighs beyond its bytes
+HEADER_BYTES = 160  # the same for each of its headers
 KEPT_SECONDS = 60.0  # after an answer was whole: longer than an SDK waits between two tries
 HOLD_SECONDS = 15.0  # that a reader may read nothing while another waits for it; SDKs give up after 60
 ALONE_SECONDS = 120.0  # an answer under way is kept up for nobody, in case somebody comes back for it
+
+
+# How an answer of status 200 tells that it failed after all: by a frame of such a type, or without the last event.
+_FAILED_FRAME = re.compile(rb"\x0d:message-type\x07\x00(?:\x09exception|\x05error)")
+_LAST_EVENT = b"data: [DONE]"
+_EVENT_STREAM, _SERVER_SENT = b"application/vnd.amazon.eventstream", b"text/event-stream"
 
 
 class Shared:
@@ -77,8 +85,8 @@ class Shared:
 
     @property
     def is_gone(self) -> bool:
-        """Whoever left may come back for the answer as long as it is kept."""
-        return not self.is_joinable and not self._readers
+        """Once the call is sent, whoever left may come back for the answer as long as it is kept."""
+        return not self._readers and (self._flow is None or not self.is_joinable)
 
     def attach(self, flow: Flow) -> None:
         self._flow = flow
@@ -87,7 +95,8 @@ class Shared:
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self._head = (status, tuple(headers), length)
-        if status >= 300:  # an error is never shown again: the next try may fare better
+        # An error is never shown again: the next try may fare better.
+        if status >= 300 or not self._is_kept(sum(len(name) + len(value) + HEADER_BYTES for name, value in headers)):
             self.stop_keeping()
         for reader in tuple(self._readers):
             reader.responder.start(status, headers, length)
@@ -113,6 +122,7 @@ class Shared:
             reader.responder.finish()
 
     def abort(self) -> None:
+        """Also for the end of whoever made the call: an answer that has no end then gets none, and nobody joins it."""
         if self.is_finished:
             return
         flow, self._flow = self._flow, None
@@ -124,12 +134,27 @@ class Shared:
             flow.caller_left()
 
     def _keep(self, data: bytes) -> None:
-        weight = len(data) + PIECE_BYTES
-        if self.kept_bytes + weight > KEPT_BYTES or self._is_left_alone() or not self._joining.has_room(weight):
+        if self._is_left_alone() or not self._is_kept(len(data) + PIECE_BYTES):
             self.stop_keeping()
-            return
-        self._kept.append(data)
+        else:
+            self._kept.append(data)
+
+    def _is_kept(self, weight: int) -> bool:
+        """Whether so much more of the answer may be; if so, it is counted."""
+        if not self.is_joinable or self.kept_bytes + weight > KEPT_BYTES or not self._joining.has_room(weight):
+            return False
         self.kept_bytes += weight
+        return True
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Asked of an answer that is whole, and kept."""
+        if self._head is None:
+            return False
+        kind = next((value for name, value in self._head[1] if name == b"content-type"), b"")
+        if kind.startswith(_EVENT_STREAM):
+            return _FAILED_FRAME.search(b"".join(self._kept)) is None
+        return not kind.startswith(_SERVER_SENT) or _LAST_EVENT in b"".join(self._kept)
 
     def _is_left_alone(self) -> bool:
         return not self._readers and self._joining.now() - self._left_at > ALONE_SECONDS
@@ -186,6 +211,8 @@ class _Reader:
 
 
 class Joining:
+    """Keys are small, and differ for calls whose answers may."""
+
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self._calls: dict[Hashable, Shared] = {}  # those that can be joined
@@ -213,6 +240,10 @@ class Joining:
             shared.is_joinable = False
         return shared
 
+    async def check_time(self) -> None:
+        """Called every second or so: lets go of answers that have been kept for long enough."""
+        self._forget_old_ones()
+
     # What the shared calls tell.
 
     def has_room(self, weight: int) -> bool:
@@ -228,11 +259,18 @@ class Joining:
         """It is whole, and kept for a while."""
         if not shared.is_joinable:
             return
-        shared.finished_at = now = self.now()
+        if not shared.has_succeeded:
+            shared.stop_keeping()
+            return
+        shared.finished_at = self.now()
         self._finished.append(shared)
-        while now - self._finished[0].finished_at > KEPT_SECONDS:
-            self._finished.popleft().stop_keeping()
+        self._forget_old_ones()
 
     def forget(self, shared: Shared) -> None:
         self.kept_bytes -= CALL_BYTES + shared.kept_bytes
         del self._calls[shared.key]
+
+    def _forget_old_ones(self) -> None:
+        now = self.now()
+        while self._finished and now - self._finished[0].finished_at > KEPT_SECONDS:
+            self._finished.popleft().stop_keeping()

@@ -34,7 +34,6 @@ _NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+"
 _BEGIN = re.compile(rb"%b\{(?:%b(\}))?" % (_SPACE, _SPACE))
 _BEHIND = re.compile(rb"%b(?:,|(\}))" % _SPACE)
 _REST = re.compile(_SPACE)
-_STRING_VALUE = re.compile(rb'%b:%b("[^"\\]*+")' % (_SPACE, _SPACE))
 
 
 class NoJsonObject(ValueError):
@@ -46,6 +45,8 @@ class Members(NamedTuple):
     end: int  # where the closing brace stands
     is_empty: bool
 
+
+_VALUE, _OPENED_ARRAY = 2, 3  # groups of the expression for a member
 
 # What the end of a step came upon.
 _END, _ARRAY, _OBJECT = 1, 2, 3
@@ -92,6 +93,7 @@ def _inside(name: bytes, value: bytes, end: bytes) -> _Inside:
 
 
 _QUICK, _CAREFUL = _Grammar(rb'"[^"]*+"'), _Grammar(rb'"[^"\x00-\x1f]*+"')
+_EASY = _Grammar(rb'"[^"\\]*+"').member  # in data as it came
 
 
 def members(data: bytes, names: Collection[str]) -> Members:
@@ -126,10 +128,10 @@ def _easily(data: bytes, names: Collection[str]) -> Members | None:
     for name in names:
         quoted = f'"{name}"'.encode()
         if name in document:
-            value = _STRING_VALUE.match(data, data.find(quoted) + len(quoted)) if data.count(quoted) == 1 else None
-            if value is None:
+            member = _EASY.match(data, data.find(quoted)) if data.count(quoted) == 1 else None
+            if member is None or member.lastindex != _VALUE:
                 return None
-            spans[name] = value.span(1)
+            spans[name] = member.span(_VALUE)
     return Members(spans, data.rindex(b"}"), not document)
 
 
@@ -152,8 +154,8 @@ def _find(data: bytes, plain: bytes, at: int, names: Collection[str], spans: dic
         if member is None:
             raise _wrong(at)
         at, group = member.end(), member.lastindex or 0
-        if group > 2:
-            at, nested = _closed(plain, at, grammar, group == 3, nested)
+        if group != _VALUE:
+            at, nested = _closed(plain, at, grammar, group == _OPENED_ARRAY, nested)
         name = _name(data, *member.span(1))
         if name in names:
             if name in spans:

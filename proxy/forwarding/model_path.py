@@ -99,16 +99,17 @@ def model_id_of(raw: str) -> str:
     for _layer in range(2):
         if "%" in decoded and _ENCODED.fullmatch(decoded):
             decoded = unquote(decoded)
-    return _legal(decoded)
+    return legal(decoded)
 
 
 @lru_cache(_IDS_REMEMBERED)
 def encoded(model_id: str) -> str:
     """The one way an id is spelled in a path that is sent: all but RFC 3986's unreserved characters encoded."""
-    return quote(_legal(model_id), safe="")
+    return quote(legal(model_id), safe="")
 
 
-def _legal(model_id: str) -> str:
+def legal(model_id: str) -> str:
+    """The same id, decoded as it is. Raises ValueError."""
     if len(model_id) > MAX_ID or not _LEGAL.fullmatch(model_id):
         raise ValueError(f"{model_id[:100]!a} is not allowed: {ALLOWED}")
     return model_id

@@ -1,23 +1,24 @@
 """Tells Bedrock who calls, for its invocation logs: in a header of invocations, in the body of conversations.
 
-What the caller says there stays, but never in place of what the sidecar knows. Where it says nothing, its body is not
-parsed into another: the entry is put in before the last brace.
+What the caller says there stays, but never in place of what the sidecar knows. Nothing else of its body changes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
 from proxy.errors import InvalidRequest
+from proxy.forwarding import json_splice
 from proxy.forwarding.model_path import Operation
 
 HEADER = "x-amzn-bedrock-request-metadata"
 KEY = "requestMetadata"
 PREFIX = "price-keeper-"
 MOST = 16  # entries that Bedrock takes
+MOST_BYTES = 32 * 1024  # of them: Bedrock's own limit is 256 characters for each name and value
 
 _IN_HEADER = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM})
 _IN_BODY = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
@@ -35,38 +36,43 @@ def tell(operation: Operation, ours: Mapping[str, str], headers: Headers, body: 
     given = next((value for name, value in headers if name == HEADER), None)
     headers = [header for header in headers if header[0] != HEADER]
     if operation in _IN_HEADER:
-        theirs = _document(given.encode(), f"the header {HEADER}") if given is not None else {}
-        headers.append((HEADER, orjson.dumps(_joined(theirs, ours)).decode()))
+        theirs = _entries(given.encode(), f"the header {HEADER}") if given is not None else {}
+        headers.append((HEADER, _spelled(theirs, ours)))
     elif operation in _IN_BODY:
         body = _told_in_body(ours, body)
     return headers, body
 
 
 def _told_in_body(ours: Mapping[str, str], body: bytes) -> bytes:
-    document = _document(body, "the body")
-    theirs = document.get(KEY)
-    if theirs is not None:
-        if not isinstance(theirs, dict):
-            raise InvalidRequest(f"the body's {KEY!r} is no JSON object")
-        return orjson.dumps(document | {KEY: _joined(theirs, ours)})
-    if not document or KEY in document:
-        return orjson.dumps(document | {KEY: dict(ours)})
-    end = body.rindex(b"}")
-    return b'%b,"%b":%b%b' % (body[:end], KEY.encode(), orjson.dumps(ours), body[end:])
+    try:
+        found = json_splice.members(body, (KEY,))
+    except json_splice.NoJsonObject as failure:
+        raise InvalidRequest(f"the body {failure}") from None
+    span = found.spans.get(KEY)
+    if span is None:
+        return json_splice.added(body, found, KEY, _spelled({}, ours).encode())
+    given = body[span[0] : span[1]]
+    theirs = _entries(given, f"the body's {KEY!r}") if given != b"null" else {}
+    return json_splice.replaced(body, span, _spelled(theirs, ours).encode())
 
 
-def _joined(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+def _spelled(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """In printable ASCII, as it may stand in a header."""
     kept = {name: value for name, value in theirs.items() if not name.lower().startswith(PREFIX)}
     if len(kept) + len(ours) > MOST:
         raise InvalidRequest(f"{KEY} has at most {MOST - len(ours)} entries here: {len(ours)} of {MOST} say who calls")
-    return kept | dict(ours)
+    return json.dumps(kept | dict(ours), separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
-def _document(data: bytes, where: str) -> dict[str, Any]:
+def _entries(data: bytes, where: str) -> dict[str, str]:
+    if len(data) > MOST_BYTES:
+        raise InvalidRequest(f"{where} has at most {MOST_BYTES} bytes")
     try:
-        document = orjson.loads(data)
+        entries = orjson.loads(data)
     except orjson.JSONDecodeError as failure:
         raise InvalidRequest(f"{where} is no JSON: {failure.msg}") from None
-    if not isinstance(document, dict):
+    if not isinstance(entries, dict):
         raise InvalidRequest(f"{where} is no JSON object")
-    return document
+    if not all(isinstance(value, str) for value in entries.values()):
+        raise InvalidRequest(f"{where} has strings as its values")
+    return entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +26,10 @@ from proxy.stores.contract import Store
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
+LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
+
+_log = logging.getLogger("proxy.recording")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,11 @@ class Recording:
 
     async def finish(self) -> None:
         """What is recorded goes to the store if that can be had; if not, it waits for the next start."""
-        await self.recorder.flush()
+        try:
+            async with asyncio.timeout(LAST_FLUSH_SECONDS):
+                await self.recorder.flush()
+        except TimeoutError:
+            _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
         self.recorder.journal.close()
 
     def add_to(self, telemetry: Telemetry) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from proxy.metering.bodies import NOT_CHARGED
 from proxy.metering.usage import Usage
 
 PICO_PER_MICRO = 10**6
@@ -133,7 +134,7 @@ def counts_of(usage: Usage, pico: int, *, is_estimated: bool = False) -> Counts:
         usage.cache_read,
         usage.cache_write_5m,
         usage.cache_write_1h,
-        sum(usage.units.values()) if usage.units else 0,
+        sum(count for name, count in usage.units.items() if name not in NOT_CHARGED) if usage.units else 0,
         pico,
     )
 

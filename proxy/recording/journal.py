@@ -110,6 +110,10 @@ class Journal:
             del self._owed[number]
             self._settle(number, self._open[number], receipt)
 
+    @property
+    def is_synced(self) -> bool:
+        return self._segment.is_synced
+
     def sync(self) -> None:
         """To be called in a thread, every now and then. Raises OSError."""
         segment = self._segment

@@ -12,7 +12,7 @@ from proxy.config import Config
 from proxy.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from proxy.errors import InvalidRequest
 from proxy.exchange import Header
-from proxy.forwarding.forwarder import Target
+from proxy.forwarding.forwarder import Tap, Target
 from proxy.forwarding.model_path import Operation
 from proxy.metering.price_updates import Tariffs
 from proxy.metering.pricing import Priced, Tariff, cost, guardrail_cost, guardrail_prices
@@ -23,6 +23,7 @@ from proxy.recording.accounts import Accounts
 from proxy.recording.expected import Expected
 from proxy.recording.meter import Meter, Price, PriceAt
 from proxy.recording.recorder import Recorder
+from proxy.selection.labels import Choice
 
 # What Bedrock does for nothing.
 FREE = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
@@ -34,18 +35,8 @@ _DOTS = re.compile(r"\.{2,}")
 _UNKNOWN_POLICY = "unknown"  # costs as much as the dearest
 
 
-class Metered(Protocol):
-    """A tap on an answer, which also hears to where the call is sent and that it has ended."""
-
-    def sent_to(self, target: Target) -> None: ...
-
-    def not_carried_out(self) -> None: ...
-
-    def head(self, status: int, headers: list[Header]) -> None: ...
-
-    def data(self, data: bytes) -> None: ...
-
-    def end(self, is_whole: bool) -> None: ...
+class Metered(Tap, Protocol):
+    """A tap on an answer, which is told at last that the call has come to its end."""
 
     def close(self) -> None: ...
 
@@ -80,18 +71,18 @@ class Metering:
     async def meter(
         self,
         caller: Caller,
-        label: str,
-        model: str,
+        choice: Choice,
         operation: Operation,
         method: bytes,
         targets: Sequence[Target],
         body_bytes: int,
     ) -> Metered:
         """Its intent is in the journal then. Raises CannotRecord and InvalidRequest."""
+        label = choice.label
         if operation in FREE or method != b"POST":
             return Free()
         self._recorder.admit()
-        counted_as, price_at, guess = self._terms(label, model, operation, body_bytes)
+        counted_as, price_at, guess = self._terms(label, choice.model, operation, body_bytes)
         account = self._accounts.known(caller, counted_as) or await self._accounts.learned(caller, counted_as)
         format = self._labels[label].format if label in self._labels else ""
         return Meter(
@@ -118,7 +109,8 @@ class Metering:
     def _unit_price(self) -> Price:
         if self._guardrails is None:
             raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
-        return Price(partial(guardrail_cost, self._guardrails), "", "config")
+        prices = self._guardrails
+        return Price(lambda usage: guardrail_cost(prices, usage.units), "", "config")
 
     def _job_price(self, label: str) -> Price:
         pico = self._labels[label].pico_per_async_job if label in self._labels else None

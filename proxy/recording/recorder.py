@@ -116,6 +116,8 @@ class Recorder:
     async def keep_on_disk(self) -> None:
         """Once: what was written is on the disk, and what the disk refused is tried again."""
         self.journal.pay_owed()
+        if self.journal.is_synced:
+            return
         async with self._files:
             try:
                 await asyncio.to_thread(self.journal.sync)

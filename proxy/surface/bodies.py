@@ -1,8 +1,14 @@
-"""A request's body while it comes in: in pieces as they come, but for those that would weigh more than they hold."""
+"""What a request weighs while it is here, and its body while it comes in: in pieces, but for very small ones."""
 
 from __future__ import annotations
 
 SMALL_BYTES = 1024  # a piece of its own costs some 40 bytes
+HEADER_BYTES = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
+
+
+def weight_of(target: bytes, headers: dict[bytes, bytes]) -> int:
+    """Of a request's head, in memory."""
+    return len(target) + len(b"".join(headers)) + len(b"".join(headers.values())) + HEADER_BYTES * len(headers)
 
 
 def add_part(parts: list[bytes | bytearray], data: bytes) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from functools import lru_cache
+from typing import NamedTuple
 
 import orjson
 
-from proxy.errors import InvalidRequest, UnknownOperation
+from proxy.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from proxy.exchange import Request
-from proxy.forwarding.model_path import Operation, Target, split
-from proxy.forwarding.sigv4 import canonical_query
+from proxy.forwarding import json_splice
+from proxy.forwarding.model_path import Operation, Target, legal, split
 
 _LISTS_TOO = Operation.ASYNC_INVOKES
 _READ_ONLY = Operation.ASYNC_INVOKE
@@ -25,58 +26,74 @@ OF_A_MODEL = frozenset(
 )
 # Operations whose model is named in the body, and the key that names it.
 _MODEL_KEYS = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
+_LONGEST_NAMED = 16 * 1024  # bytes: an id of the greatest length, every character escaped
 
-_PASSED_ON = frozenset(
-    {
-        b"accept",
-        b"amz-sdk-invocation-id",
-        b"amz-sdk-request",
-        b"content-type",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-        b"x-amzn-trace-id",
-    }
-)
-_PASSED_ON_PREFIX = b"x-amzn-bedrock-"
+_PASSED_ON = {
+    name.encode(): name
+    for name in (
+        "accept",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "content-type",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "x-amzn-trace-id",
+    )
+}
+_OF_BEDROCK = b"x-amzn-bedrock-"
+_TOKEN = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
+_NAMES_REMEMBERED = 256
+
+_BIDIRECTIONAL = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """`model` is what the caller named: a label or an id; empty where the operation has no model."""
 
     operation: Operation
     model: str
     target: Target
-    query: str
-    document: dict[str, Any] | None  # the parsed body, where it names the model
+    named_at: tuple[int, int] | None = None  # where the body names the model, if it does
 
     def body_for(self, model: str, body: bytes) -> bytes:
-        """The caller's own bytes, unless they name the model."""
-        if self.document is None:
+        """The caller's own bytes, but for another model's name in the place of the one they name."""
+        if self.named_at is None or model == self.model:
             return body
-        return orjson.dumps(self.document | {_MODEL_KEYS[self.operation]: model})
+        return json_splice.replaced(body, self.named_at, orjson.dumps(model))
+
+
+def refused_at_head(_method: bytes, target: bytes) -> Refusal | None:
+    """Why this is refused whoever asks for it. The body of such a request may have no end, so none is waited for."""
+    return _no_bidirectional() if target.partition(b"?")[0].endswith(_BIDIRECTIONAL) else None
+
+
+def _no_bidirectional() -> Refusal:
+    return InvalidRequest("bidirectional streams are not supported; use converse-stream or invoke-with-response-stream")
 
 
 def understood(request: Request) -> Asked:
+    """Raises a Refusal. It reads the body where that names the model, which takes time for a large one."""
     path, _, query = request.target.decode("latin-1").partition("?")
     try:
         target = split(path)
-        canonical = canonical_query(query) if query else ""
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
     if target is None or not _is_method_of(target.operation, request.method):
         raise UnknownOperation("this port serves the operations of bedrock-runtime and OpenAI's chat completions")
+    if query:
+        raise InvalidRequest("no operation takes a query here; who calls is said in headers")
     operation = target.operation
     if operation in OF_A_MODEL:
-        return Asked(operation, target.id, target, canonical, None)
+        return Asked(operation, target.id, target)
     if operation is Operation.INVOKE_BIDIRECTIONAL:
-        instead = "converse-stream or invoke-with-response-stream"
-        raise InvalidRequest(f"bidirectional streams are not supported; use {instead}")
-    if operation in _MODEL_KEYS and request.method == b"POST":
-        document = _document(request.body)
-        return Asked(operation, _named_model(document, _MODEL_KEYS[operation]), target, canonical, document)
-    return Asked(operation, "", target, canonical, None)
+        raise _no_bidirectional()
+    if operation not in _MODEL_KEYS:
+        return Asked(operation, "", target)
+    if request.method == b"GET":
+        whose = "the jobs of every app in the account"
+        raise AccessDenied(f"a list would show {whose}; ask for one job, by the ARN that its start was answered with")
+    return _named_in_body(target, request.body)
 
 
 def _is_method_of(operation: Operation, method: bytes) -> bool:
@@ -85,33 +102,61 @@ def _is_method_of(operation: Operation, method: bytes) -> bool:
     return method == b"GET" and operation in (_LISTS_TOO, _READ_ONLY)
 
 
-def _document(body: bytes) -> dict[str, Any]:
+def _named_in_body(target: Target, body: bytes) -> Asked:
+    key = _MODEL_KEYS[target.operation]
     try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as failure:
-        raise InvalidRequest(f"the body is no JSON: {failure.msg}") from None
-    if not isinstance(document, dict):
-        raise InvalidRequest("the body is no JSON object")
-    return document
-
-
-def _named_model(document: dict[str, Any], key: str) -> str:
-    model = document.get(key)
-    if not isinstance(model, str) or not model:
+        span = json_splice.members(body, (key,)).spans.get(key)
+    except json_splice.NoJsonObject as failure:
+        raise InvalidRequest(f"the body {failure}") from None
+    model = _string(body, span)
+    if not model:
         raise InvalidRequest(f"the body's {key!r} names the model: a label or a model's id")
-    return model
+    try:
+        return Asked(target.operation, legal(model), target, span)
+    except ValueError as failure:
+        raise InvalidRequest(str(failure)) from None
+
+
+def _string(body: bytes, span: tuple[int, int] | None) -> str:
+    """Empty where there is none, or none that could be meant."""
+    if span is None or span[1] - span[0] > _LONGEST_NAMED:
+        return ""
+    try:
+        value = orjson.loads(body[span[0] : span[1]])
+    except orjson.JSONDecodeError:  # half a surrogate pair, which is JSON and no text
+        return ""
+    return value if isinstance(value, str) else ""
 
 
 def headers_upstream(request: Request, extra_prefix: bytes | None) -> list[tuple[str, str]]:
     """Those on the list and no others: what says who calls ends here. `extra_prefix` is the simulator's."""
+    prefixes = (_OF_BEDROCK,) if extra_prefix is None else (_OF_BEDROCK, extra_prefix)
     passed = []
     for name, value in request.headers.items():
-        is_passed = name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIX)
-        if not (is_passed or (extra_prefix is not None and name.startswith(extra_prefix))):
-            continue
+        told = _PASSED_ON.get(name)
+        if told is None:
+            if not name.startswith(prefixes):
+                continue
+            told = _token(name)
         if name in request.repeated:
-            raise InvalidRequest(f"the header {name.decode()} comes only once")
-        if not value.isascii():
-            raise InvalidRequest(f"the header {name.decode()} is ASCII alone")
-        passed.append((name.decode(), value.decode()))
+            raise InvalidRequest(f"the header {told} comes only once")
+        text = value.decode("latin-1")
+        if not (text.isascii() and text.isprintable()):
+            text = _printable(told, text)
+        passed.append((told, text))
     return passed
+
+
+@lru_cache(_NAMES_REMEMBERED)
+def _token(name: bytes) -> str:
+    if not _TOKEN.fullmatch(name):
+        raise InvalidRequest("the name of a header has characters that no name has")
+    return name.decode()
+
+
+def _printable(name: str, text: str) -> str:
+    """A tab means no more than a space, and only a space can be signed."""
+    text = text.replace("\t", " ")
+    if not (text.isascii() and text.isprintable()):
+        raise InvalidRequest(f"the header {name} has none but printable ASCII characters")
+    return text

@@ -1,19 +1,17 @@
-"""HTTP/1.1 on the data port: an asyncio protocol over llhttp's parser, one request after another on a connection."""
+"""HTTP/1.1 on the data port: an asyncio protocol that answers one request after another on a connection."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-import httptools
-
-from proxy.answers import refuse
-from proxy.errors import InvalidRequest, Refusal, TooLarge
+from proxy.errors import InvalidRequest, Refusal
 from proxy.exchange import Request
-from proxy.surface.bodies import add_part, joined
 from proxy.surface.http1_answer import Answer, BodilessAnswer
+from proxy.surface.http1_request import RequestReader
+from proxy.surface.reading import Reading
 from proxy.surface.reset import reset
 
 if TYPE_CHECKING:
@@ -21,32 +19,39 @@ if TYPE_CHECKING:
 
 SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
 
-# A request, whether the connection lives on after it, and whether its client understands chunks; or why there is none.
-_Entry: TypeAlias = "tuple[Request, bool, bool] | Refusal"
+
+class _Whole(NamedTuple):
+    """A request that waits for its turn."""
+
+    request: Request
+    keeps_alive: bool
+    takes_chunks: bool
+    weight: int
+
+
+_Entry: TypeAlias = "_Whole | Refusal"  # or why there is no request
 
 
 class Http1Connection(asyncio.Protocol):
-    """Reads requests and answers them in their order; those sent ahead wait their turn."""
+    """Answers requests in their order; those sent ahead wait their turn."""
 
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
         self._listener = listener
         self._limits = listener.limits
         self._is_surplus = is_surplus
-        self._parser = httptools.HttpRequestParser(self)
         self._slice = min(SLICE_BYTES, self._limits.head_bytes)
+        self._requests = RequestReader(self, listener)
         self._answer: Answer | None = None  # to the request under way
         self._waiting: deque[_Entry] = deque()
         self._unread = b""  # what came in behind more requests than may wait
+        self._unread_weight = 0  # of it, as far as it is counted
         self._is_reading_paused = False
         self._is_deaf = False  # what still comes in is thrown away
         self._is_cut_short = False  # the client was stopped in the middle of what it had to say
         self._is_closed = False
         self.is_write_paused = False
-        self._is_upgrading = False
-        self._version = ""
-        self._refusal: Refusal | None = None
-        self.since = listener.now()  # when the present wait began: for a head, a body, the next request, a reader
-        self._begin_head()
+        self._reading: Reading | None = None  # what we wait for the client to read, if so
+        self._since = listener.now()  # when the present wait began: for a head, a body, the next request
 
     # What the event loop calls.
 
@@ -65,52 +70,56 @@ class Http1Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        if len(data) <= self._slice and not self._head_bytes and not self._unread:
-            self._feed(data)
+        if len(data) <= self._slice and not self._requests.head_bytes and not self._unread:
+            self._requests.feed(data)
         else:
             self._unread += data
             self._read_on()
 
     def eof_received(self) -> bool:
         # A client may close its half after its last request and still wait for the answer; not so over TLS.
-        self._drop_body()
+        self._requests.drop()
         self._is_deaf = True
         self._is_cut_short = False
         return self._answer is not None and self._transport.can_write_eof()
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self.since = self._listener.now()
+        self._reading = Reading(self._transport, self._listener.now())
         if self._answer is not None and self._answer.flow is not None:
             self._answer.flow.pause()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
+        if not self._is_closed:
+            self._reading = None
         if self._answer is None:
             if not self._is_closed:
-                self.since = self._listener.now()
+                self.begin_wait()
                 self._next()
         elif self._answer.flow is not None:
             self._answer.flow.resume()
 
     def check_time(self, now: float) -> None:
         """Called every second or so: ends what has waited too long."""
-        waited = now - self.since
-        if self._is_closed or self.is_write_paused:
-            is_lingering = self._is_closed and not self._transport.is_closing()
-            if waited > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
-                reset(self._transport)
-            elif self._answer is not None and self._answer.flow is not None:
-                self._answer.flow.waits(waited)
-        elif self._answer is not None:
-            return
-        elif self._is_in_body:
-            if waited > self._limits.body_seconds:
-                self._stop_hearing(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
-        elif self._head_bytes and (self._target or self._headers):
-            if waited > self._limits.head_seconds:
-                self._stop_hearing(InvalidRequest(f"the head took more than {self._limits.head_seconds:g} seconds"))
-        elif waited > (self._limits.head_seconds if self._head_bytes else self._limits.idle_seconds):
+        if self._reading is not None:
+            self._check_reading(self._reading.waited(now))
+        elif self._answer is None and not self._is_closed:
+            self._check_request(now - self._since)
+
+    def _check_reading(self, waited: float) -> None:
+        is_lingering = self._is_closed and not self._transport.is_closing()
+        if waited > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
+            reset(self._transport)
+        elif self._answer is not None and self._answer.flow is not None:
+            self._answer.flow.waits(waited)
+
+    def _check_request(self, waited: float) -> None:
+        if self._requests.has_begun:
+            trouble = self._requests.overdue(waited)
+            if trouble is not None:
+                self.stop_hearing(InvalidRequest(trouble))
+        elif waited > (self._limits.head_seconds if self._requests.head_bytes else self._limits.idle_seconds):
             self._close()
 
     def drain(self) -> None:
@@ -118,202 +127,90 @@ class Http1Connection(asyncio.Protocol):
         if self._answer is not None:
             self._hear_no_more()
             self._answer.keeps_alive = False
-        elif not (self._is_in_body or self._head_bytes):
+        elif not (self._requests.is_in_body or self._requests.head_bytes):
             self._close()
 
     def cut(self) -> None:
         reset(self._transport)
 
-    # What the parser calls.
+    # What the reader of requests calls.
 
-    def on_url(self, url: bytes) -> None:
-        self._target += url
+    def begin_wait(self) -> None:
+        self._since = self._listener.now()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_body:
-            return  # a trailer, which nothing here has a use for
-        name = name.lower()
-        if name in self._headers:
-            self._repeated.add(name)
+    def take(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
+        if self._can_serve():
+            self._serve(request, keeps_alive, takes_chunks, weight)
         else:
-            self._headers[name] = value
+            self._line_up(_Whole(request, keeps_alive, takes_chunks, weight))
 
-    def on_headers_complete(self) -> None:
-        self._is_in_body = True
-        self._head_bytes = 0
-        self._quiet_bytes = 0
-        self._is_upgrading = self._parser.should_upgrade()
-        self._version = version = self._parser.get_http_version()
-        headers = self._headers
-        if version != "1.1":
-            if version != "1.0":
-                self._refuse_now(InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge"))
-        elif b"host" not in headers:
-            self._refuse_now(InvalidRequest("a request needs a Host header"))
-        if b"host" in self._repeated:
-            self._refuse_now(InvalidRequest("a request has one Host header"))
-        coding = headers.get(b"transfer-encoding")
-        if coding is not None and (coding.lower() != b"chunked" or version != "1.1"):
-            self._refuse_now(InvalidRequest("a body comes with a Content-Length, or in chunks alone"))
-        if int(headers.get(b"content-length", b"0")) > self._limits.body_bytes:
-            self._refuse_now(self._too_large())
-        if b"expect" in headers and not self._is_upgrading and version == "1.1":
-            self._owes_continue = headers[b"expect"].strip().lower() == b"100-continue"
-            self._encourage()
-
-    def on_body(self, data: bytes) -> None:
-        if self._body:
-            add_part(self._body, data)
+    def stop_hearing(self, refusal: Refusal) -> None:
+        """The connection cannot be read any further: answers what was understood, then says why, then closes."""
+        self._is_deaf = self._is_cut_short = True
+        self._requests.drop()
+        self._keep_unread(b"")
+        if self._can_serve():
+            self._refuse(refusal)
         else:
-            self._body.append(data)
-        self._body_bytes += len(data)
-        is_room = self._listener.holds(len(data))
-        if self._body_bytes > self._limits.body_bytes:
-            self._refuse_now(self._too_large())
-        if not is_room:
-            self._refuse_now(self._listener.full)
+            self._line_up(refusal)
 
-    def on_message_complete(self) -> None:
-        if self._is_upgrading:
-            return
-        request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
-        request.body = joined(self._body)
-        is_modern = self._version == "1.1"
-        keeps_alive = is_modern and self._parser.should_keep_alive()
-        self._begin_head()
-        self._take((request, keeps_alive, is_modern))
+    def encourage(self) -> None:
+        """Tells a client that waits for it to go on, as soon as it is its turn."""
+        if self._requests.owes_continue and self._can_serve():
+            self._requests.owes_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _begin_head(self) -> None:
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._repeated: set[bytes] = set()
-        self._body: list[bytes | bytearray] = []
-        self._body_bytes = 0
-        self._head_bytes = 0
-        self._is_in_body = False
-        self._has_read_head = True
-        self._owes_continue = False
-
-    # From bytes to requests.
+    # From bytes to answers.
 
     def _read_on(self) -> None:
         while self._unread and not (self._is_deaf or self._is_reading_paused):
-            room = self._slice
-            if self._head_bytes:
-                room = min(room, self._limits.head_bytes - self._head_bytes)
-                if not room:
-                    what = f"a request's head has at most {self._limits.head_bytes} bytes"
-                    self._stop_hearing(InvalidRequest(what))
-                    return
-            elif self._is_in_body:
-                # The length is known to be within the limit, so what belongs to this body needs no slices.
-                room = max(room, int(self._headers.get(b"content-length", b"0")) - self._body_bytes)
+            room = self._requests.room(self._slice)
+            if not room:
+                what = f"a request's head has at most {self._limits.head_bytes} bytes"
+                self.stop_hearing(InvalidRequest(what))
+                return
             piece, self._unread = self._unread[:room], self._unread[room:]
-            self._feed(piece)
+            self._requests.feed(piece)
+        self._keep_unread(b"" if self._is_deaf else self._unread)
 
-    def _feed(self, data: bytes) -> None:
-        was_in_body, body_bytes = self._is_in_body, self._body_bytes
-        self._has_read_head = False
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
-            return
-        except httptools.HttpParserError as failure:
-            self._stop_hearing(self._refusal or InvalidRequest(f"this is no HTTP request: {failure}"))
-            return
-        if self._is_in_body:
-            if not was_in_body:
-                self.since = self._listener.now()
-            elif self._body_bytes == body_bytes:
-                self._count_quiet(len(data))
-            else:
-                self._quiet_bytes = 0
-        elif not self._has_read_head:
-            if not self._head_bytes:
-                self.since = self._listener.now()
-            self._head_bytes += len(data)
-        elif self._target or self._headers:  # of one head with the end of another's request
-            self.since = self._listener.now()
-            self._head_bytes = 1
+    def _keep_unread(self, data: bytes) -> None:
+        more = len(data) - self._unread_weight
+        self._unread, self._unread_weight = data, len(data)
+        if not self._listener.holds(more) and more > 0:
+            self.stop_hearing(self._listener.full)
 
-    def _count_quiet(self, more: int) -> None:
-        """Trailers and the like, in which the parser sees no body for long."""
-        self._quiet_bytes += more
-        if self._quiet_bytes > self._limits.head_bytes:
-            self._stop_hearing(InvalidRequest(f"a request's trailers have at most {self._limits.head_bytes} bytes"))
+    def _can_serve(self) -> bool:
+        return self._answer is None and not self._waiting and not self.is_write_paused and not self._is_closed
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """The parser takes what follows for another protocol; a new one reads it as if nobody had asked for that.
-
-        Some clients, Java's own among them, offer to upgrade with every first request.
-        """
-        method = self._parser.get_method()
-        if method == b"CONNECT":
-            self._stop_hearing(InvalidRequest("this is no proxy for tunnels"))
-            return
-        tokens = [token.strip() for token in self._headers.pop(b"connection").lower().split(b",")]
-        kept = [(name, value) for name, value in self._headers.items() if name not in (b"upgrade", b"http2-settings")]
-        kept += [(name, b"") for name in self._repeated]
-        if b"close" in tokens:
-            kept.append((b"connection", b"close"))
-        head = b"%b %b HTTP/%b\r\n" % (method, self._target, self._version.encode())
-        head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
-        self._parser = httptools.HttpRequestParser(self)
-        self._begin_head()
-        self._feed(head + rest)
-
-    def _encourage(self) -> None:
-        if self._owes_continue and self._answer is None and not self._waiting and not self.is_write_paused:
-            self._owes_continue = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _refuse_now(self, refusal: Refusal) -> None:
-        self._refusal = refusal
-        raise ValueError  # stops the parser, which wraps it in an error of its own
-
-    def _too_large(self) -> Refusal:
-        return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
-
-    # From a request to its answer.
-
-    def _stop_hearing(self, refusal: Refusal) -> None:
-        """The connection cannot be read any further: answers what was understood, then says why, then closes."""
-        self._is_deaf = self._is_cut_short = True
-        self._drop_body()
-        self._take(refusal)
-
-    def _take(self, entry: _Entry) -> None:
+    def _line_up(self, entry: _Entry) -> None:
         if self._is_closed:
             self._drop(entry)
-        elif self._answer is None and not self.is_write_paused and not self._waiting:
-            self._serve(entry)
-        else:
-            self._waiting.append(entry)
-            if len(self._waiting) >= self._limits.pipelined and not self._is_reading_paused:
-                self._is_reading_paused = True
-                self._transport.pause_reading()
+            return
+        self._waiting.append(entry)
+        if len(self._waiting) >= self._limits.pipelined and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
 
-    def _serve(self, entry: _Entry) -> None:
-        if isinstance(entry, Refusal):
-            self._answer = Answer(self, self._transport, False, False)
-            refuse(self._answer, entry)
-        elif self._is_surplus:
-            self._drop(entry)
-            self._serve(self._listener.too_many)
-        else:
-            request, keeps_alive, takes_chunks = entry
-            make = BodilessAnswer if request.method == b"HEAD" else Answer
-            self._answer = make(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
-            self._listener.begin(request, self._answer)
+    def _serve(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
+        if self._is_surplus:
+            self._listener.let_go(weight)
+            self._refuse(self._listener.too_many)
+            return
+        make = BodilessAnswer if request.method == b"HEAD" else Answer
+        self._answer = make(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
+        self._listener.begin(request, self._answer, weight)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._answer = Answer(self, self._transport, False, False)
+        self._listener.refuse(self._answer, refusal)
 
     def _drop(self, entry: _Entry) -> None:
         if not isinstance(entry, Refusal):
-            self._listener.let_go(len(entry[0].body))
+            self._listener.let_go(entry.weight)
 
     def answered(self, keeps_alive: bool) -> None:
         self._answer = None
-        self.since = self._listener.now()
+        self.begin_wait()
         if not keeps_alive:
             self._close()
         elif not self.is_write_paused:
@@ -322,15 +219,19 @@ class Http1Connection(asyncio.Protocol):
     def _next(self) -> None:
         """Serves what waits, reads what could not even wait; if nothing more can come, that was all."""
         if self._waiting:
-            self._serve(self._waiting.popleft())
+            entry = self._waiting.popleft()
+            if isinstance(entry, Refusal):
+                self._refuse(entry)
+            else:
+                self._serve(*entry)
         elif self._is_deaf:
             self._close()
         if self._is_reading_paused and len(self._waiting) < self._limits.pipelined and not self._is_closed:
             self._is_reading_paused = False
             self._transport.resume_reading()
             self._read_on()
-        if self._owes_continue:
-            self._encourage()
+        if self._requests.owes_continue:
+            self.encourage()
 
     def break_off(self) -> None:
         self._answer = None
@@ -341,6 +242,7 @@ class Http1Connection(asyncio.Protocol):
     def _close(self) -> None:
         self._is_closed = True
         self._hear_no_more()
+        self._reading = Reading(self._transport, self._since)
         if self._is_cut_short and self._transport.can_write_eof():
             # It may still be sending, and closing now would destroy the answer on its way to it.
             with suppress(OSError):  # the client may just have gone
@@ -351,11 +253,7 @@ class Http1Connection(asyncio.Protocol):
 
     def _hear_no_more(self) -> None:
         self._is_deaf = True
-        self._drop_body()
-        self._unread = b""
+        self._requests.drop()
+        self._keep_unread(b"")
         while self._waiting:
             self._drop(self._waiting.popleft())
-
-    def _drop_body(self) -> None:
-        self._listener.let_go(self._body_bytes)
-        self._begin_head()

@@ -13,25 +13,45 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import H2Error, NoSuchStreamError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
 from proxy.exchange import Header
 from proxy.surface.http2_stream import Stream
 from proxy.surface.limits import Rate
+from proxy.surface.reading import Reading
 
 if TYPE_CHECKING:
     from proxy.surface.listener import Listener
 
 WINDOW_BYTES = 1024 * 1024  # a body comes in few round trips, and a stream holds little that was not asked for
+TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
+
+# Of window updates, so many are to be expected; the rest counts with the frames that ask for nothing.
+UPDATES_PER_REQUEST = 4  # some clients widen the windows of each stream as they open it
+UPDATES_PER_FRAME = 2  # for its stream and for the connection
+UPDATE_BYTES = 1024  # of a frame, for clients that tell of each part of it that they have read
+MOST_UPDATES = 10_000  # that can be saved up
 
 _log = logging.getLogger("proxy.surface")
 
 
 class _Protocol(H2Connection):
-    """The library closes a connection whose client says that it opens no more streams, answers under way and all."""
+    """The library, but for what it makes of some frames."""
 
     def _receive_goaway_frame(self, _: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
+        # A client that opens no more streams still waits for the answers under way.
         return [], [events.ConnectionTerminated()]
+
+    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[events.Event]]:
+        if SettingCodes.HEADER_TABLE_SIZE in frame.settings:
+            asked = frame.settings[SettingCodes.HEADER_TABLE_SIZE]
+            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(asked, TABLE_BYTES)
+        return super()._receive_settings_frame(frame)
+
+    @property
+    def half_head_bytes(self) -> int:
+        """Of a head that comes in several frames, the last of which is not here yet."""
+        return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
 
 class Http2Connection(asyncio.Protocol):
@@ -48,8 +68,11 @@ class Http2Connection(asyncio.Protocol):
         self._is_draining = False
         self._is_closed = False
         self.is_write_paused = False
-        self._heard = listener.now()
-        self._paused = 0.0
+        self._heard = listener.now()  # the last whole frame, or the last answer's end
+        self._half_head = 0  # bytes, as far as they are counted
+        self._updates_expected = UPDATES_PER_REQUEST
+        self._windows_grown: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
+        self._reading: Reading | None = None  # what we wait for the client to read, if so
 
     # What the event loop calls.
 
@@ -82,41 +105,73 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_closed:
             return
-        self._heard = self.now()
         try:
-            for event in self._h2.receive_data(data):
+            came = self._h2.receive_data(data)
+            for event in came:
                 handle = _HANDLERS.get(type(event))
                 if handle is not None and not self._is_closed:
                     handle(self, event)
         except H2Error:
             self._close()  # the library has put why into what is to be sent
             return
+        if self._is_closed:
+            return
+        if came:
+            self._heard = self.now()
+        if self._windows_grown:
+            self._pump_grown()
+        self._count_half_head()
         self._send()
         if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
             self.cut()
+
+    def _pump_grown(self) -> None:
+        grown, self._windows_grown = self._windows_grown, set()
+        numbers = tuple(self._streams) if 0 in grown else grown
+        for number in numbers:
+            stream = self._streams.get(number)
+            if stream is not None and stream.outgoing:
+                if self._h2.outbound_flow_control_window <= 0:
+                    return
+                stream.pump()
+
+    def _count_half_head(self) -> None:
+        size = self._h2.half_head_bytes
+        if size != self._half_head and not self._is_closed:
+            is_room = self.listener.holds(size - self._half_head)
+            self._half_head = size
+            # What is far beyond the limit, or beyond what there is room for, gets no answer.
+            if size > 2 * self.limits.head_bytes or not is_room:
+                self._calm_down()
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self._paused = self.now()
+        self._reading = Reading(self._transport, self.now())
         for stream in self._streams.values():
             stream.pause()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
+        if not self._is_closed:
+            self._reading = None
         for stream in tuple(self._streams.values()):
             stream.pump()
 
     def check_time(self, now: float) -> None:
-        for stream in tuple(self._streams.values()):
-            stream.check_time(now)
+        waited = self._reading.waited(now) if self._reading is not None else 0.0
         if self._is_closed:
-            if now - self._heard > self.limits.lingering_seconds:
+            if waited > self.limits.lingering_seconds:
                 self._transport.abort()
-        elif self.is_write_paused:
-            if now - self._paused > self.limits.stalled_seconds:
+            return
+        # Until a connection has taken what was written to it, no stream can be blamed for its own wait.
+        connection_waits = waited if self.is_write_paused else None
+        for stream in tuple(self._streams.values()):
+            stream.check_time(now, connection_waits)
+        if self.is_write_paused:
+            if waited > self.limits.stalled_seconds:
                 self.cut()
         elif not self._streams and now - self._heard > self.limits.idle_seconds:
             self._say_goodbye(ErrorCodes.NO_ERROR)
@@ -139,6 +194,7 @@ class Http2Connection(asyncio.Protocol):
             self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
             return
         self._newest = event.stream_id
+        self._expect_updates(UPDATES_PER_REQUEST)
         stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
         self._streams[event.stream_id] = stream
         if self._is_surplus:
@@ -175,18 +231,18 @@ class Http2Connection(asyncio.Protocol):
             self._calm_down()
 
     def _window_grew(self, event: events.WindowUpdated) -> None:
-        if event.stream_id:
-            stream = self._streams.get(event.stream_id)
-            if stream is not None:
-                stream.pump()
-            return
-        for stream in tuple(self._streams.values()):
-            stream.pump()
+        self._windows_grown.add(event.stream_id or 0)
+        if self._updates_expected:
+            self._updates_expected -= 1
+        else:
+            self._control_came(event)
 
     def _settings_changed(self, event: events.RemoteSettingsChanged) -> None:
+        self._windows_grown.add(0)
         self._control_came(event)
-        for stream in tuple(self._streams.values()):
-            stream.pump()
+
+    def _expect_updates(self, more: int) -> None:
+        self._updates_expected = min(self._updates_expected + more, MOST_UPDATES)
 
     def _client_says_goodbye(self, _: events.ConnectionTerminated) -> None:
         self._is_draining = True
@@ -213,6 +269,7 @@ class Http2Connection(asyncio.Protocol):
                     return
                 data = stream.take_outgoing(room)
                 self._h2.send_data(stream.id, data)
+                self._expect_updates(UPDATES_PER_FRAME + len(data) // UPDATE_BYTES)
                 unsent += len(data)
                 if unsent > self.limits.write_buffer_bytes:
                     self._send()
@@ -274,12 +331,14 @@ class Http2Connection(asyncio.Protocol):
     def _close(self) -> None:
         if not self._is_closed:
             self._send()
-            self._heard = self.now()
+            self._reading = Reading(self._transport, self.now())
             self._transport.close()
             self._forget_all()
 
     def _forget_all(self) -> None:
         self._is_closed = True
+        self.listener.let_go(self._half_head)
+        self._half_head = 0
         for stream in tuple(self._streams.values()):
             stream.left()
         self._streams.clear()

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 
-from proxy.answers import refuse
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Flow, Header, Request
-from proxy.surface.bodies import add_part, joined
+from proxy.surface.bodies import add_part, joined, weight_of
 
 if TYPE_CHECKING:
     from proxy.surface.http2 import Http2Connection
@@ -35,6 +34,7 @@ class Stream:
         self._is_mute = False
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self._weight = 0  # of what has come of the request
         self._unsent = 0  # of a body that is known to be too large
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
@@ -53,6 +53,15 @@ class Stream:
             self.refuse(refusal)
             return
         self._is_mute = request.method == b"HEAD"
+        is_room = self._weighs(weight_of(request.target, request.headers))
+        if not self.is_heard_out:  # it may have no end before it is answered
+            known = self._connection.listener.refused_at_head(request.method, request.target)
+            if known is not None:
+                self.refuse(known)
+                return
+        if not is_room:
+            self.refuse(self._connection.listener.full)
+            return
         length = int(request.headers.get(b"content-length", b"0"))
         if length > self._limits.body_bytes:
             self._unsent = length
@@ -69,7 +78,7 @@ class Stream:
         else:
             self._body.append(data)
         self._body_bytes += len(data)
-        is_room = self._connection.listener.holds(len(data))
+        is_room = self._weighs(len(data))
         if self._body_bytes > self._limits.body_bytes:
             self.refuse(self._too_large())
         elif not is_room:
@@ -85,14 +94,17 @@ class Stream:
         self._is_whole = True
         self._request.body = joined(self._body)
         self._body = []
-        self._connection.listener.begin(self._request, self)
+        self._connection.listener.begin(self._request, self, self._weight)
 
-    def check_time(self, now: float) -> None:
+    def check_time(self, now: float, connection_waits: float | None) -> None:
         waited = now - self._since
         if not self._is_whole:
             if waited > self._limits.body_seconds:
                 self.refuse(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
-        elif self.outgoing and waited > self._limits.stalled_seconds:
+            return
+        if connection_waits is not None:
+            waited = min(waited, connection_waits)
+        if self.outgoing and waited > self._limits.stalled_seconds:
             self._break()
         elif self._is_flow_paused and self._flow is not None:
             self._flow.waits(waited)
@@ -107,7 +119,7 @@ class Stream:
     def refuse(self, refusal: Refusal) -> None:
         """Answers before the request is whole; what still comes of it is thrown away."""
         self._drop_body()
-        refuse(self, refusal)
+        self._connection.listener.refuse(self, refusal)
 
     def _throw_away(self, size: int) -> None:
         """Too large, but the client is heard until it can hear why."""
@@ -118,8 +130,12 @@ class Stream:
     def _drop_body(self) -> None:
         if not self._is_whole:
             self._is_whole = True
-            self._connection.listener.let_go(self._body_bytes)
+            self._connection.listener.let_go(self._weight)
             self._body = []
+
+    def _weighs(self, more: int) -> bool:
+        self._weight += more
+        return self._connection.listener.holds(more)
 
     def _too_large(self) -> Refusal:
         return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
@@ -222,6 +238,8 @@ def _request(headers: Sequence[Header], most_bytes: int) -> Request:
             plain[name] = value
     if size > most_bytes:
         raise InvalidRequest(f"a request's head has at most {most_bytes} bytes")
+    if b"content-length" in repeated:
+        raise InvalidRequest("a body has one length")
     authority = pseudo.get(b":authority")
     if authority is not None and plain.setdefault(b"host", authority) != authority:
         raise InvalidRequest("the headers Host and :authority differ")

@@ -2,32 +2,67 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
+ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
+FEWEST = 16  # connections, however few descriptors there are
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
-    bodies_bytes: int = 256 * 1024 * 1024  # of all requests at once: a sidecar has little memory
+    requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once: a sidecar has little memory
     head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
     body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
     idle_seconds: float = 75.0  # between requests; longer than any SDK's pool keeps a connection
     stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
     lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
-    connections: int = 10_000  # at once; the process has about as many descriptors
+    connections: int = 10_000  # at once; `fitting` lowers it to what the process has descriptors for
     surplus: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
+    handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
+    requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
     pipelined: int = 16  # requests sent ahead on one connection before we stop reading
     write_buffer_bytes: int = 64 * 1024  # of an answer, waiting for a slow caller; past it upstream is paused
     streams: int = 256  # of one HTTP/2 connection at once
     resets: int = 200  # of streams by the client in one window: rapid reset is an attack
-    controls: int = 1000  # pings, settings and empty frames in one window: they cost the client nothing
+    controls: int = 1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
     window_seconds: float = 10.0  # over which those are counted
     control_backlog_bytes: int = 1024 * 1024  # answers to them that the client does not read
 
 
 DEFAULT = Limits()
+
+
+def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
+    """A third of the descriptors for callers, one for their calls upstream, one for connections that stand by."""
+    share = max((descriptors - OWN_DESCRIPTORS) // 3, FEWEST)
+    surplus = min(limits.surplus, share // 8)
+    return replace(
+        limits,
+        connections=min(limits.connections, share - surplus),
+        surplus=surplus,
+        requests=min(limits.requests, share),
+    )
+
+
+def raised_descriptors() -> int:
+    """How many the process may have, now that it has asked for as many as it can get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    # macOS says "unlimited" and has a limit of its own beneath it.
+    for wanted in (hard, ENOUGH_DESCRIPTORS) if hard == unlimited else (hard,):
+        if soft in (wanted, unlimited):
+            break
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+            break
+    return ENOUGH_DESCRIPTORS if soft == unlimited else soft
 
 
 class Rate:

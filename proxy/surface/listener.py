@@ -1,27 +1,27 @@
-"""The data port: takes connections, tells which protocol each speaks, counts and times them, and drains."""
+"""The data port: takes connections, counts and times them and what they bring, and drains."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import ssl
 from collections.abc import Callable
-from typing import Protocol, cast
+from itertools import count
+from typing import Protocol
 
 from proxy.answers import refuse
 from proxy.clock import Clock
-from proxy.errors import Busy, ListenFailed, OurFault, Refusal
+from proxy.errors import Busy, OurFault, Refusal
 from proxy.exchange import Handler, Request, Responder
-from proxy.surface.http1 import Http1Connection
-from proxy.surface.http2 import Http2Connection
+from proxy.surface.doors import Door, PlainDoor, TlsDoor
 from proxy.surface.limits import DEFAULT, Limits
+from proxy.surface.sockets import bound
 from proxy.tasks import Tasks
 
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-BACKLOG = 1024  # connections the kernel holds for us while the loop is busy
 CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
 CUT_SECONDS = 1.0  # what a connection gets to close after it was cut
+
+REQUEST_ID = b"x-price-keeper-request-id"
 
 _log = logging.getLogger("proxy.surface")
 
@@ -34,54 +34,77 @@ class Connection(Protocol):
     def cut(self) -> None: ...
 
 
+def request_ids() -> Callable[[], bytes]:
+    """Each new in this process, and in all likelihood among all."""
+    run, numbers = os.urandom(6).hex(), count(1)
+    return lambda: f"{run}-{next(numbers)}".encode()
+
+
+def _is_none_refused(_method: bytes, _target: bytes) -> None:
+    pass
+
+
 class Listener:
-    def __init__(self, handler: Handler, clock: Clock, tasks: Tasks, limits: Limits = DEFAULT) -> None:
+    """`refused_at_head` says of a request that has no announced end whether it is any use to hear its body."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        clock: Clock,
+        tasks: Tasks,
+        limits: Limits = DEFAULT,
+        *,
+        refused_at_head: Callable[[bytes, bytes], Refusal | None] = _is_none_refused,
+        new_request_id: Callable[[], bytes] | None = None,
+    ) -> None:
         self._handler = handler
         self._clock = clock
         self._tasks = tasks
         self.limits = limits
+        self.refused_at_head = refused_at_head
+        self._new_request_id = new_request_id or request_ids()
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
-        self.held_bytes = 0  # of the bodies of all requests that are coming in, waiting or under way
+        self._doors: list[Door] = []
+        self._is_full_told = False
+        self.under_way = 0  # requests that are handled, whether or not their callers still wait
+        self.held_bytes = 0  # of all requests that are coming in, waiting or under way
         self.too_many = Busy(f"there are {limits.connections} connections already", retry_after=1)
+        self._too_busy = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
         self.full = Busy("the requests under way fill the memory set aside for them", retry_after=1)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """The port, which is a free one if 0 was asked for."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: _Newcomer(self),
-                host,
-                port,
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=self.limits.head_seconds if tls else None,
-            )
-        except OSError as failure:
-            reason = os.strerror(failure.errno) if failure.errno else str(failure)
-            raise ListenFailed(f"cannot listen on {host}:{port}: {reason}") from None
+        sockets = await bound(host, port)
+        for each in sockets:
+            door: Door = PlainDoor(self, each) if tls is None else TlsDoor(self, each, tls, self._tasks)
+            self._doors.append(door)
+            await door.open()
         self._tasks.every("time of connections", CHECK_SECONDS, self._check_time)
-        taken: int = self._server.sockets[0].getsockname()[1]
+        taken: int = sockets[0].getsockname()[1]
         return taken
 
-    async def drain(self, seconds: float) -> None:
-        """Takes no more, lets what is under way end, and cuts what has not after so many seconds."""
+    async def drain(self, seconds: float, give_up: Callable[[], None] | None = None) -> None:
+        """Takes no more, lets what is under way end, and cuts what has not after so many seconds.
+
+        That an answer's caller has left does not end it, as its usage comes last; `give_up` does, at the end.
+        """
         self.is_draining = True
-        if self._server is not None:
-            self._server.close()
+        for door in self._doors:
+            door.close()
         for connection in tuple(self._connections):
             connection.drain()
         await self._emptied(seconds)
         for connection in tuple(self._connections):
             connection.cut()
+        if give_up is not None:
+            give_up()
         await self._emptied(CUT_SECONDS)
 
     async def _emptied(self, seconds: float) -> None:
         deadline = self.now() + seconds
-        while self._connections and self.now() < deadline:
+        while (self._connections or self.under_way) and self.now() < deadline:
             await self._clock.sleep(0.05)
 
     # What connections call.
@@ -94,75 +117,49 @@ class Listener:
 
     def surplus(self) -> int:
         """How many connections there are too many, with one more."""
-        return len(self._connections) + 1 - self.limits.connections
+        surplus = len(self._connections) + 1 - self.limits.connections
+        if surplus > 0 and not self._is_full_told:
+            self._is_full_told = True
+            _log.warning("there are %d connections, as many as are taken; more are refused", self.limits.connections)
+        return surplus
 
     def holds(self, more: int) -> bool:
-        """Counts so much more of a body; whether there is room for it."""
+        """Counts so much more of a request; whether there is room for it."""
         self.held_bytes += more
-        return self.held_bytes <= self.limits.bodies_bytes
+        return self.held_bytes <= self.limits.requests_bytes
 
     def let_go(self, size: int) -> None:
         self.held_bytes -= size
 
-    def begin(self, request: Request, responder: Responder) -> None:
-        self._tasks.once(self._handled(request, responder))
+    def begin(self, request: Request, responder: Responder, weight: int) -> None:
+        """`weight` is what it was counted with."""
+        if self.under_way >= self.limits.requests:
+            self.held_bytes -= weight
+            self.refuse(responder, self._too_busy)
+            return
+        self.under_way += 1
+        self._tasks.once(self._handled(request, responder, weight))
 
-    async def _handled(self, request: Request, responder: Responder) -> None:
+    def refuse(self, responder: Responder, refusal: Refusal) -> None:
+        refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
+
+    async def _handled(self, request: Request, responder: Responder, weight: int) -> None:
         try:
             await self._handler(request, responder)
         except Refusal as refusal:
-            refuse(responder, refusal)
+            self.refuse(responder, refusal)
         except Exception as failure:
-            _log.error("a request failed: %s", type(failure).__name__, exc_info=failure)
-            refuse(responder, OurFault("an internal error; the sidecar's log has its cause"))
+            request_id = self._new_request_id()
+            _log.error("request %s failed: %s", request_id.decode(), type(failure).__name__, exc_info=failure)
+            fault = OurFault("an internal error; the sidecar's log has its cause")
+            refuse(responder, fault, ((REQUEST_ID, request_id),))
         finally:
-            self.held_bytes -= len(request.body)
+            self.under_way -= 1
+            self.held_bytes -= weight
 
     async def _check_time(self) -> None:
         now = self.now()
+        if len(self._connections) < self.limits.connections // 2:
+            self._is_full_told = False
         for connection in tuple(self._connections):
             connection.check_time(now)
-
-
-class _Newcomer(asyncio.Protocol):
-    """A connection until its first bytes tell what it speaks; HTTP/2 begins with a line no HTTP/1.1 request can be."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._since = listener.now()
-        self._data = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
-        surplus = self._listener.surplus()
-        self._is_surplus = surplus > 0
-        self._listener.joined(self)
-        if self._listener.is_draining or surplus > self._listener.limits.surplus:
-            self._transport.abort()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._listener.left(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        begun = self._data[: len(HTTP2_PREFACE)]
-        if begun == HTTP2_PREFACE:
-            self._become(Http2Connection(self._listener, self._is_surplus))
-        elif not HTTP2_PREFACE.startswith(begun):
-            self._become(Http1Connection(self._listener, self._is_surplus))
-
-    def _become(self, connection: Http1Connection | Http2Connection) -> None:
-        self._listener.left(self)
-        self._transport.set_protocol(connection)
-        connection.connection_made(self._transport)
-        connection.data_received(self._data)
-
-    def check_time(self, now: float) -> None:
-        if now - self._since > self._listener.limits.head_seconds:
-            self._transport.abort()
-
-    def drain(self) -> None:
-        self._transport.abort()
-
-    def cut(self) -> None:
-        self._transport.abort()

@@ -9,6 +9,7 @@ import pytest
 from proxy.errors import UnknownOperation
 from proxy.exchange import Request, Responder
 from proxy.surface import http1
+from proxy.surface.bodies import weight_of
 from tests.support.rig import echo, on_both_loops, port
 from tests.support.wire import CutError, ask, chunked, eventually, quiet, refused, said
 
@@ -73,7 +74,11 @@ async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         sending = asyncio.create_task(wire.send(one * count))
         await quiet()
         assert not sending.done()
-        assert 4 * 100 <= rig.listener.held_bytes < 4 * 100 + 512
+        (connection,) = rig.listener._connections
+        unread = len(connection._unread)
+        assert unread < 1_000_000
+        whole = weight_of(b"/a", {b"host": b"here", b"content-length": b"100"}) + 100
+        assert 5 * whole <= rig.listener.held_bytes - unread <= 9 * whole  # one slice beyond what may wait
         wire.close()
         sending.cancel()
         gate.set()
@@ -234,24 +239,32 @@ async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
         await echo(request, responder)
         raise RuntimeError("a secret")
 
+    told: set[bytes] = set()
     async with port(refuses) as rig:
         wire = await rig.connect()
         for _ in range(2):
             await wire.send(ask())
-            assert said(await wire.answer(), 404, "UnknownOperationException") == "there is no such thing"
+            heard = await wire.answer()
+            assert said(heard, 404, "UnknownOperationException") == "there is no such thing"
+            assert heard[b"x-price-keeper-request-id"] not in told
+            told.add(heard[b"x-price-keeper-request-id"])
     for handler in (fails, fails_late, fails_after):
         async with port(handler) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"one") + ask(b"two"))
+            told = b""
             if handler is fails:
-                assert "secret" not in said(await wire.answer(), 500, "InternalServerException")
+                heard = await wire.answer()
+                assert "secret" not in said(heard, 500, "InternalServerException")
+                told = heard[b"x-price-keeper-request-id"]
             elif handler is fails_late:
                 with pytest.raises(CutError, match="reset"):
                     await wire.answer()
             else:
                 assert [(await wire.answer()).body for _ in range(2)] == [b"one", b"two"]
             await eventually(lambda: rig.log.lines)
-            assert all("a request failed: RuntimeError" in line for line in rig.log.lines)
+            assert f"request {told.decode()}" in rig.log.lines[0]  # so that who has the answer finds its cause
+            assert all("failed: RuntimeError" in line for line in rig.log.lines)
             rig.log.lines.clear()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from proxy.exchange import Request, Responder
-from proxy.surface import http1
-from tests.support.rig import Rig, echo, on_both_loops, port
+from proxy.errors import InvalidRequest, Refusal
+from proxy.surface import http1, http1_request
+from proxy.surface.bodies import HEADER_BYTES, weight_of
+from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
 
 HEAD = 300  # bytes
@@ -129,7 +128,7 @@ async def test_trailers_and_extensions_without_end_are_refused() -> None:
 @on_both_loops
 async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
-    monkeypatch.setattr(http1, "joined", lambda parts: kept.append(len(parts)) or b"".join(parts))
+    monkeypatch.setattr(http1_request, "joined", lambda parts: kept.append(len(parts)) or b"".join(parts))
     async with port(echo) as rig:
         wire = await rig.connect()
         await wire.send(chunked(*[b"xy"] * 10_000))
@@ -137,32 +136,100 @@ async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold(monkeypat
         assert kept == [2]
 
 
+def weight(body: int) -> int:
+    """Of a request as `ask` makes it."""
+    return weight_of(b"/a", {b"host": b"here", b"content-length": b"%d" % body}) + body
+
+
 @on_both_loops
-async def test_the_bodies_of_all_requests_share_one_room() -> None:
+async def test_all_requests_share_one_room() -> None:
     """Those coming in, those that wait and those under way; and it is free again whatever becomes of them."""
-    gate = asyncio.Event()
-
-    async def gated(request: Request, responder: Responder) -> None:
-        await gate.wait()
-        await echo(request, responder)
-
-    async with port(gated, bodies_bytes=1000) as rig:
+    handler = Gated()
+    three = 3 * weight(300)
+    async with port(handler, requests_bytes=three + 100) as rig:
         under_way, coming, late = [await rig.connect() for _ in range(3)]
         await under_way.send(ask(b"x" * 300) + ask(b"x" * 300))
         await coming.send(ask(b"x" * 300)[:-1])
-        await eventually(lambda: rig.listener.held_bytes == 899)
+        await eventually(lambda: rig.listener.held_bytes == three - 1)
         await late.send(ask(b"x" * 102))
         assert "memory" in await refused(late, 503, "ServiceUnavailableException")
-        assert rig.listener.held_bytes == 899
+        assert rig.listener.held_bytes == three - 1
         coming.close()
-        await eventually(lambda: rig.listener.held_bytes == 600)
+        await eventually(lambda: rig.listener.held_bytes == 2 * weight(300))
         again = await rig.connect()
         await again.send(ask(b"x" * 400))
-        await eventually(lambda: rig.listener.held_bytes == 1000)
+        await eventually(lambda: rig.listener.held_bytes == three + 100)
         under_way.reset()
-        await eventually(lambda: rig.listener.held_bytes == 700)  # one is under way still, and the other never will be
-        gate.set()
+        await eventually(lambda: rig.listener.held_bytes == three + 100 - weight(300))  # one is under way
+        handler.gate.set()
         assert (await again.answer()).body == b"x" * 400
+
+
+@on_both_loops
+async def test_heads_weigh_too_whole_or_not() -> None:
+    """Many short headers weigh more than their bytes."""
+    async with port(echo, requests_bytes=40_000) as rig:
+        long, many, late = [await rig.connect() for _ in range(3)]
+        await long.send(head_of(12_000)[:-4], b"\r\nx1: y")
+        await eventually(lambda: 12_000 <= rig.listener.held_bytes < 13_000)
+        await many.send(b"GET / HTTP/1.1\r\n", b"".join(b"a%d:\r\n" % number for number in range(100)))
+        await eventually(lambda: rig.listener.held_bytes > 12_000 + 100 * HEADER_BYTES)
+        await late.send(head_of(15_000))
+        assert "memory" in await refused(late, 503, "ServiceUnavailableException")
+        many.close()
+        await eventually(lambda: rig.listener.held_bytes < 13_000)
+        again = await rig.connect()
+        await again.send(head_of(15_000))
+        assert (await again.answer()).status == 200
+        await long.send(*[b"y" * 10_000] * 3)
+        assert "memory" in await refused(long, 503, "ServiceUnavailableException")
+
+
+@on_both_loops
+async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "SLICE_BYTES", 512)
+    handler = Gated()
+    async with port(handler, pipelined=2, requests_bytes=30_000) as rig:
+        wire = await rig.connect()
+        await wire.send(b"".join(head_of(250) for _ in range(100)))
+        await eventually(lambda: rig.listener.held_bytes > 20_000)
+        other = await rig.connect()
+        await other.send(ask(b"x" * 10_000))
+        assert "memory" in await refused(other, 503, "ServiceUnavailableException")
+        handler.gate.set()
+        for _ in range(100):
+            assert (await wire.answer()).status == 200
+        assert rig.listener.held_bytes == 0
+
+
+@on_both_loops
+async def test_so_many_requests_are_under_way_at_once() -> None:
+    handler = Gated()
+    async with port(handler, requests=2) as rig:
+        one, two, three = [await rig.connect() for _ in range(3)]
+        for wire in (one, two):
+            await wire.send(ask(b"x"))
+        await eventually(lambda: rig.handling == 2)
+        await three.send(ask(b"y"))
+        assert "2 requests under way" in said(await three.answer(), 503, "ServiceUnavailableException")
+        handler.gate.set()
+        assert (await one.answer()).body == b"x"
+        await three.send(ask(b"y"))
+        assert (await three.answer()).body == b"y"
+
+
+@on_both_loops
+async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() -> None:
+    def no_streams(method: bytes, target: bytes) -> Refusal | None:
+        return InvalidRequest("no streams") if (method, target) == (b"POST", b"/a") else None
+
+    async with port(echo, refused_at_head=no_streams) as rig:
+        wire = await rig.connect()
+        await wire.send(chunked(b"x")[:-5])
+        assert await refused(wire) == "no streams"
+        other = await rig.connect()
+        await other.send(chunked(b"x").replace(b"/a", b"/b"))
+        assert (await other.answer()).body == b"x"
 
 
 # Time.
@@ -249,36 +316,6 @@ async def test_an_idle_connection() -> None:
         assert await wire.ending() == "closed"
 
 
-async def flood(request: Request, responder: Responder) -> None:
-    size = int(request.target[1:])
-    responder.start(200, (), size)
-    responder.write(b"x" * size)
-    responder.finish()
-
-
-@pytest.mark.parametrize("size", [60_000, 300_000])
-@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
-@on_both_loops
-async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, more: bytes) -> None:
-    """Also when the answer is finished and its rest is no more than a buffer holds, which no event ever tells."""
-    async with port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
-        slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
-        await eventually(lambda: rig.open == 2)
-        rig.narrow()
-        for wire in (slow, stalled):
-            await wire.send(ask(path=b"/%d" % size, more=more))
-        await quiet()
-        assert sum(connection._transport.get_write_buffer_size() > 0 for connection in rig.listener._connections) == 2
-        for _ in range(2):
-            await rig.pass_time(120)
-            while len(slow.got) < size / 2 and await slow.more():
-                pass
-        assert rig.open == 2
-        assert len((await slow.answer()).body) == size
-        await rig.pass_time(70)
-        assert await stalled.ending() == "reset"
-
-
 # Numbers.
 
 
@@ -303,3 +340,5 @@ async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled(
         fifth = await rig.connect()
         await fifth.send(ask(b"x"))
         assert (await fifth.answer()).body == b"x"
+        assert rig.log.lines == ["there are 2 connections, as many as are taken; more are refused"]  # once
+        rig.log.lines.clear()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from hyperframe.frame import DataFrame, ExtensionFrame, GoAwayFrame, PingFrame, SettingsFrame
+from hyperframe.frame import (
+    GoAwayFrame,
+    PingFrame,
+)
 
-from proxy.errors import UnknownOperation
-from proxy.exchange import Header, Request, Responder
-from tests.support.rig import Rig, echo, on_both_loops, port
-from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
+from proxy.errors import InvalidRequest, Refusal, UnknownOperation
+from proxy.exchange import Request, Responder
+from tests.support.rig import Gated, echo, on_both_loops, port
+from tests.support.wire import CutError, eventually, said
 
 
 async def stream(request: Request, responder: Responder) -> None:
@@ -23,19 +25,6 @@ async def stream(request: Request, responder: Responder) -> None:
     await asyncio.sleep(0)
     responder.write(b"length")
     responder.finish()
-
-
-class Gated:
-    """Echoes once it is let."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.begun = 0
-
-    async def __call__(self, request: Request, responder: Responder) -> None:
-        self.begun += 1
-        await self.gate.wait()
-        await echo(request, responder)
 
 
 # What it takes.
@@ -145,169 +134,20 @@ async def test_faults_break_off_one_stream_alone() -> None:
         rig.log.lines.clear()
 
 
-def sized(size: int) -> list[Header]:
-    """What makes a head of this size, as the protocol counts it."""
-    rest: Sequence[Header] = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"here"), (b":path", b"/")]
-    taken = sum(len(name) + len(value) + 32 for name, value in rest)
-    return [(b"x", b"y" * (size - taken - 33))]
-
-
 @on_both_loops
-async def test_a_head_has_so_many_bytes() -> None:
-    async with port(echo, head_bytes=1000) as rig:
-        client = await rig.connect2()
-        assert (await client.call(more=sized(1000))).status == 200
-        assert "at most 1000 bytes" in said(await client.call(more=sized(1001)), 400, "ValidationException")
-        assert (await client.call(more=sized(1000))).status == 200
-        with pytest.raises(CutError):
-            await client.call(more=sized(2001))
-        assert client.goodbye is not None
-        await eventually(lambda: rig.open == 0)
+async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_comes() -> None:
+    """A client of a stream in both directions says nothing more until it has heard something."""
 
+    def no_streams(method: bytes, target: bytes) -> Refusal | None:
+        return InvalidRequest("no streams") if (method, target) == (b"POST", b"/both-ways") else None
 
-@on_both_loops
-async def test_a_body_has_so_many_bytes() -> None:
-    async with port(echo, body_bytes=100_000) as rig:
+    async with port(echo, refused_at_head=no_streams) as rig:
         client = await rig.connect2()
-        assert len((await client.call(body=b"x" * 100_000)).body) == 100_000
-        number = client.open(more=[(b"content-length", b"100001")], ends=False)
-        await client.flush()
-        said(await client.answer(number), 413, "ValidationException")
-        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)  # need not send the rest
-        number = client.open(ends=False)
-        await client.body(number, b"x" * 100_001, ends=False)
-        said(await client.answer(number), 413, "ValidationException")
+        number = client.open(b"/both-ways", ends=False)
+        await client.body(number, b"x" * 100, ends=False)
+        assert said(await client.answer(number), 400, "ValidationException") == "no streams"
         await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
         assert (await client.call(body=b"x")).body == b"x"
-
-
-@on_both_loops
-async def test_the_bodies_of_all_requests_share_one_room() -> None:
-    handler = Gated()
-    async with port(handler, bodies_bytes=1000) as rig:
-        client = await rig.connect2()
-        held, part = [client.open(ends=False) for _ in range(2)]
-        await client.body(held, b"x" * 600)
-        await client.body(part, b"x" * 300, ends=False)
-        await eventually(lambda: rig.listener.held_bytes == 900)
-        assert "memory" in said(await client.call(body=b"x" * 101), 503, "ServiceUnavailableException")
-        assert rig.listener.held_bytes == 900
-        client.h2.reset_stream(part)
-        await client.flush()
-        await eventually(lambda: rig.listener.held_bytes == 600)
-        other = await rig.connect()
-        await other.send(ask(b"x" * 401))
-        said(await other.answer(), 503, "ServiceUnavailableException")
-        handler.gate.set()
-        assert len((await client.answer(held)).body) == 600
-
-
-@on_both_loops
-async def test_a_slow_body_and_an_idle_connection() -> None:
-    async with port(echo, body_seconds=120, idle_seconds=75) as rig:
-        client = await rig.connect2()
-        number = client.open(ends=False)
-        await client.body(number, b"x", ends=False)
-        await eventually(lambda: rig.listener.held_bytes)
-        await rig.pass_time(119)
-        await rig.pass_time(2)
-        assert "120 seconds" in said(await client.answer(number), 400, "ValidationException")
-        await rig.pass_time(74)
-        assert (await client.call()).status == 200
-        await rig.pass_time(74)
-        assert rig.open == 1
-        await rig.pass_time(2)
-        await client.until(lambda: client.goodbye)
-        await eventually(lambda: rig.open == 0)
-
-
-@on_both_loops
-async def test_too_many_streams() -> None:
-    handler = Gated()
-    async with port(handler, streams=5) as rig:
-        client = await rig.connect2()
-        await client.listen()
-        numbers = [client.open() for _ in range(5)]
-        await client.flush()
-        await eventually(lambda: handler.begun == 5)
-        client.h2.remote_settings.max_concurrent_streams = 100
-        client.h2.remote_settings.acknowledge()
-        client.open()
-        await client.flush()
-        with pytest.raises(CutError):
-            await client.answer(numbers[0])
-        await eventually(lambda: rig.open == 0)
-        assert handler.begun == 5
-        handler.gate.set()
-
-
-@on_both_loops
-async def test_too_many_connections() -> None:
-    async with port(echo, connections=1, surplus=1) as rig:
-        first = await rig.connect2()
-        await first.call()
-        second = await rig.connect2()
-        assert "1 connections already" in said(await second.call(body=b"x"), 503, "ServiceUnavailableException")
-        await second.until(lambda: second.goodbye)
-        assert (await first.call(body=b"x")).body == b"x"
-        await eventually(lambda: rig.open == 1)
-
-
-async def calmed(rig: Rig, client: Http2Wire) -> None:
-    await client.until(lambda: client.goodbye)
-    assert client.goodbye is not None
-    assert client.goodbye.error_code == ErrorCodes.ENHANCE_YOUR_CALM
-    await eventually(lambda: rig.open == 0)
-
-
-@on_both_loops
-async def test_rapid_resets() -> None:
-    handler = Gated()
-    async with port(handler, resets=10, window_seconds=10) as rig:
-        client = await rig.connect2()
-        for round_ in range(2):
-            for _ in range(10):
-                number = client.open()
-                client.h2.reset_stream(number)
-            await client.flush()
-            await quiet()
-            assert rig.open == 1, round_
-            await rig.pass_time(11)
-        for _ in range(11):
-            number = client.open()
-            client.h2.reset_stream(number)
-        await client.flush()
-        await calmed(rig, client)
-        handler.gate.set()
-
-
-@pytest.mark.parametrize("kind", ["ping", "settings", "unknown", "empty"])
-@on_both_loops
-async def test_floods(kind: str) -> None:
-    async with port(echo, controls=50, window_seconds=10) as rig:
-        client = await rig.connect2()
-        number = client.open(ends=False)
-        await client.flush()
-        empty = DataFrame(number)
-        frame = {"ping": PingFrame(0), "settings": SettingsFrame(0), "empty": empty, "unknown": ExtensionFrame(77, 0)}
-        flood = frame[kind].serialize() * 49
-        for _ in range(2):
-            await client.wire.send(flood)
-            await quiet()
-            assert rig.open == 1
-            await rig.pass_time(11)
-        await client.wire.send(flood + flood)
-        await calmed(rig, client)
-
-
-@on_both_loops
-async def test_answers_to_pings_that_nobody_reads() -> None:
-    async with port(echo, controls=10**9, control_backlog_bytes=100_000) as rig:
-        client = await rig.connect2(receive_buffer=4096)
-        with pytest.raises(ConnectionError):  # noqa: PT012 - which of the sends it is does not matter
-            for _ in range(1000):
-                await client.wire.send(PingFrame(0).serialize() * 1000)
-        await eventually(lambda: rig.open == 0)
 
 
 # Streams that are no more, when the library knows it and we are yet to hear of it.
@@ -330,46 +170,3 @@ async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_a
         client.h2.increment_flow_control_window(90, two)
         await client.flush()
         assert (await client.answer(two)).body == b"x" * 100
-
-
-@on_both_loops
-async def test_windows_that_never_open_hold_a_stream_for_a_while_only() -> None:
-    async with port(echo, stalled_seconds=300, idle_seconds=75) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
-        client.reads_on = False
-        number = client.open(ends=False)
-        await client.body(number, b"x" * 100)
-        await client.until(lambda: len(client.streams[number].body) == 10)
-        await rig.pass_time(290)
-        client.h2.increment_flow_control_window(10, number)
-        await client.flush()
-        await client.until(lambda: len(client.streams[number].body) == 20)
-        await rig.pass_time(299)
-        await client.wire.send(PingFrame(0).serialize())  # which is not reading
-        await quiet()
-        assert client.streams[number].reset is None
-        await rig.pass_time(2)
-        with pytest.raises(CutError, match="stream reset"):
-            await client.answer(number)
-        assert rig.open == 1
-
-
-@on_both_loops
-async def test_a_connection_that_nobody_reads_is_cut_though_it_pings() -> None:
-    async def flood(request: Request, responder: Responder) -> None:
-        responder.start(200, (), None)
-        responder.write(b"x" * 10_000_000)
-        responder.finish()
-
-    async with port(flood, stalled_seconds=300) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}, receive_buffer=4096)
-        client.h2.increment_flow_control_window(2**30)
-        client.open()
-        await client.flush()
-        await quiet(0.1)
-        assert rig.open == 1
-        for _ in range(4):
-            await client.wire.send(PingFrame(0).serialize())
-            await quiet(0.01)
-            await rig.pass_time(100)
-        await eventually(lambda: rig.open == 0)

@@ -327,6 +327,7 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
                 while len(through.taps[0].seen) == seen:  # it reads after all
                     assert await stalled.reads()
             await quiet()
+            await rig.pass_time(1)  # it is seen to have read
             await rig.pass_time(limits.HOLD_SECONDS + 1)
             for answer in answers:
                 assert (await answer).body == LONG

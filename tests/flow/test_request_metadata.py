@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config.keys import Upstream
+from proxy.errors import InvalidRequest
 from proxy.forwarding.model_path import Operation
-from proxy.forwarding.request_metadata import HEADER, identity, tell
+from proxy.forwarding.request_metadata import HEADER, MOST_BYTES, identity, tell
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN
 
@@ -25,7 +26,7 @@ FORGED = {"price-keeper-org": "another", "Price-Keeper-User": "nobody", "team": 
 
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
-    async with data_port(tmp_path, upstream=Upstream(request_metadata=True)) as opened:
+    async with data_port(tmp_path, upstream=Upstream(endpoint="simulated", request_metadata=True)) as opened:
         yield opened
 
 
@@ -71,6 +72,9 @@ async def test_in_a_header_of_an_invocation(port: DataPort, operation: str) -> N
     [
         ('{"a": 1', "the header x-amzn-bedrock-request-metadata is no JSON: "),
         ("[]", "the header x-amzn-bedrock-request-metadata is no JSON object"),
+        ('{"a": {"b": "c"}}', "the header x-amzn-bedrock-request-metadata has strings as its values"),
+        ('{"a": %s}' % ("[" * 500 + "]" * 500), "the header x-amzn-bedrock-request-metadata has strings as its values"),
+        ('{"a": "%s"}' % ("x" * MOST_BYTES), "the header x-amzn-bedrock-request-metadata has at most 32768 bytes"),
         (json.dumps({str(number): "x" for number in range(14)}), "requestMetadata has at most 13 entries here"),
     ],
 )
@@ -88,18 +92,37 @@ async def test_unless_it_is_wanted_nothing_is_changed(tmp_path: Path) -> None:
         assert body_of(port) == TURN | {"requestMetadata": FORGED}
 
 
+def test_what_is_said_in_another_alphabet_is_escaped_in_a_header() -> None:
+    said = {"team": "caf\u00e9 \U0001f600", "odd": "a\x7f\tb"}
+    given = json.dumps(said).replace("\x7f", "\\u007f")
+    ((name, told),), _ = tell(Operation.INVOKE, OURS, [(HEADER, given)], b"")
+    assert (name, json.loads(told)) == (HEADER, OURS | said)
+    assert told.isascii()
+    assert told.isprintable()
+
+
+BIG = b'{"messages":[],"x":123456789012345678901,"y":%b,"z":{"a":1,"a":2}}' % (b"[" * 2000 + b"]" * 2000)
+
+
+@pytest.mark.parametrize("metadata", [b"", b',"requestMetadata":{"a":"b"}', b',\n "requestMetadata" : null '])
+def test_the_rest_of_a_body_stays_as_it_is(metadata: bytes) -> None:
+    body = BIG[:-1] + metadata + b"}"
+    _, told = tell(Operation.CONVERSE, identity(ORG, APP, "premium"), [], body)
+    assert told.startswith(BIG[:-1] + b",")
+    assert json.loads(told.removeprefix(BIG[:-1] + b",").join((b"{", b"")))["requestMetadata"].items() >= OURS.items()
+
+
 values = st.recursive(
     st.none()
     | st.booleans()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(-(2**80), 2**80)
     | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-theirs = st.fixed_dictionaries(
-    {}, optional={"requestMetadata": st.dictionaries(st.text(max_size=9), values, max_size=9)}
-)
+entries = st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=9)
+theirs = st.fixed_dictionaries({}, optional={"requestMetadata": entries})
 
 
 @given(st.dictionaries(st.text(max_size=5), values, max_size=4), theirs, st.sampled_from([None, 1]), st.booleans())
@@ -109,12 +132,16 @@ def test_nothing_else_of_a_body_changes(document: Any, metadata: Any, indent: in
     after = json.loads(told)
     said = after.pop("requestMetadata")
     assert after == {name: value for name, value in document.items() if name != "requestMetadata"}
-    assert OURS.items() <= said.items()
+    kept = {name: text for name, text in metadata.get("requestMetadata", {}).items() if "price-keeper-" not in name}
+    assert said == kept | OURS
     assert told.count(b"price-keeper-org") == 1
 
 
 def test_an_escaped_name_is_the_same_name() -> None:
-    body = b'{"request\\u004detadata": {"price-keeper-\\u006frg": "forged"}, "requestMetadata": {"a": "b"}}'
+    ours = {"price-keeper-org": ORG, "price-keeper-label": "premium"}
+    body = b'{"request\\u004detadata": {"price-keeper-\\u006frg": "forged", "PRICE-KEEPER-App": "x", "a": "b"}}'
     _, told = tell(Operation.CONVERSE, identity(ORG, None, "premium"), [], body)
-    assert json.loads(told) == {"requestMetadata": {"a": "b", "price-keeper-org": ORG, "price-keeper-label": "premium"}}
-    assert told.count(b"equest") == 1
+    assert json.loads(told) == {"requestMetadata": {"a": "b"} | ours}
+    twice = body[:-1] + b',"requestMetadata":{}}'
+    with pytest.raises(InvalidRequest, match="the body has 'requestMetadata' more than once"):
+        tell(Operation.CONVERSE, ours, [], twice)

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
 from proxy.stores.dynamodb import ATTEMPTS
+from tests.support import commands
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
+from tests.support.servers import free_port
 
 SERVED = {
     "PRICE_KEEPER_JWT_SECRET": "a secret of the test's own, long enough",
     "PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated",
     "PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0",
-    "PRICE_KEEPER__STORE__ENGINE": "dynamodb",
     "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0",
 }
+ON_DYNAMODB = SERVED | {"PRICE_KEEPER__STORE__ENGINE": "dynamodb"}
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +56,7 @@ FREE_PORTS = ("--port", "0", "--control-port", "0")
 def test_dev_needs_nothing_and_stops_when_told(tmp_path: Path, stop: signal.Signals) -> None:
     with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
         assert get(f"{running.control}/health") == (200, {"status": "ok"})
-        assert get(f"{running.control}/ready") == (200, {"status": "ready", "checks": {"store": "ok"}})
+        assert get(f"{running.control}/ready") == (200, {"status": "ready", "checks": {"store": "ok", "journal": "ok"}})
         assert (tmp_path / "data" / "price-keeper.db").exists()
         assert running.stop(stop) == 0
         assert running.errors == ""
@@ -56,7 +64,7 @@ def test_dev_needs_nothing_and_stops_when_told(tmp_path: Path, stop: signal.Sign
 
 def test_serve_on_dynamodb(engines: Engines, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
-    settings = SERVED | {"PRICE_KEEPER__STORE__ENDPOINT": engines.endpoints["ministack"]}
+    settings = ON_DYNAMODB | {"PRICE_KEEPER__STORE__ENDPOINT": engines.endpoints["ministack"]}
     with sidecar("serve", folder=tmp_path, **settings) as running:
         status, body = get(f"{running.control}/ready")
         assert (status, body["status"]) == (503, "not ready")
@@ -109,7 +117,7 @@ def test_a_mistake_in_the_command_shows_how_it_is_used(tmp_path: Path, arguments
 async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
-        settings = SERVED | {"PRICE_KEEPER__STORE__ENDPOINT": proxy.url}
+        settings = ON_DYNAMODB | {"PRICE_KEEPER__STORE__ENDPOINT": proxy.url}
         await asyncio.to_thread(price_keeper, "tables", "create", folder=tmp_path, **settings)
         with sidecar("serve", folder=tmp_path, **settings) as running:
             assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
@@ -119,3 +127,98 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
             assert body["checks"]["store"].startswith("no answer from DynamoDB")
             assert (await asyncio.to_thread(get, f"{running.control}/health"))[0] == 200
             assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
+
+
+# Starting, and what else a process is told.
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_hangs_can_be_watched_and_stopped(tmp_path: Path, stop: signal.Signals) -> None:
+    """A provider of credentials may take for ever; it runs in a thread, which must not hold up the exit."""
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    os.mkfifo(tmp_path / "never")
+    (tmp_path / "aws").write_text(f"[default]\ncredential_process = cat {tmp_path / 'never'}\n")
+    control = f"127.0.0.1:{free_port()}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | SERVED
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "PRICE_KEEPER__UPSTREAM__ENDPOINT": "http://127.0.0.1:9",
+        "PRICE_KEEPER__LISTEN__CONTROL": control,
+        "AWS_CONFIG_FILE": str(tmp_path / "aws"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    command = [sys.executable, "-m", "proxy.cli", "serve"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=-1, stderr=-1, text=True) as process:
+        try:
+            assert until_heard(f"http://{control}/ready") == (
+                503,
+                {"status": "not ready", "checks": {"process": "starting"}},
+            )
+            assert get(f"http://{control}/health") == (200, {"status": "ok"})
+            process.send_signal(stop)
+            assert process.wait(SECONDS) == 0
+            assert process.communicate() == ("", "")
+        finally:
+            process.kill()
+            # Whoever still reads from it comes to an end.
+            os.close(os.open(tmp_path / "never", os.O_RDWR | os.O_NONBLOCK))
+
+
+def until_heard(url: str) -> tuple[int, Any]:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            return get(url)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_health_has_a_port_of_its_own_if_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    health = f"127.0.0.1:{free_port()}"
+    with sidecar("serve", folder=tmp_path, **SERVED, PRICE_KEEPER__LISTEN__HEALTH=health) as running:
+        for address in (running.control, f"http://{health}"):
+            assert get(f"{address}/health") == (200, {"status": "ok"})
+            assert get(f"{address}/ready")[0] == 200
+        assert running.stop() == 0
+
+
+def test_sighup_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    with sidecar("serve", folder=tmp_path, **SERVED) as running:
+        running.process.send_signal(signal.SIGHUP)
+        assert get(f"{running.control}/ready")[0] == 200
+        assert running.stop() == 0
+        assert running.errors == "SIGHUP: a running process cannot take on a new configuration yet; restart it\n"
+
+
+def test_a_flood_of_connections_takes_neither_readiness_nor_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are fewer descriptors than connections; what the sidecar needs itself is not theirs."""
+    few = tmp_path / "python"
+    few.write_text(f'#!/bin/sh\nulimit -n 400\nexec {sys.executable} "$@"\n')
+    few.chmod(0o700)
+    monkeypatch.setattr(commands.sys, "executable", str(few))
+    with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running, ExitStack() as flood:
+        place = urlsplit(running.data)
+        for _ in range(600):
+            flood.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
+        assert get(f"{running.control}/ready")[0] == 200
+        assert get(f"{running.control}/health")[0] == 200
+        flood.close()
+        deadline = time.monotonic() + SECONDS
+        while answered(running.data) in (0, 503):  # they leave one by one
+            assert time.monotonic() < deadline
+        assert running.stop() == 0
+        assert len(running.errors.splitlines()) == 1
+        assert "as many as are taken" in running.errors
+
+
+def answered(url: str) -> int:
+    try:
+        return get(url)[0]
+    except OSError:
+        return 0

@@ -102,6 +102,11 @@ UNFIT: dict[str, list[tuple[bytes, bytes]]] = {
     "an upgrade": [*HEAD, (b"upgrade", b"h2c")],
     "a wrong length": [*HEAD, (b"content-length", b"5")],
     "two lengths": [*HEAD, (b"content-length", b"4"), (b"content-length", b"5")],
+    "two lengths, the right one last": [*HEAD, (b"content-length", b"5"), (b"content-length", b"4")],
+    "the same length twice": [*HEAD, (b"content-length", b"4"), (b"content-length", b"4")],
+    "a signed length": [*HEAD, (b"content-length", b"+4")],
+    "a length with an underscore": [*HEAD, (b"content-length", b"0_4")],
+    "a length with a space": [*HEAD, (b"content-length", b" 4")],
     "a length that is none": [*HEAD, (b"content-length", b"four")],
     "a line end in a value": [*HEAD, (b"x", b"y\r\ncontent-length: 5")],
     "a line end in a name": [*HEAD, (b"x\r\ny", b"z")],
@@ -143,3 +148,22 @@ async def test_nor_does_it_pass_over_http2(what: str) -> None:
         with suppress(CutError):
             assert (await client.answer(1)).status == 400
         assert seen == []
+
+
+@pytest.mark.parametrize("lines", [[b"upgrade", b"close"], [b"close", b"upgrade"], [b"upgrade, close"]])
+@on_both_loops
+async def test_the_last_request_is_the_last_whatever_else_it_offers(lines: list[bytes]) -> None:
+    seen: list[bytes] = []
+
+    async def note(request: Request, responder: Responder) -> None:
+        seen.append(request.target)
+        await echo(request, responder)
+
+    async with port(note) as rig:
+        wire = await rig.connect()
+        offer = b"".join(b"connection: %b\r\n" % line for line in lines) + b"upgrade: x\r\n"
+        await wire.send(ask(b"body", offer) + HIDDEN)
+        heard = await wire.answer()
+        assert (heard.body, heard[b"connection"]) == (b"body", b"close")
+        assert await wire.ending() in ("closed", "reset")
+        assert seen == [b"/a"]

@@ -14,8 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.exchange import Header
 from proxy.forwarding.eventstream import encode
-from proxy.forwarding.watching import Watching
+from proxy.forwarding.forwarder import Target
+from proxy.forwarding.model_path import Operation
+from proxy.metering.reading import Reader, reader_of
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, Exchange, Rig, Through, between, upstream
 from tests.support.wire import Heard, Http2Wire, Wire, ask, eventually
@@ -156,9 +159,32 @@ class Bench:
             del wire.streams[stream]
 
 
+class Reading:
+    """Reads every answer for its usage, as the meter does, and forgets it."""
+
+    def __init__(self) -> None:
+        self._reader: Reader | None = None
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
+
+    def head(self, status: int, headers: list[Header]) -> None:
+        self._reader = reader_of(Operation.INVOKE_STREAM, "", dict(headers))
+
+    def data(self, data: bytes) -> None:
+        assert self._reader is not None
+        self._reader.feed(data)
+
+    def end(self, is_whole: bool) -> None:
+        assert self._reader is not None
+        self._reader.usage()
+        self._reader.estimate_output()
+
+
 @asynccontextmanager
 async def bench(narrow: bool) -> AsyncIterator[Bench]:
-    through = Through(new_tap=Watching)
+    through = Through(new_tap=Reading)
     made: list[Bench] = []
     async with upstream(lambda exchange: made[0].script(exchange)) as server:
         through.to(server.endpoint)

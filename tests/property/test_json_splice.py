@@ -129,7 +129,8 @@ def test_members_are_where_a_parser_sees_them(document: Object, seed: int) -> No
 
 BITS = [b'"', b"\\", b"{", b"}", b"[", b"]", b":", b",", b" ", b"\n", b"\x00", b"\x1f", b"\xff", b"\xc1\xad", b"0",
         b"-", b".", b"e", b"+", b"//", b"'", b"nul", b"NaN", b"Infinity", b"true", b"\\u", b"\\u00e", b"\\x",
-        b"\xef\xbb\xbf", b'"model"', b'"model":1,', b'"m\\u006fdel":2', b'\\"', b"\\\\", b"/**/", b"\xc2\xa0", b"\x0b"]  # fmt: skip
+        b"\xef\xbb\xbf", b'"model"', b'"model":1,', b'"m\\u006fdel":2', b'\\"', b"\\\\", b"/**/", b"\xc2\xa0",
+        b"\x0b"]  # fmt: skip
 edits = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 3), st.sampled_from(BITS)), min_size=1, max_size=3)
 
 

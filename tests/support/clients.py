@@ -77,7 +77,7 @@ class Client:
             return
         reason = f"{self.name} is not installed: make clients"
         if os.environ.get(REQUIRED) == "required":
-            pytest.fail(reason)
+            pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
 
     @property

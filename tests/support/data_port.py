@@ -16,10 +16,11 @@ from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
 from proxy.clock import SystemClock
 from proxy.config import Address, Config
-from proxy.config.keys import Listen
+from proxy.config.keys import Journal, Listen, Upstream
 from proxy.forwarding.credentials import FixedCredentials
 from proxy.forwarding.forwarder import SignatureV4
 from proxy.forwarding.sigv4 import Credentials
+from proxy.recording.composed import Recording, opened_recording
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from proxy.stores.sqlite import SqliteStore
 from proxy.tasks import Tasks
@@ -34,6 +35,7 @@ class DataPort:
     url: str
     token: str
     bedrock: SimulatedBedrock
+    recording: Recording
 
     def client(self, read_timeout: float = 60, **headers: str) -> Any:
         """boto3's, which sends these headers too."""
@@ -60,14 +62,25 @@ async def data_port(folder: Path, **config: Any) -> AsyncIterator[DataPort]:
     """As in development, but for what `config` says."""
     clock = SystemClock()
     port_of_its_own = Listen(data=Address("127.0.0.1", 0))
-    whole = replace(Config(labels=Config.development().labels, listen=port_of_its_own), **config)
+    plain = Config(
+        labels=Config.development().labels,
+        listen=port_of_its_own,
+        upstream=Upstream(endpoint=dataplane.SIMULATED),
+        journal=Journal(dir=str(folder / "journal")),
+    )
+    whole = replace(plain, **config)
     tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     store = await SqliteStore(folder / "store.db", clock.now).open()
     async with Tasks(clock) as tasks, simulated_bedrock() as stand_in:
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         bedrock = dataplane.Bedrock(stand_in.url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
-        pipeline = dataplane.pipeline(whole, store, tokens, bedrock, clock, tasks)
-        listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
-        yield DataPort(f"http://127.0.0.1:{port}", tokens.mint(ORG, APP).token, stand_in)
-        await listener.drain(0.5)
+        async with opened_recording(whole, store, clock) as recording:
+            tariffs = await dataplane.prices(whole, store, clock, tasks)
+            metering = dataplane.metering(whole, store, recording.recorder, tariffs, clock, tasks)
+            forwarder = dataplane.forwarding(bedrock, clock, tasks)
+            pipeline = dataplane.pipeline(whole, store, tokens, bedrock, clock, forwarder, metering)
+            listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
+            yield DataPort(f"http://127.0.0.1:{port}", tokens.mint(ORG, APP).token, stand_in, recording)
+            await listener.drain(0.5, forwarder.close)
+            await recording.finish()
     await store.close()

@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
 
-PIECE = 64 * 1024
+from proxy.surface.reset import reset
+
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD = 9
 HEADERS_FRAME = 1
@@ -23,49 +24,84 @@ class Door:
     """`requests` counts what a client sent to be answered; what it fetched on the way, as credentials, is left out."""
 
     def __init__(self, target: str) -> None:
-        self._target = urlsplit(target)
-        self._serving: set[asyncio.Task[None]] = set()
+        self.target = urlsplit(target)
+        self.sides: set[_Side] = set()
         self.requests = 0
         self.url = ""
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Callers(self), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
         self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        for side in tuple(self.sides):
+            side.transport.abort()
 
     def count(self, method: bytes) -> None:
         self.requests += method == b"POST"
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        try:
-            far_reader, far_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
-            watch = _Counting(self.count)
-            there = asyncio.create_task(_pass(reader, far_writer, watch))
-            # The answer's end is the end: a refusal may come while the client still sends.
-            await _pass(far_reader, writer, None)
-            there.cancel()
-            for each in (writer, far_writer):
-                each.close()
-        finally:
-            self._serving.discard(task)
+
+class _Side(asyncio.Protocol):
+    """One side of a door: bytes, their end and a reset go on to the other side as they come."""
+
+    transport: asyncio.Transport
+    has_ended = False
+
+    def __init__(self, door: Door, other: _Side | None = None) -> None:
+        self._door = door
+        self.other = other
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._door.sides.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._there.write(data)
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        with suppress(OSError):  # it may just have gone
+            self._there.write_eof()
+        if self.other is not None and self.other.has_ended:
+            self.transport.close()
+        return True
+
+    def connection_lost(self, failure: Exception | None) -> None:
+        self._door.sides.discard(self)
+        if self.other is not None:
+            reset(self._there) if failure else self._there.close()
+
+    def pause_writing(self) -> None:
+        self._there.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._there.resume_reading()
+
+    @property
+    def _there(self) -> asyncio.Transport:
+        assert self.other is not None
+        return self.other.transport
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, watch: _Counting | None) -> None:
-    with suppress(OSError):  # whoever left has no more to say
-        while piece := await reader.read(PIECE):
-            if watch is not None:
-                watch.feed(piece)
-            writer.write(piece)
-            await writer.drain()
-        writer.write_eof()
+class _Callers(_Side):
+    def __init__(self, door: Door) -> None:
+        super().__init__(door)
+        self._watch = _Counting(door.count)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.pause_reading()
+        self._joining = asyncio.create_task(self._join())
+
+    async def _join(self) -> None:
+        target, loop = self._door.target, asyncio.get_running_loop()
+        _, self.other = await loop.create_connection(lambda: _Side(self._door, self), target.hostname, target.port)
+        self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._watch.feed(data)
+        super().data_received(data)
 
 
 class _Counting:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -175,6 +176,19 @@ async def echo(request: Request, responder: Responder) -> None:
     responder.finish()
 
 
+class Gated:
+    """Echoes once it is let."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        self.begun += 1
+        await self.gate.wait()
+        await echo(request, responder)
+
+
 class Log(logging.Handler):
     """What was logged as a warning or worse, by anybody, the event loop included."""
 
@@ -238,20 +252,28 @@ class Rig:
 
 
 @asynccontextmanager
-async def port(handler: Handler, **limits: Any) -> AsyncIterator[Rig]:
+async def port(
+    handler: Handler,
+    *,
+    tls: ssl.SSLContext | None = None,
+    refused_at_head: Callable[[bytes, bytes], Refusal | None] | None = None,
+    **limits: Any,
+) -> AsyncIterator[Rig]:
     clock, log = StepClock(), Log()
     logging.getLogger().addHandler(log)
     try:
         async with Tasks(clock) as tasks:
-            listener = Listener(handler, clock, tasks, Limits(**limits))
-            rig = Rig(listener, await listener.listen("127.0.0.1", 0), clock, tasks, log)
+            options = {"refused_at_head": refused_at_head} if refused_at_head is not None else {}
+            listener = Listener(handler, clock, tasks, Limits(**limits), **options)
+            rig = Rig(listener, await listener.listen("127.0.0.1", 0, tls), clock, tasks, log)
             try:
                 yield rig
                 rig.hang_up()
                 await rig.is_empty()
                 await listener.drain(0)
             finally:
-                listener._server.close()
+                for door in listener._doors:
+                    door.close()
                 for connection in tuple(listener._connections):
                     connection.cut()
                 for wire in rig.wires:
@@ -268,6 +290,10 @@ class Tapped:
     status: int = 0
     seen: bytes = b""
     ends: list[bool] = field(default_factory=list)
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
 
     def head(self, status: int, headers: list[Header]) -> None:
         self.status = status

@@ -22,6 +22,7 @@ from proxy.simulator import DEFAULT_KEYS
 from proxy.stores import schema
 from proxy.stores.contract import ItemMissing, Put
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface.tls import local_authority
 from tests.support.clients import API_KEY, BEARER, CONTAINER, SESSION, Client
 from tests.support.commands import Sidecar, sidecar
 from tests.support.simulated import CLAUDE, BedrockProcess, bedrock_process
@@ -47,9 +48,15 @@ _TROUBLES: dict[str, dict[str, Any]] = {
 _PRICES = {"input": 3, "output": 15, "cache_read": 0.3, "cache_write_5m": 3.75, "cache_write_1h": 6}
 
 
+# One more way to say who calls: to the same sidecar as it serves over https.
+BEARER_OVER_HTTPS = "bearer over https"
+
+
 @dataclass(frozen=True)
 class Stage:
-    sidecar: Sidecar
+    plain: Sidecar
+    encrypted: Sidecar
+    authority: Path  # whose certificate vouches for the encrypted one
     bedrock: BedrockProcess  # the one that is well
     troubled: dict[str, BedrockProcess]  # by their labels
     tokens: Tokens
@@ -61,18 +68,22 @@ class Stage:
 
     @property
     def url(self) -> str:
-        return self.sidecar.data
+        return self.plain.data
 
     @property
     def output(self) -> str:
-        """All that the sidecar said."""
-        return self.sidecar.errors_file.with_suffix(".out").read_text() + self.sidecar.errors
+        """All that the sidecars said."""
+        sidecars = (self.plain, self.encrypted)
+        return "".join(each.errors_file.with_suffix(".out").read_text() + each.errors for each in sidecars)
 
     def token(self, seconds: int = 3600) -> str:
         return self.tokens.mint(ORG, APP, seconds).token
 
     def environ(self, client: Client, way: str, url: str | None = None, token: str | None = None) -> dict[str, str]:
         """All that a user sets: where the sidecar is, and who calls."""
+        if way == BEARER_OVER_HTTPS:
+            trust = dict.fromkeys(("AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), str(self.authority))
+            return self.environ(client, BEARER, self.encrypted.data, token) | trust
         url = url or self.url
         return {client.redirect: url + client.path, **self._way(way, url, token or self.token())}
 
@@ -90,7 +101,6 @@ class Stage:
 @contextmanager
 def stage(folder: Path) -> Iterator[Stage]:
     secret = new_secret()
-    asyncio.run(_make_client(folder / "price-keeper.db", secret))
     with ExitStack() as running:
         bedrock = running.enter_context(bedrock_process())
         places = {CLOSED: running.enter_context(_closed_port())}
@@ -98,9 +108,13 @@ def stage(folder: Path) -> Iterator[Stage]:
         for name, place in troubled.items():
             place.plan(always=_TROUBLES[name])
             places[name] = place.url
-        (folder / "config.yaml").write_text(yaml.safe_dump(_config(folder, bedrock.url, places)))
+        config = _config(bedrock.url, places)
+        authority, certificate, key = local_authority(folder / "tls", time.time())
+        tls = {"certificate_file": str(certificate), "key_file": str(key)}
         yield Stage(
-            running.enter_context(sidecar("serve", folder=folder, **_environment())),
+            running.enter_context(_serving(folder / "plain", config, secret)),
+            running.enter_context(_serving(folder / "encrypted", config, secret, tls=tls)),
+            authority,
             bedrock,
             troubled,
             Tokens([SigningKey("k1", "HS256", SIGNING_SECRET, SIGNING_SECRET)], "price-keeper", time.time),
@@ -108,12 +122,22 @@ def stage(folder: Path) -> Iterator[Stage]:
         )
 
 
+@contextmanager
+def _serving(folder: Path, config: dict[str, Any], secret: str, **listen: Any) -> Iterator[Sidecar]:
+    folder.mkdir()
+    asyncio.run(_make_client(folder / "price-keeper.db", secret))
+    config = config | {"listen": config["listen"] | listen}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with sidecar("serve", folder=folder, **_environment()) as running:
+        yield running
+
+
 def _environment() -> dict[str, str]:
     keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
     return keys | {"PRICE_KEEPER_JWT_SECRET": SIGNING_SECRET}
 
 
-def _config(folder: Path, url: str, places: dict[str, str]) -> dict[str, Any]:
+def _config(url: str, places: dict[str, str]) -> dict[str, Any]:
     troubled = {
         name: _label(f"anthropic.claude-{name}-v1:0", endpoints=[{"region": "us-east-1", "endpoint": place}])
         for name, place in places.items()
@@ -121,8 +145,8 @@ def _config(folder: Path, url: str, places: dict[str, str]) -> dict[str, Any]:
     return {
         "listen": {"data": "127.0.0.1:0", "control": "127.0.0.1:0"},
         "upstream": {"endpoint": url},
-        "store": {"path": str(folder / "price-keeper.db")},
-        "journal": {"dir": str(folder / "journal")},
+        "store": {"path": "price-keeper.db"},
+        "journal": {"dir": "journal"},
         "labels": {
             "premium": _label(CLAUDE),
             "economy": _label("amazon.nova-lite-v1:0", "nova"),

@@ -195,6 +195,7 @@ async def refused(wire: Wire, status: int = 400, kind: str = "ValidationExceptio
     """It says why, and then closes in good order even though the client may still have something to say."""
     heard = await wire.answer()
     assert heard[b"connection"] == b"close"
+    assert heard[b"x-price-keeper-request-id"]
     assert await wire.ending() == "closed"
     wire.close()
     return said(heard, status, kind)
@@ -266,10 +267,10 @@ class Http2Wire:
             data = data[room:]
         await self.flush()
 
-    async def listen(self) -> bool:
+    async def listen(self, most: int = 65536) -> bool:
         """Once; False at the end of the connection."""
         try:
-            is_more = await self.wire.more()
+            is_more = await self.wire.more(most)
         except ConnectionError:
             is_more = False
         data, self.wire.got = self.wire.got, b""

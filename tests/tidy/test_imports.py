@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
-    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange"},
+    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange", "proxy.telemetry"},
     {"proxy.answers"},
     {"proxy.config.problems"},
     {"proxy.config.tree"},
@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"proxy.forwarding", "proxy.selection", "proxy.auth"},
     {"proxy.metering"},
     {"proxy.recording"},
+    {"proxy.reporting"},
     {"proxy.surface", "proxy.control", "proxy.simulator"},
     {"proxy.pipeline"},
     {"proxy.dataplane"},

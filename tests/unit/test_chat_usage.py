@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.exchange import Flow, Header
-from proxy.forwarding.chat_usage import WithoutUsage, asks_itself, with_usage_asked
+from proxy.forwarding.chat_usage import WithoutUsage, is_to_be_asked, with_usage_asked
 from proxy.metering.streams import usage_event_only
 from tests.support.effort import tries
 
@@ -118,6 +118,6 @@ def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None
     ],
 )
 def test_only_a_stream_that_does_not_ask_is_made_to(body: str, asks: bool, sent: str | None) -> None:
-    assert asks_itself(body.encode()) is asks
+    assert is_to_be_asked(body.encode()) is not asks
     if sent is not None:
         assert with_usage_asked(body.encode()) == sent.encode()

@@ -15,8 +15,9 @@ from proxy.auth.clients import Clients, hash_secret, new_secret
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
-from proxy.errors import AccessDenied, Busy, StoreUnavailable
+from proxy.errors import AccessDenied, Busy, SlowDown, StoreUnavailable
 from proxy.exchange import Request
+from proxy.model import scope_of_client
 from proxy.stores import schema
 from proxy.stores.contract import Put
 from proxy.stores.sqlite import SqliteStore
@@ -92,12 +93,23 @@ async def test_a_secret_of_another_length_costs_nothing(
     assert comparisons == []
 
 
-async def test_a_client_that_does_not_exist_takes_as_long(
+async def test_what_is_no_secret_of_ours_costs_nothing(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
-    with pytest.raises(AccessDenied):
-        await Clients(store, time).check(f"org-{ORG}-app-nobody", SECRET)
-    assert comparisons == [SECRET.encode()]
+    """Length in characters is not length in bytes, of which bcrypt takes 72."""
+    for secret in ("\xe9" * 44, "\u00c4" + SECRET[1:], "\0" * 44, SECRET[:-1] + "\n", " " * 44):
+        with pytest.raises(AccessDenied):
+            await Clients(store, time).check(WEB, secret)
+    assert comparisons == []
+
+
+async def test_a_wrong_secret_takes_no_longer_than_a_client_that_does_not_exist(
+    store: SqliteStore, time: Time, comparisons: list[bytes]
+) -> None:
+    for client_id, secret in ((f"org-{ORG}-app-nobody", SECRET), (WEB, OTHER)):
+        with pytest.raises(AccessDenied):
+            await Clients(store, time).check(client_id, secret)
+    assert comparisons == []
 
 
 async def test_a_new_secret_takes_effect_within_a_minute(store: SqliteStore, time: Time) -> None:
@@ -119,14 +131,130 @@ async def test_the_store_away_is_no_wrong_secret(store: SqliteStore, time: Time)
         await Clients(Away(), time).check(WEB, SECRET)  # type: ignore[arg-type]
 
 
-async def test_too_many_comparisons_are_turned_away(
+# Floods of wrong secrets.
+
+
+class Counting:
+    """A store that counts what it is asked, and answers when it is let."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self.reads = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def get(self, *arguments: Any) -> Any:
+        self.reads += 1
+        await self.may_answer.wait()
+        return await self._store.get(*arguments)
+
+
+def wrong(clients: Clients, client_id: str, count: int) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(clients.check(client_id, new_secret())) for _ in range(count)]
+
+
+async def outcomes(tasks: list[asyncio.Task[Any]]) -> set[str]:
+    return {type(each).__name__ for each in await asyncio.gather(*tasks, return_exceptions=True)}
+
+
+async def test_the_right_secret_gets_through_a_flood_for_its_own_client(
+    store: SqliteStore, time: Time, comparisons: list[bytes]
+) -> None:
+    clients = Clients(store, time)
+    flood = wrong(clients, WEB, 500)
+    right = [asyncio.create_task(clients.check(WEB, SECRET)) for _ in range(20)]
+    flood += wrong(clients, WEB, 400)
+    assert {scope.app for scope in await asyncio.gather(*right)} == {"web"}
+    assert await outcomes(flood) == {"AccessDenied"}
+    assert comparisons == [SECRET.encode()]
+
+
+async def test_a_client_is_read_once_in_a_minute_whoever_asks(store: SqliteStore, time: Time) -> None:
+    counting = Counting(store)
+    clients = Clients(counting, time)  # type: ignore[arg-type]
+    for client_id in (WEB, f"org-{ORG}-app-nobody"):
+        counting.reads = 0
+        counting.may_answer.clear()
+        flood = wrong(clients, client_id, 100)
+        await asyncio.sleep(0)
+        counting.may_answer.set()
+        assert await outcomes(flood + wrong(clients, client_id, 100)) == {"AccessDenied"}
+        assert counting.reads == 1
+        time.now += module.HASH_SECONDS
+        await outcomes(wrong(clients, client_id, 10))
+        assert counting.reads == 2
+
+
+async def _set_hash_without_a_check(store: SqliteStore, app: str, secret: str) -> None:
+    hashed = module.bcrypt.hashpw(secret.encode(), module.bcrypt.gensalt(4)).decode()
+    await store.put(Put(schema.app_config(ORG, app), {"client_secret_hash": hashed}))
+
+
+async def test_without_the_check_failures_are_rationed(
+    store: SqliteStore, time: Time, comparisons: list[bytes]
+) -> None:
+    await _set_hash_without_a_check(store, "web", SECRET)
+    clients = Clients(store, time)
+    assert await outcomes(wrong(clients, WEB, 50)) == {"AccessDenied", "SlowDown"}
+    assert len(comparisons) == module.FAILURES
+    with pytest.raises(SlowDown) as refused:
+        await clients.check(WEB, SECRET)
+    time.now += refused.value.retry_after or 0
+    assert (await clients.check(WEB, SECRET)).app == "web"
+    await outcomes(wrong(clients, WEB, 50))
+    assert (await clients.check(WEB, SECRET)).app == "web"  # it is known by now
+    assert len(comparisons) == module.FAILURES + 1
+
+
+async def test_ones_failures_are_nobody_elses(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each client one secret at a time waits for a comparison, however many were sent."""
+    turns: list[bytes] = []
+    real = module.bcrypt.checkpw
+
+    def slow(secret: bytes, kept: bytes) -> bool:
+        turns.append(secret)
+        return real(secret, kept)
+
+    monkeypatch.setattr(module.bcrypt, "checkpw", slow)
+    await _set_hash_without_a_check(store, "loud", OTHER)
+    await _set_hash_without_a_check(store, "web", SECRET)
+    clients = Clients(store, time)
+    flood = wrong(clients, f"org-{ORG}-app-loud", 900)
+    await asyncio.sleep(0)
+    assert (await clients.check(WEB, SECRET)).app == "web"
+    assert turns.index(SECRET.encode()) <= module.FAILURES
+    await outcomes(flood)
+
+
+async def test_too_many_at_once_are_turned_away(
     store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WAITING", 3)
-    clients = Clients(store, time)
-    outcomes = await asyncio.gather(*(clients.check(WEB, new_secret()) for _ in range(8)), return_exceptions=True)
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["AccessDenied"] * 3 + ["Busy"] * 5
+    monkeypatch.setattr(module, "CLIENTS_WAITING", 2)
+    counting = Counting(store)
+    counting.may_answer.clear()
+    clients = Clients(counting, time)  # type: ignore[arg-type]
+    flood = wrong(clients, WEB, 8)
+    await asyncio.sleep(0)
+    counting.may_answer.set()
+    found = [type(each).__name__ for each in await asyncio.gather(*flood, return_exceptions=True)]
+    assert sorted(found) == ["AccessDenied"] * 3 + ["Busy"] * 5
     assert (await clients.check(WEB, SECRET)).app == "web"
+    assert clients._lanes == {}
+    for app in ("a", "b", "c", "d"):
+        await _set_hash_without_a_check(store, app, SECRET)
+    several = [asyncio.create_task(clients.check(f"org-{ORG}-app-{app}", SECRET)) for app in ("a", "b", "c", "d")]
+    assert await outcomes(several) == {"Scope", "Busy"}
+
+
+async def test_what_is_remembered_is_bounded(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    clients = Clients(store, time)
+    await clients.check(WEB, SECRET)
+    for number in range(50):
+        await outcomes(wrong(clients, f"org-{ORG}-app-nobody{number}", 1))
+    assert len(clients._absent) <= 10
+    assert list(clients._hashes) == list(clients._right) == [scope_of_client(WEB)]
 
 
 class Kept:

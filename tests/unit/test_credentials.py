@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import UpstreamAway
+from proxy.errors import ConfigError, UpstreamAway
 from proxy.forwarding.credentials import ProvidedCredentials
+from proxy.forwarding.forwarder import BearerKey
 from proxy.forwarding.sigv4 import Credentials
 
 
@@ -79,3 +80,55 @@ async def test_botocores_own_chain_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     provided = ProvidedCredentials()
     await provided.renew()
     assert provided.current() == Credentials("FROMFILE", "secret", "t")
+
+
+def _given(access: Any, secret: Any, token: Any) -> SimpleNamespace:
+    return SimpleNamespace(access_key=access, secret_key=secret, token=token)
+
+
+async def test_the_new_line_that_ends_a_file_is_no_part_of_a_secret() -> None:
+    provided = ProvidedCredentials(Chain(_given("KEY\n", " secret\r\n", "token\n"), _given("KEY", "secret", "")))
+    await provided.renew()
+    assert provided.current() == Credentials("KEY", "secret", "token")
+    await provided.renew()
+    assert provided.current() == Credentials("KEY", "secret", None)
+
+
+UNUSABLE = [
+    ("KEY", "se cret", None),
+    ("KEY", "", None),
+    (None, None, None),
+    ("KEY", "s\u00e9cret", None),
+    ("KEY", "secret", "to\nken"),
+]
+
+
+@pytest.mark.parametrize("values", UNUSABLE)
+async def test_what_cannot_be_used_is_told_at_the_start_and_not_shown(values: Any) -> None:
+    with pytest.raises(ConfigError, match="the AWS credentials cannot be used: ") as refused:
+        await ProvidedCredentials(Chain(_given(*values))).renew()
+    assert all(value not in str(refused.value) for value in values[1:] if value)
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("values", UNUSABLE)
+async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCaptureFixture) -> None:
+    provided = ProvidedCredentials(Chain(_frozen(1), _given(*values), _frozen(2)))
+    await provided.renew()
+    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+        await provided.renew()
+    assert provided.current().access_key == "KEY1"
+    assert len(caplog.records) == 1
+    assert all(value not in caplog.text for value in values[1:] if value)
+    await provided.renew()
+    assert provided.current().access_key == "KEY2"
+
+
+def test_a_bearer_key_is_one_word() -> None:
+    lines: Any = BearerKey(" a-key\n").lines
+    assert lines(None, None, "", b"") == b"authorization: Bearer a-key\r\n"
+    for key in ("", " \n", "a key", "a\r\nx-evil: 1", "k\u00e9y"):
+        with pytest.raises(ConfigError) as refused:
+            BearerKey(key)
+        assert "printable ASCII without spaces" in str(refused.value)
+        assert "evil" not in str(refused.value)

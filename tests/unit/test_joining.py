@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from proxy.exchange import Header
 from proxy.forwarding import joining as limits
-from proxy.forwarding.joining import CALL_BYTES, Joining, Shared
+from proxy.forwarding.joining import CALL_BYTES, HEADER_BYTES, Joining, Shared
+from proxy.simulator import frames
 
 
 class Nobody:
@@ -88,3 +90,125 @@ def test_random_use_leaves_nothing_behind() -> None:
         assert joining.kept_bytes == sum(CALL_BYTES + shared.kept_bytes for shared in kept)
         assert all(shared.is_joinable for shared in kept)
     assert sum(shared.is_joinable for shared in joining._finished) <= len(joining._calls) <= 50
+
+
+class Flow:
+    """What feeds a call that was sent; it only notes that its caller left."""
+
+    def __init__(self) -> None:
+        self.is_left = False
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def waits(self, seconds: float) -> None: ...
+
+    def caller_left(self) -> None:
+        self.is_left = True
+
+
+def finished(joining: Joining, key: int, headers: list[Header], *parts: bytes) -> Shared:
+    shared = joining.share(key, Nobody())
+    shared.start(200, headers, None)
+    for part in parts:
+        shared.write(part)
+    shared.finish()
+    return shared
+
+
+def test_headers_are_counted_with_what_is_kept() -> None:
+    joining = Joining(lambda: 0.0)
+    head = [(b"x-long", b"y" * 5000)] * 10
+    finished(joining, 1, head, b"body")
+    assert joining.kept_bytes == CALL_BYTES + 10 * (5006 + HEADER_BYTES) + 4 + limits.PIECE_BYTES
+    too_long = [(b"x-long", b"y" * limits.KEPT_BYTES)]
+    finished(joining, 2, too_long)
+    assert list(joining._calls) == [1]
+
+
+async def test_old_answers_go_even_if_no_new_one_comes() -> None:
+    time = 0.0
+    joining = Joining(lambda: time)
+    finished(joining, 1, [], b"body")
+    time = limits.KEPT_SECONDS
+    await joining.check_time()
+    assert list(joining._calls) == [1]
+    time += 1
+    await joining.check_time()
+    assert (joining._calls, joining.kept_bytes, len(joining._finished)) == ({}, 0, 0)
+
+
+FRAMES = [(b"content-type", b"application/vnd.amazon.eventstream")]
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+TEXT = frames.event("contentBlockDelta", {"delta": {"text": ":message-type exception"}})
+FAILED = frames.exception("throttlingException", "slow down")
+
+
+@pytest.mark.parametrize(
+    ("headers", "parts", "is_kept"),
+    [
+        (FRAMES, [TEXT, TEXT], True),
+        (FRAMES, [TEXT, FAILED], False),
+        (FRAMES, [TEXT + FAILED[:30], FAILED[30:]], False),
+        (FRAMES, [FAILED[index : index + 1] for index in range(len(FAILED))], False),
+        (EVENTS, [b'data: {"a":1}\n\n', b"data: [DO", b"NE]\n\n"], True),
+        (EVENTS, [b'data: {"a":1}\n\n', b'data: {"error":{}}\n\n'], False),
+        ([(b"content-type", b"application/json")], [FAILED], True),
+        ([], [], True),
+    ],
+)
+def test_a_stream_that_failed_after_all_is_not_shown_again(
+    headers: list[Header], parts: list[bytes], is_kept: bool
+) -> None:
+    joining = Joining(lambda: 0.0)
+    finished(joining, 1, headers, *parts)
+    assert joining.join(1, Nobody()) == is_kept
+    assert (joining.kept_bytes > 0) == is_kept
+
+
+def test_a_call_that_is_not_sent_yet_is_for_those_who_wait() -> None:
+    joining = Joining(lambda: 0.0)
+    first, second, flow = Left(), Left(), Flow()
+    shared = joining.share(1, first)
+    first.leave()
+    assert shared.is_gone
+    assert joining.join(1, second)
+    assert not shared.is_gone
+    shared.attach(flow)
+    second.leave()
+    assert not shared.is_gone  # whoever paid for it may come back
+    assert not flow.is_left
+
+
+class Left(Nobody):
+    """One that can leave."""
+
+    def attach(self, flow: object) -> None:
+        self.flow = flow
+
+    def leave(self) -> None:
+        self.is_gone = True
+        self.flow.caller_left()  # type: ignore[attr-defined]
+
+
+def test_a_call_that_ends_without_an_answer_cannot_be_joined() -> None:
+    joining = Joining(lambda: 0.0)
+    for begin in (False, True):
+        reader, flow = Cut(), Flow()
+        shared = joining.share(1, reader)
+        if begin:
+            shared.attach(flow)
+            shared.start(200, (), None)
+        shared.abort()
+        assert (reader.is_cut, flow.is_left) == (True, begin)
+        assert not joining.join(1, Nobody())
+        assert (joining._calls, joining.kept_bytes) == ({}, 0)
+        shared.abort()
+
+
+class Cut(Nobody):
+    is_cut = False
+
+    def abort(self) -> None:
+        self.is_cut = True

@@ -214,3 +214,28 @@ def test_keys_that_cannot_be_had_are_all_named_and_never_shown(tmp_path: Path) -
     assert "hunter2" not in str(caught.value)
     assert "PRIVATE" not in str(caught.value)
     assert SECRET.decode() not in repr(hs256())
+
+
+def spelled(header: bytes) -> str:
+    return base64.urlsafe_b64encode(header).rstrip(b"=").decode() + ".e30.AA"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b'{"kid":' + b"[" * 5000 + b"]" * 5000 + b"}", b"[" * 9000, b'{"kid":' + b"9" * 6000 + b"}", b"{" * 20_000],
+)
+def test_a_bomb_is_a_bad_token(tokens: Tokens, header: bytes) -> None:
+    with pytest.raises(AccessDenied):
+        tokens.verify(spelled(header))
+
+
+@pytest.mark.parametrize("junk", ["!", "!" * 50_000, "\n", " ", "=", "\u00e9", "."])
+def test_a_token_has_one_spelling(tokens: Tokens, junk: str) -> None:
+    """Decoders pass over some characters; each such spelling would be remembered as a token of its own."""
+    token = tokens.mint(ORG, "web").token
+    tokens.verify(token)
+    head, payload, signature = token.split(".")
+    for changed in (token + junk, f"{head}{junk}.{payload}.{signature}", f"{head}.{payload}{junk}.{signature}"):
+        with pytest.raises(AccessDenied):
+            tokens.verify(changed)
+    assert list(tokens._verified) == [token]

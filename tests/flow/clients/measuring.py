@@ -31,6 +31,10 @@ _CALLS: dict[str, Call] = {
 SITUATIONS = tuple(_CALLS)
 
 
+def situations_of(client: Client) -> list[str]:
+    return [each for each in SITUATIONS if client.streams or each != CUT_STREAM]
+
+
 @dataclass(frozen=True)
 class Trouble:
     tries: int
@@ -56,7 +60,7 @@ def measured_all(staged: Stage, doors: Doors) -> dict[Client, Future[Measured]]:
 
 def _measured(client: Client, staged: Stage, doors: Doors) -> Measured:
     ways = client.ways if client.path else (SESSION, CONTAINER, BEARER)
-    situations = [each for each in SITUATIONS if client.streams or each != CUT_STREAM]
+    situations = situations_of(client)
     in_trouble = [_in_trouble(client, situation, staged, doors) for situation in situations]
     played = client.play(
         *(Round(staged.environ(client, way), _both(client)) for way in ways),

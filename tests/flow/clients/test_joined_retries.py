@@ -36,9 +36,8 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 def test_a_retry_after_a_time_out_joins_the_call(staged: Stage, doors: Doors, client: Client, stream: bool) -> None:
     marker, door = a_marker(), doors.to(staged.url)
     calls = [ask(SLOW, marker, stream=stream)]
-    (answer,) = client.play(
-        Round(staged.environ(client, SESSION, door.url), calls, IMPATIENT[client.lives_in])
-    ).answers()
+    impatient = Round(staged.environ(client, SESSION, door.url), calls, IMPATIENT[client.lives_in])
+    (answer,) = client.play(impatient).answers()
     assert answer["output_tokens"] == len(answer["text"].split())
     entries = [entry for entry in staged.troubled[SLOW].ledger()["entries"] if marker in entry["body"]]
     assert door.requests > 1

@@ -27,6 +27,7 @@ from tests.support.clients import (
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
 from tests.support.stage import PROFILE, Stage
 
+# What a caller may say, the label it means, and the model that is called.
 NAMES = {
     "premium": ("premium", CLAUDE),
     CLAUDE: ("premium", CLAUDE),

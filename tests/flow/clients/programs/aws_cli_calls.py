@@ -34,12 +34,17 @@ def _aws(command: str, arguments: dict[str, Any]) -> Any:
     with TemporaryDirectory() as folder:
         body, given = Path(folder, "body"), Path(folder, "given")
         given.write_text(json.dumps(arguments))
-        output = [str(body)] if command == "invoke-model" else []
-        line = [sys.executable, AWS, "bedrock-runtime", command, "--cli-input-json", f"file://{given}", *output]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        options = ["--cli-input-json", f"file://{given}"]
+        if command == "invoke-model":
+            options = ["--model-id", arguments["modelId"], "--body", arguments["body"], str(body)]
+        done = _run("bedrock-runtime", command, *options)
         if done.returncode:
             raise Failed(done.stderr.strip())
-        return json.loads(done.stdout) | ({"body": body.read_text()} if output else {})
+        return json.loads(done.stdout) | ({"body": body.read_text()} if body.exists() else {})
+
+
+def _run(*line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, AWS, *line], capture_output=True, text=True, check=False)
 
 
 def describe(failure: BaseException) -> dict[str, Any]:
@@ -49,5 +54,4 @@ def describe(failure: BaseException) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    line = subprocess.run([sys.executable, AWS, "--version"], capture_output=True, text=True, check=True).stdout
-    tell(line.split()[0].partition("/")[2], opened, describe)
+    tell(_run("--version").stdout.split()[0].partition("/")[2], opened, describe)

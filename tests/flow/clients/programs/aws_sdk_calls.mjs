@@ -4,10 +4,11 @@ import { NodeHttp2Handler, NodeHttpHandler } from "@smithy/node-http-handler";
 import { tell, told } from "./telling.mjs";
 
 // Unless settings say otherwise, the client is as it comes: HTTP/2.
-function opened({ http1, requestTimeout }) {
+function opened({ http1, requestTimeout, ...config }) {
   const options = requestTimeout ? { requestTimeout, throwOnRequestTimeout: true } : undefined;
   const Handler = http1 ? NodeHttpHandler : NodeHttp2Handler;
-  const client = new sdk.BedrockRuntimeClient(http1 || options ? { requestHandler: new Handler(options) } : {});
+  if (http1 || options) config.requestHandler = new Handler(options);
+  const client = new sdk.BedrockRuntimeClient(config);
   return (operation, args) => carriedOut(client, operation, args);
 }
 

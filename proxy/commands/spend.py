@@ -1,0 +1,257 @@
+"""`price-keeper spend`: what was spent, by whom, on which label, for people and for other programs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import TypeVar
+
+from proxy.app import open_dynamodb, open_sqlite
+from proxy.calendar_days import known_zone
+from proxy.clock import Clock, SystemClock
+from proxy.commands.shared import Commands, print_json
+from proxy.config import Config, load
+from proxy.config.keys import Store as StoreConfig
+from proxy.errors import StoreMisconfigured
+from proxy.reporting import focus
+from proxy.reporting.days import FORMS, Asked, check, parse
+from proxy.reporting.query import Report, report
+from proxy.reporting.records import as_csv, as_json, csv_text
+from proxy.reporting.table import Style, printable, table
+from proxy.reporting.tenants import org_called, registered
+from proxy.reporting.totals import DIMENSIONS, NO_APP, Row, dimensions, only, rows
+from proxy.stores.contract import Store
+from proxy.stores.schema import TABLES
+from proxy.stores.sqlite_file import missing_tables
+
+T = TypeVar("T")
+
+JOURNALS = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
+_UNICODE = "▏▎▍▌▋▊▉█─…"
+
+
+class _NotAsked(Exception):
+    """Nothing can answer what was asked for; the message says what can be."""
+
+
+def add_to(commands: Commands) -> None:
+    spend = commands.add_parser("spend", help="tell what was spent, by org, app, label or day")
+    spend.add_argument(
+        "when", nargs="?", default="today", type=_argument(parse), metavar="WHEN", help=f"{FORMS}; default: today"
+    )
+    spend.add_argument("--org", metavar="ORG", help="only this org, by its id or its name")
+    spend.add_argument("--app", metavar="APP", help=f"only this app; {NO_APP} is callers without an app")
+    spend.add_argument("--label", metavar="LABEL", help="only this label")
+    spend.add_argument(
+        "--by", type=_argument(dimensions), metavar="WHAT", help=f"one row for each of these: {','.join(DIMENSIONS)}"
+    )
+    _add_outputs(spend)
+    _add_places(spend)
+    spend.set_defaults(run=_spend)
+
+
+def _add_outputs(spend: ArgumentParser) -> None:
+    outputs = spend.add_mutually_exclusive_group()
+    outputs.add_argument("--json", action="store_true", help="print JSON, money as exact micro-dollars in strings")
+    outputs.add_argument("--csv", action="store_true", help="print CSV, money as exact dollars")
+    outputs.add_argument("--focus", action="store_true", help=f"print CSV by FOCUS {focus.VERSION}, as clouds bill")
+    spend.add_argument(
+        "--billing-account", metavar="ID", help="with --focus: the AWS account that is billed, as it stands there"
+    )
+
+
+def _add_places(spend: ArgumentParser) -> None:
+    places = spend.add_mutually_exclusive_group()
+    places.add_argument("--config", type=Path, metavar="FILE", help="default: config.yaml here")
+    places.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of price-keeper dev, without a FILE")
+
+
+def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    def checked(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as failure:
+            raise ArgumentTypeError(str(failure)) from None
+
+    return checked
+
+
+def _spend(chosen: Namespace) -> int:
+    try:
+        _check_options(chosen)
+        config, clock = _config(chosen), SystemClock()
+        found, org = asyncio.run(_found(config, chosen, clock))
+    except _NotAsked as failure:
+        print(f"price-keeper spend: {failure}", file=sys.stderr)
+        return 2
+    spent = only(found.spent, chosen.app, chosen.label)
+    if chosen.focus:
+        regions = _regions(config)
+        records = focus.records(dataclasses.replace(found, spent=spent), regions, chosen.billing_account)
+        _print_csv(csv_text(focus.COLUMNS, records), found)
+        return 0
+    by = chosen.by or _default_by(chosen)
+    told = rows(spent, by)
+    if chosen.json:
+        filters = {"org": org, "app": chosen.app, "label": chosen.label}
+        print_json(as_json(found, told, by, filters, [JOURNALS, *found.notes]))
+    elif chosen.csv:
+        _print_csv(as_csv(found, told, by), found)
+    else:
+        _print_table(chosen, found, told, by)
+    return 0
+
+
+def _check_options(chosen: Namespace) -> None:
+    if chosen.focus and chosen.by:
+        raise _NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
+    if chosen.billing_account and not chosen.focus:
+        raise _NotAsked("--billing-account is for --focus alone")
+    try:
+        check(chosen.when, SystemClock().now())
+    except ValueError as failure:
+        raise _NotAsked(str(failure)) from None
+
+
+def _config(chosen: Namespace) -> Config:
+    if chosen.data_dir is None:
+        return load(chosen.config or _config_here(), os.environ)
+    config = Config.development()
+    path = str(chosen.data_dir / "price-keeper.db")
+    return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
+
+
+def _config_here() -> Path:
+    path = Path("config.yaml")
+    if not path.exists():
+        raise _NotAsked(
+            "there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR"
+        )
+    return path
+
+
+async def _found(config: Config, chosen: Namespace, clock: Clock) -> tuple[Report, str | None]:
+    store = await _opened(config.store, clock)
+    try:
+        names = await registered(store)
+        org = _org(chosen.org, names)
+        zone = known_zone(config.defaults.timezone)
+        return await report(store, chosen.when, org, names, zone, clock.now()), org
+    finally:
+        await store.close()
+
+
+async def _opened(config: StoreConfig, clock: Clock) -> Store:
+    if config.engine == "dynamodb":
+        return await open_dynamodb(config, clock)
+    # Opening would make what is missing, and a mistaken path would look like no spend.
+    if len(missing_tables(Path(config.path))) == len(TABLES):
+        raise StoreMisconfigured(
+            f"there is no store in {config.path}: price-keeper serve or dev makes it; "
+            "name another with --config FILE or --data-dir DIR"
+        )
+    return await open_sqlite(config, clock)
+
+
+def _org(text: str | None, names: Mapping[str, str | None]) -> str | None:
+    try:
+        return None if text is None else org_called(text, names)
+    except ValueError as failure:
+        raise _NotAsked(str(failure)) from None
+
+
+def _regions(config: Config) -> focus.RegionOf:
+    """Where a label is called, if that is one place for certain. What has no label may be called where any is."""
+    own = {
+        name: {place.region for place in label.endpoints} or {config.upstream.region}
+        for name, label in config.labels.items()
+    }
+    anywhere = {config.upstream.region}.union(*own.values())
+
+    def region_of(label: str) -> str | None:
+        regions = own.get(label, anywhere)
+        return next(iter(regions)) if len(regions) == 1 else None
+
+    return region_of
+
+
+def _default_by(chosen: Namespace) -> tuple[str, ...]:
+    """For programs everything; for people what is not the same in every row, or the days if all of that is."""
+    if chosen.json or chosen.csv:
+        return DIMENSIONS
+    given = {"org": chosen.org, "app": chosen.app, "label": chosen.label}
+    return tuple(name for name, value in given.items() if value is None) or ("day",)
+
+
+def _print_csv(text: str, found: Report) -> None:
+    """The same bytes wherever it is printed; what is to be said besides goes where it spoils nothing."""
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    print(text, end="")
+    for note in (JOURNALS, *found.notes):
+        print(note, file=sys.stderr)
+
+
+def _print_table(chosen: Namespace, found: Report, told: Sequence[Row], by: Sequence[str]) -> None:
+    style = _style()
+    title = _title(chosen, found)
+    lines = wrap(title if told else f"{title}: nothing", style.width)
+    lines += ["", *table(told, by, _org_names(found), style)] if told else []
+    notes = [JOURNALS, *([] if told else _what_there_was(chosen, found)), *found.notes]
+    lines += ["", *(line for note in notes for line in wrap(printable(note), style.width))]
+    encoding = sys.stdout.encoding or "ascii"
+    for line in lines:
+        print(line.encode(encoding, "replace").decode(encoding))
+
+
+def _title(chosen: Namespace, found: Report) -> str:
+    asked: Asked = chosen.when
+    days = str(found.first) if found.first == found.last else f"{found.first} to {found.last}"
+    if asked.text in ("today", "yesterday"):
+        zones = "" if found.first == found.last else f"{found.first} or {found.last}, by the org's time zone"
+        days = f"{asked.text} ({zones or days})"
+    given = [f"{name} {value}" for name in ("org", "app", "label") if (value := getattr(chosen, name)) is not None]
+    so_far = ", so far" if found.is_running else ""
+    return printable(f"Spend of {', '.join([*given, days])}{so_far}")
+
+
+def _what_there_was(chosen: Namespace, found: Report) -> list[str]:
+    """When a filter lets nothing through, what it might have been."""
+    filtered = [name for name in ("app", "label") if getattr(chosen, name) is not None]
+    there = {name: sorted({str(getattr(each, name) or NO_APP) for each in found.spent}) for name in filtered}
+    return [f"{name.capitalize()}s with spend: {', '.join(values)}." for name, values in there.items() if values]
+
+
+def _org_names(found: Report) -> dict[tuple[str, str], str]:
+    """With a piece of the id where two orgs have one name."""
+    bearers = Counter(tenant.name for tenant in found.tenants.values())
+    return {
+        ("org", org): tenant.name if bearers[tenant.name] == 1 else f"{tenant.name} ({org[:8]})"
+        for org, tenant in found.tenants.items()
+        if tenant.name is not None
+    }
+
+
+def _style() -> Style:
+    stream = sys.stdout
+    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Style(
+        width=shutil.get_terminal_size((80, 24)).columns,
+        is_colored=is_terminal and not os.environ.get("NO_COLOR"),
+        is_unicode=_can_show(_UNICODE, stream.encoding),
+    )
+
+
+def _can_show(text: str, encoding: str | None) -> bool:
+    try:
+        text.encode(encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""Counters as they stand in the store, exact as of the last flush.
+
+A total that is known to hold everything is taken as it is; otherwise the shards are read, consistently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from proxy.calendar_days import day_text
+from proxy.model import Scope
+from proxy.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, counter_of, summed, total_key
+from proxy.recording.entries import Counter, Counts
+from proxy.recording.flush import COST, pico_of
+from proxy.reporting.days import utc_end
+from proxy.stores import schema
+from proxy.stores.contract import Prefix, Query, Store, every_row
+
+READ_AT_ONCE = 500  # counters, or as many as one org has, so that what is held of their shards stays small
+_DAY_PERIOD = "DAY#"
+
+
+class Listed(NamedTuple):
+    """A counter of a day, and the last UTC day on which somebody wrote to it."""
+
+    counter: Counter
+    last_written: date
+
+
+class Wanted(NamedTuple):
+    """A counter, and the moment after which a total of it holds everything."""
+
+    counter: Counter
+    complete_after: float
+
+
+@dataclass(slots=True)
+class Read:
+    counts: dict[Counter, Counts] = field(default_factory=dict)
+    is_final: bool = True  # nothing had to be read from shards
+
+
+async def listed(store: Store, utc_days: Iterable[date], org: str | None) -> list[Listed]:
+    """The counters of days that were written to on these UTC days, of one org or of all."""
+    found: dict[tuple[str, str, str], Listed] = {}
+    sort = Prefix(f"{Scope(org).key}#") if org is not None else None
+    for day in utc_days:
+        partition = schema.active_counters(day_text(day))
+        async for row in every_row(store, Query("request-dedup", partition, sort, consistent=True)):
+            counter = counter_of(row.key.sk, int(row.item["shards"]))  # type: ignore[arg-type]
+            if counter.period.startswith(_DAY_PERIOD):
+                before = found.get(counter[:3])
+                # Entries may differ in the number of shards only if somebody changed it; then the most are read.
+                shards = max(counter.shards, before.counter.shards) if before else counter.shards
+                found[counter[:3]] = Listed(counter._replace(shards=shards), day)
+    return list(found.values())
+
+
+def wanted(found: Listed, day_end: float) -> Wanted:
+    """Whoever flushed later would have listed the counter on a later day, if the clocks differ as little as allowed."""
+    return Wanted(found.counter, max(day_end, utc_end(found.last_written) + CLOCKS_DIFFER_SECONDS))
+
+
+async def read(store: Store, counters: Iterable[Wanted], now: float) -> Read:
+    done = Read()
+    for batch in _batches(counters):
+        totals = await store.get_many([total_key(each.counter) for each in batch])
+        known = dict(zip(batch, totals, strict=True))
+        done.counts.update({each.counter: _counts(total) for each, total in known.items() if total is not None})
+        unsure = [each.counter for each, total in known.items() if not _is_complete(total, each.complete_after, now)]
+        done.is_final = done.is_final and not unsure
+        # An org before its apps, so that what is flushed in between is not taken for spend of callers without an app.
+        for of_apps in (False, True):
+            some = [counter for counter in unsure if (_scope(counter).app is not None) is of_apps]
+            for counter, counts in (await _from_shards(store, some)).items():
+                # Counters never go down; a shard that is gone already leaves what the total knew.
+                done.counts[counter] = Counts._make(map(max, counts, done.counts.get(counter, Counts())))
+    return done
+
+
+def _batches(counters: Iterable[Wanted]) -> Iterator[list[Wanted]]:
+    """What one org has is read at one time."""
+    batch: list[Wanted] = []
+    ordered = sorted(counters, key=lambda each: each.counter)
+    for _, group in groupby(ordered, key=lambda each: _scope(each.counter).org):
+        batch += group
+        if len(batch) >= READ_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _scope(counter: Counter) -> Scope:
+    return Scope.of_key(counter.scope)
+
+
+async def _from_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, Counts]:
+    keys = [
+        schema.usage_shard(_scope(counter), counter.label, shard, counter.period)
+        for counter in counters
+        for shard in range(counter.shards)
+    ]
+    items = iter(await store.get_many(keys, consistent=True))
+    found = {}
+    for counter in counters:
+        own = [next(items) for _ in range(counter.shards)]
+        found[counter] = _counts(summed(item for item in own if item is not None))
+    return found
+
+
+def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: float) -> bool:
+    """A stamp in the future is somebody's wrong clock, and proves nothing."""
+    return total is not None and complete_after <= float(total.get(STAMP, 0)) <= now
+
+
+def _counts(item: Mapping[str, Any]) -> Counts:
+    numbers = [int(item.get(name, 0)) for name in Counts._fields[:-1]]
+    return Counts._make([*numbers, pico_of(item.get(COST, 0))])

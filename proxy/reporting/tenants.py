@@ -1,0 +1,86 @@
+"""The orgs and their apps as the store knows them: by which name, in which zone, and how an org counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from proxy.calendar_days import known_zone
+from proxy.model import Scope, is_org_id
+from proxy.stores import schema
+from proxy.stores.contract import Query, Store, every_row
+
+MOST_NAMED = 20  # in a message that says which orgs there are
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    org: str
+    name: str | None
+    zone: ZoneInfo
+    quota_scope: str
+
+    @property
+    def title(self) -> str:
+        return self.name or self.org
+
+
+async def registered(store: Store) -> dict[str, str | None]:
+    """The name of each org in the registry, None where it has none there."""
+    found: dict[str, str | None] = {}
+    async for row in every_row(store, Query("config", schema.ORG_REGISTRY)):
+        found[Scope.of_key(row.key.sk).org] = _name(row.item, "org_name")
+    return found
+
+
+async def tenants(
+    store: Store, orgs: Iterable[str], names: Mapping[str, str | None], zone: ZoneInfo
+) -> dict[str, Tenant]:
+    """Also of orgs that nobody registered; `zone` is for those that say nothing of theirs."""
+    wanted = list(dict.fromkeys(orgs))
+    items = await store.get_many([schema.org_config(org) for org in wanted])
+    return {org: _tenant(org, item or {}, names.get(org), zone) for org, item in zip(wanted, items, strict=True)}
+
+
+async def app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    wanted = list(dict.fromkeys(apps))
+    items = await store.get_many([schema.app_config(org, app) for org, app in wanted])
+    named = ((key, _name(item or {}, "app_name")) for key, item in zip(wanted, items, strict=True))
+    return {key: name for key, name in named if name is not None}
+
+
+def org_called(text: str, names: Mapping[str, str | None]) -> str:
+    """The id of the org with this id or name. Raises ValueError that says which there are."""
+    if is_org_id(text.lower()):
+        return text.lower()  # it need not be registered to have spent
+    fitting = [org for org, name in names.items() if name is not None and name.casefold() == text.casefold()]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(f"several orgs are called {text!r}; name one by its id: {', '.join(sorted(fitting))}")
+    raise ValueError(f"no org has the id or the name {text!r}; {_told(names)}")
+
+
+def _told(names: Mapping[str, str | None]) -> str:
+    if not names:
+        return "none is registered"
+    told = sorted(f"{name} ({org})" if name else org for org, name in names.items())
+    more = f", and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+    return f"there are {', '.join(told[:MOST_NAMED])}{more}"
+
+
+def _tenant(org: str, item: Mapping[str, Any], registry_name: str | None, default: ZoneInfo) -> Tenant:
+    """As those who count read it (`selection/orgs.py`): what cannot be used is passed over."""
+    try:
+        zone = known_zone(str(item.get("timezone", default.key)))
+    except ValueError:
+        zone = default
+    quota_scope = "APP" if item.get("quota_scope") == "APP" else "ORG"
+    return Tenant(org, _name(item, "org_name") or registry_name, zone, quota_scope)
+
+
+def _name(item: Mapping[str, Any], attribute: str) -> str | None:
+    name = item.get(attribute)
+    return name if isinstance(name, str) and name.strip() else None

@@ -1,0 +1,79 @@
+"""Listening sockets: bound before anybody listens, so that every address of a host has the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from proxy.errors import ListenFailed
+
+BACKLOG = 1024  # connections the kernel holds for us while the loop is busy
+TRIES = 20  # of free ports, until one is free at every address of the host
+
+_Address = tuple[socket.AddressFamily, tuple[Any, ...]]
+
+
+async def bound(host: str, port: int) -> list[socket.socket]:
+    """One for each of the host's addresses; port 0 is one free port, the same at all of them. Raises ListenFailed."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return _all_bound([(family, address) for family, _, _, _, address in found], port)
+    except OSError as failure:
+        number = failure.errno or 0  # below 0 it is the resolver's, whose own words say more
+        reason = os.strerror(number) if number > 0 else str(failure.strerror)
+        raise ListenFailed(f"cannot listen on {shown}: {reason}") from None
+
+
+def _all_bound(addresses: list[_Address], port: int) -> list[socket.socket]:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return _bound_alike(dict.fromkeys(addresses), port)
+        except OSError as failure:
+            if port or failure.errno != errno.EADDRINUSE or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _bound_alike(addresses: Iterable[_Address], port: int) -> list[socket.socket]:
+    made: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                made.append(_bound(family, (address[0], port, *address[2:])))
+            except OSError as failure:
+                # A host's name may have an address of a kind that this machine has switched off.
+                if failure.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = failure
+            else:
+                port = made[0].getsockname()[1]
+    except OSError:
+        for each in made:
+            each.close()
+        raise
+    if not made and missing is not None:
+        raise missing
+    return made
+
+
+def _bound(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        if os.name == "posix":  # elsewhere it would let two processes have one port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made

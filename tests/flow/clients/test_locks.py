@@ -1,0 +1,15 @@
+"""What `make clients` installs is what the locks say, from whichever package index a machine has."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.clients import PROGRAMS
+
+
+def test_the_lock_of_the_javascript_clients_has_hashes_and_names_no_index() -> None:
+    lock = (PROGRAMS / "package-lock.json").read_text()
+    installed = [each for place, each in json.loads(lock)["packages"].items() if place]
+    assert len(installed) > 100
+    assert all(each["integrity"].startswith("sha512-") for each in installed)
+    assert "://" not in lock

@@ -1,0 +1,137 @@
+"""When a label's places fail in different ways: what is sent, what is not, and what the caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.forwarding import forwarder as module
+from proxy.forwarding.upstream import Connection, Endpoint, Pool
+from tests.support.rig import Rig, Through, between, nowhere, on_both_loops, plain, sends, upstream
+from tests.support.wire import Heard, ask, eventually, said
+
+OK = plain(b"all is well")
+THROTTLED = plain(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
+
+
+async def asked(rig: Rig, protocol: str = "h1") -> Heard:
+    if protocol == "h2":
+        return await (await rig.connect2()).call(body=b"hello")
+    wire = await rig.connect()
+    await wire.send(ask(b"hello"))
+    return await wire.answer()
+
+
+def told(rig: Rig) -> list[str]:
+    """What the log says, which is then forgotten."""
+    lines = list(rig.log.lines)
+    rig.log.lines.clear()
+    return lines
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_throttled_here_and_unreachable_there_is_throttled(protocol: str) -> None:
+    async with upstream(sends(THROTTLED)) as first:
+        through = Through(first.endpoint, nowhere())
+        async with between(through) as rig:
+            heard = await asked(rig, protocol)
+            assert said(heard, 429, "ThrottlingException").startswith("Bedrock throttles this model")
+            assert (heard[b"retry-after"], heard[b"x-amz-retry-after"]) == (b"1", b"1000")
+            assert b"x-should-retry" not in heard
+            assert len(first.calls) == 1
+            assert len(told(rig)) == 1
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
+    gone = nowhere()
+    through = Through(gone)
+    async with between(through) as rig:
+        heard = await asked(rig, protocol)
+        assert said(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
+        assert heard[b"retry-after"] == b"1"
+        assert f"{gone.host}:{gone.port} gets no calls" in told(rig)[0]
+        await asked(rig, protocol)
+        assert told(rig) == []  # once in a while is enough
+        await rig.pass_time(module.TOLD_SECONDS)
+        await asked(rig, protocol)
+        assert len(told(rig)) == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
+@on_both_loops
+async def test_a_host_that_no_name_server_knows(host: str) -> None:
+    async with upstream(sends(OK)) as server:
+        through = Through(Endpoint(host, 80, False), server.endpoint)
+        async with between(through) as rig:
+            assert (await asked(rig)).body == b"all is well"
+            assert len(told(rig)) == 1
+
+
+@pytest.mark.parametrize("joins", [True, False])
+@on_both_loops
+async def test_nothing_is_sent_for_a_caller_who_has_left(joins: bool) -> None:
+    through = Through(joins=joins)
+    async with upstream(sends(OK)) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            with SlowToConnect() as slow:
+                wire = await rig.connect()
+                await wire.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
+                await eventually(lambda: slow.begun)
+                wire.reset()
+                await eventually(lambda: rig.open == 0)
+                slow.go_on.set()
+                await eventually(lambda: rig.handling == 0)
+            assert server.calls == []
+            assert len(through.pooled) == 1
+            again = await rig.connect()
+            await again.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
+            assert (await again.answer()).body == b"all is well"
+            assert len(server.calls) == 1
+
+
+@on_both_loops
+async def test_but_it_is_for_one_who_came_back_in_time() -> None:
+    through = Through(joins=True)
+    async with upstream(sends(OK)) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            with SlowToConnect() as slow:
+                wire = await rig.connect()
+                await wire.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
+                await eventually(lambda: slow.begun)
+                wire.reset()
+                await eventually(lambda: rig.open == 0)
+                again = await rig.connect()
+                await again.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
+                await eventually(lambda: through.joining and through.joining.joined)
+                slow.go_on.set()
+                assert (await again.answer()).body == b"all is well"
+            assert len(server.calls) == 1
+
+
+class SlowToConnect:
+    """Connections to Bedrock are made when they may be."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go_on = asyncio.Event()
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> SlowToConnect:
+        real = Pool.connect
+
+        async def connect(pool: Pool) -> Connection:
+            self.begun += 1
+            await self.go_on.wait()
+            return await real(pool)
+
+        self._patch.setattr(Pool, "connect", connect)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()

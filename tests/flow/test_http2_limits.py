@@ -1,0 +1,318 @@
+"""Each limit of an HTTP/2 connection: at it all is well, beyond it one stream is refused, or the connection ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    ExtensionFrame,
+    Frame,
+    HeadersFrame,
+    PingFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+from proxy.exchange import Header
+from proxy.surface.bodies import weight_of
+from proxy.surface.http2_stream import Stream
+from tests.support.rig import Gated, Rig, echo, on_both_loops, port
+from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
+
+
+def sized(size: int) -> list[Header]:
+    """What makes a head of this size, as the protocol counts it."""
+    rest: Sequence[Header] = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"here"), (b":path", b"/")]
+    taken = sum(len(name) + len(value) + 32 for name, value in rest)
+    return [(b"x", b"y" * (size - taken - 33))]
+
+
+@on_both_loops
+async def test_a_head_has_so_many_bytes() -> None:
+    async with port(echo, head_bytes=1000) as rig:
+        client = await rig.connect2()
+        assert (await client.call(more=sized(1000))).status == 200
+        assert "at most 1000 bytes" in said(await client.call(more=sized(1001)), 400, "ValidationException")
+        assert (await client.call(more=sized(1000))).status == 200
+        with pytest.raises(CutError):
+            await client.call(more=sized(2001))
+        assert client.goodbye is not None
+        await eventually(lambda: rig.open == 0)
+
+
+@on_both_loops
+async def test_a_body_has_so_many_bytes() -> None:
+    async with port(echo, body_bytes=100_000) as rig:
+        client = await rig.connect2()
+        assert len((await client.call(body=b"x" * 100_000)).body) == 100_000
+        number = client.open(more=[(b"content-length", b"100001")], ends=False)
+        await client.flush()
+        said(await client.answer(number), 413, "ValidationException")
+        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)  # need not send the rest
+        number = client.open(ends=False)
+        await client.body(number, b"x" * 100_001, ends=False)
+        said(await client.answer(number), 413, "ValidationException")
+        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
+        assert (await client.call(body=b"x")).body == b"x"
+
+
+def weight(body: int) -> int:
+    """Of a request as `open` makes it."""
+    return weight_of(b"/", {b"host": b"here"}) + body
+
+
+@on_both_loops
+async def test_all_requests_share_one_room() -> None:
+    handler = Gated()
+    three = weight(600) + weight(300) + weight(100)
+    async with port(handler, requests_bytes=three) as rig:
+        client = await rig.connect2()
+        held, part = [client.open(ends=False) for _ in range(2)]
+        await client.body(held, b"x" * 600)
+        await client.body(part, b"x" * 300, ends=False)
+        await eventually(lambda: rig.listener.held_bytes == three - weight(100))
+        assert "memory" in said(await client.call(body=b"x" * 101), 503, "ServiceUnavailableException")
+        assert rig.listener.held_bytes == three - weight(100)
+        client.h2.reset_stream(part)
+        await client.flush()
+        await eventually(lambda: rig.listener.held_bytes == weight(600))
+        other = await rig.connect()
+        await other.send(ask(b"x" * 500))
+        said(await other.answer(), 503, "ServiceUnavailableException")
+        handler.gate.set()
+        assert len((await client.answer(held)).body) == 600
+
+
+@on_both_loops
+async def test_heads_weigh_too() -> None:
+    """Those of streams that stay open, and one that comes in many frames, the last of which never comes."""
+    async with port(echo, requests_bytes=10_000, head_bytes=5000) as rig:
+        client = await rig.connect2()
+        held = [client.open(more=sized(3000), ends=False) for _ in range(3)]
+        await client.flush()
+        await eventually(lambda: rig.listener.held_bytes > 9000)
+        heard = await client.call(more=sized(3000))
+        assert "memory" in said(heard, 503, "ServiceUnavailableException")
+        assert heard[b"x-price-keeper-request-id"]
+        client.h2.reset_stream(held[0])
+        await client.flush()
+        await eventually(lambda: rig.listener.held_bytes < 9000)
+        assert (await client.call(more=sized(2000))).status == 200
+        slow = await rig.connect2()
+        await slow.listen()
+        await slow.wire.send(HeadersFrame(1, data=b"x" * 2000).serialize())
+        await eventually(lambda: rig.listener.held_bytes > 8000)
+        await slow.wire.send(ContinuationFrame(1, data=b"x" * 2000).serialize())
+        await calmed(rig, slow, left=1)
+
+
+@on_both_loops
+async def test_a_head_in_many_frames_has_a_limit_too() -> None:
+    async with port(echo, head_bytes=1000) as rig:
+        client = await rig.connect2()
+        await client.listen()
+        await client.wire.send(HeadersFrame(1, data=b"x" * 1500).serialize())
+        await eventually(lambda: rig.listener.held_bytes == 1500)
+        await client.wire.send(ContinuationFrame(1, data=b"x" * 501).serialize())
+        await calmed(rig, client)
+
+
+@on_both_loops
+async def test_so_many_requests_are_under_way_at_once() -> None:
+    """Over many streams one connection could take every descriptor for calls upstream."""
+    handler = Gated()
+    async with port(handler, requests=2) as rig:
+        client = await rig.connect2()
+        numbers = [client.open() for _ in range(2)]
+        await client.flush()
+        await eventually(lambda: handler.begun == 2)
+        assert "2 requests under way" in said(await client.call(), 503, "ServiceUnavailableException")
+        handler.gate.set()
+        for number in numbers:
+            assert (await client.answer(number)).status == 200
+
+
+@on_both_loops
+async def test_a_slow_body_and_an_idle_connection() -> None:
+    async with port(echo, body_seconds=120, idle_seconds=75) as rig:
+        client = await rig.connect2()
+        number = client.open(ends=False)
+        await client.body(number, b"x", ends=False)
+        await eventually(lambda: rig.listener.held_bytes)
+        await rig.pass_time(119)
+        await rig.pass_time(2)
+        assert "120 seconds" in said(await client.answer(number), 400, "ValidationException")
+        await rig.pass_time(74)
+        assert (await client.call()).status == 200
+        await rig.pass_time(74)
+        assert rig.open == 1
+        await rig.pass_time(2)
+        await client.until(lambda: client.goodbye)
+        await eventually(lambda: rig.open == 0)
+
+
+@on_both_loops
+async def test_half_a_frame_is_no_sign_of_life() -> None:
+    async with port(echo, idle_seconds=75) as rig:
+        client = await rig.connect2()
+        await client.call()
+        for byte in PingFrame(0).serialize()[:-1]:
+            await client.wire.send(bytes([byte]))
+            await quiet(0.005)
+            await rig.pass_time(5)
+        await client.until(lambda: client.goodbye)
+        await eventually(lambda: rig.open == 0)
+
+
+@on_both_loops
+async def test_too_many_streams() -> None:
+    handler = Gated()
+    async with port(handler, streams=5) as rig:
+        client = await rig.connect2()
+        await client.listen()
+        numbers = [client.open() for _ in range(5)]
+        await client.flush()
+        await eventually(lambda: handler.begun == 5)
+        client.h2.remote_settings.max_concurrent_streams = 100
+        client.h2.remote_settings.acknowledge()
+        client.open()
+        await client.flush()
+        with pytest.raises(CutError):
+            await client.answer(numbers[0])
+        await eventually(lambda: rig.open == 0)
+        assert handler.begun == 5
+        handler.gate.set()
+
+
+@on_both_loops
+async def test_too_many_connections() -> None:
+    async with port(echo, connections=1, surplus=1) as rig:
+        first = await rig.connect2()
+        await first.call()
+        second = await rig.connect2()
+        assert "1 connections already" in said(await second.call(body=b"x"), 503, "ServiceUnavailableException")
+        await second.until(lambda: second.goodbye)
+        assert (await first.call(body=b"x")).body == b"x"
+        await eventually(lambda: rig.open == 1)
+        assert len(rig.log.lines) == 1
+        rig.log.lines.clear()
+
+
+async def calmed(rig: Rig, client: Http2Wire, left: int = 0) -> None:
+    await client.until(lambda: client.goodbye)
+    assert client.goodbye is not None
+    assert client.goodbye.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+    await eventually(lambda: rig.open == left)
+
+
+@on_both_loops
+async def test_rapid_resets() -> None:
+    handler = Gated()
+    async with port(handler, resets=10, window_seconds=10) as rig:
+        client = await rig.connect2()
+        for round_ in range(2):
+            for _ in range(10):
+                number = client.open()
+                client.h2.reset_stream(number)
+            await client.flush()
+            await quiet()
+            assert rig.open == 1, round_
+            await rig.pass_time(11)
+        for _ in range(11):
+            number = client.open()
+            client.h2.reset_stream(number)
+        await client.flush()
+        await calmed(rig, client)
+        handler.gate.set()
+
+
+@pytest.mark.parametrize("kind", ["ping", "settings", "unknown", "empty", "window", "own window"])
+@on_both_loops
+async def test_floods(kind: str) -> None:
+    async with port(echo, controls=50, window_seconds=10) as rig:
+        client = await rig.connect2()
+        number = client.open(ends=False)
+        await client.flush()
+        frame: dict[str, Frame] = {
+            "ping": PingFrame(0),
+            "settings": SettingsFrame(0),
+            "unknown": ExtensionFrame(77, 0),
+            "empty": DataFrame(number),
+            "window": WindowUpdateFrame(0, window_increment=1),
+            "own window": WindowUpdateFrame(number, window_increment=1),
+        }
+        flood = frame[kind].serialize() * 49
+        for _ in range(2):
+            await client.wire.send(flood)
+            await quiet()
+            assert rig.open == 1
+            await rig.pass_time(11)
+        await client.wire.send(flood + flood)
+        await calmed(rig, client)
+
+
+@on_both_loops
+async def test_window_updates_that_there_is_reason_for_are_no_flood() -> None:
+    async with port(echo, controls=5) as rig:
+        reading = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
+        for _ in range(3):
+            assert (await reading.call(b"/a", b"x" * 10_000)).body == b"x" * 10_000
+        widening = await rig.connect2()  # as some clients widen the windows of every stream
+        for _ in range(20):
+            number = widening.open()
+            widening.h2.increment_flow_control_window(1000, number)
+            widening.h2.increment_flow_control_window(1000)
+            await widening.flush()
+            assert (await widening.answer(number)).status == 200
+
+
+@on_both_loops
+async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none for streams that have nothing to say."""
+    pumped: list[int] = []
+    pump = Stream.pump
+    async with port(echo) as rig:
+        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        client.reads_on = False
+        waiting = [client.open(ends=False) for _ in range(5)]
+        silent = [client.open(ends=False) for _ in range(5)]
+        for number in waiting:
+            await client.body(number, b"x" * 100)
+        await client.until(lambda: all(len(client.streams[number].body) == 10 for number in waiting))
+        monkeypatch.setattr(Stream, "pump", lambda self: pumped.append(self.id) or pump(self))
+        for _ in range(50):
+            client.h2.increment_flow_control_window(1)
+        client.h2.increment_flow_control_window(10, waiting[0])
+        await client.flush()
+        await client.until(lambda: len(client.streams[waiting[0]].body) == 20)
+        assert sorted(pumped) == waiting
+        for number in silent:
+            client.h2.reset_stream(number)
+        await client.flush()
+
+
+@on_both_loops
+async def test_a_clients_table_is_no_reason_for_ours_to_grow() -> None:
+    """The library looks for each header in it from its beginning to its end."""
+    async with port(echo) as rig:
+        client = await rig.connect2(settings={SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1})
+        for number in range(200):
+            assert (await client.call(b"/%d" % number)).status == 200
+        table = client.h2.decoder.header_table
+        assert table.maxsize == 4096
+        assert len(table.dynamic_entries) <= 4096 // 32
+
+
+@on_both_loops
+async def test_answers_to_pings_that_nobody_reads() -> None:
+    async with port(echo, controls=10**9, control_backlog_bytes=100_000) as rig:
+        client = await rig.connect2(receive_buffer=4096)
+        with pytest.raises(ConnectionError):  # noqa: PT012 - which of the sends it is does not matter
+            for _ in range(1000):
+                await client.wire.send(PingFrame(0).serialize() * 1000)
+        await eventually(lambda: rig.open == 0)

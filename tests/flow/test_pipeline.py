@@ -1,0 +1,355 @@
+"""The whole pipeline by hand, byte for byte: what is refused, what goes upstream, and that every caller hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from proxy import pipeline
+from proxy.auth.clients import hash_secret, new_secret
+from proxy.config import Config
+from proxy.config.keys import Upstream
+from proxy.forwarding.forwarder import Forwarder
+from proxy.stores import schema
+from proxy.stores.contract import Put
+from proxy.stores.sqlite import SqliteStore
+from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.simulated import CHAT_PATH
+from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, said
+
+CONVERSE = b"/model/premium/converse"
+BODY = b'{"messages":[{"role":"user","content":[{"text":"a prompt, XYZZY"}]}]}'
+JSON = b"content-type: application/json\r\n"
+RETRIED = b"amz-sdk-invocation-id: one\r\n"
+OURS = "gpt"
+MODEL = "openai.gpt-oss-120b-1:0"
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
+    async with data_port(tmp_path) as opened:
+        yield opened
+
+
+def number_of(port: DataPort) -> int:
+    found = urlsplit(port.url).port
+    assert found
+    return found
+
+
+async def asked(
+    port: DataPort,
+    path: bytes = CONVERSE,
+    body: bytes = BODY,
+    more: bytes = JSON,
+    method: bytes = b"POST",
+    token: str | None = None,
+) -> Heard:
+    wire = await Wire.connect(number_of(port))
+    try:
+        who = f"authorization: Bearer {port.token if token is None else token}\r\n".encode()
+        await wire.send(ask(body, who + more, path=path, method=method))
+        return await wire.answer()
+    finally:
+        wire.close()
+
+
+async def asked2(port: DataPort, path: bytes, body: bytes, more: list[tuple[bytes, bytes]]) -> Heard:
+    client = await Http2Wire.connect(number_of(port))
+    client.h2.config.validate_outbound_headers = False
+    try:
+        number = client.open(path, [(b"authorization", b"Bearer " + port.token.encode()), *more], ends=False)
+        await client.body(number, body)
+        return await client.answer(number)
+    finally:
+        client.wire.close()
+
+
+def decision(heard: Heard) -> list[bytes]:
+    return [
+        heard[b"x-price-keeper-" + name]
+        for name in (b"requested", b"label", b"model")
+        if b"x-price-keeper-" + name in heard
+    ]
+
+
+# Whatever goes wrong, every caller hears something, and so does whoever asks again.
+
+
+async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError(BODY)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Forwarder, "forward", broken)
+        for _ in range(2):
+            heard = await asked(port, more=JSON + RETRIED)
+            assert said(heard, 500, "InternalServerException") == "an internal error; the sidecar's log has its cause"
+            assert heard[b"x-price-keeper-request-id"].decode() in caplog.text
+            assert decision(heard)[:2] == [b"premium", b"premium"]
+    assert "RuntimeError" in caplog.text
+    assert "pipeline.py" in caplog.text
+    assert "XYZZY" not in caplog.text
+    assert (await asked(port, more=JSON + RETRIED)).status == 200
+
+
+async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Forwarder, "forward", cancelled)
+        for _ in range(2):
+            with pytest.raises(CutError):
+                await asked(port, more=JSON + RETRIED)
+    assert (await asked(port, more=JSON + RETRIED)).status == 200
+
+
+async def test_whoever_waits_for_the_same_call_hears_of_its_fault_too(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+
+    async def broken(*_: Any) -> None:
+        await go_on.wait()
+        raise RuntimeError
+
+    monkeypatch.setattr(Forwarder, "forward", broken)
+    waiting = [asyncio.create_task(asked(port, more=JSON + RETRIED)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    go_on.set()
+    assert [(await each).status for each in waiting] == [500] * 3
+
+
+# Headers.
+
+
+async def test_a_tab_in_a_header_means_a_space(port: DataPort) -> None:
+    more = b"content-type: application/json;\tcharset=utf-8\r\nx-amzn-bedrock-trace: \tENABLED\r\n"
+    assert (await asked(port, more=more)).status == 200
+    sent = {name.lower(): value for name, value in port.bedrock.ledger[-1].headers}
+    assert sent[b"content-type"] == b"application/json; charset=utf-8"
+    assert sent[b"x-amzn-bedrock-trace"] == b"ENABLED"
+
+
+@pytest.mark.parametrize("value", [b"a\x7fb", b"caf\xc3\xa9", b"\xff"])
+async def test_other_characters_are_refused(port: DataPort, value: bytes) -> None:
+    for _ in range(2):
+        heard = await asked(port, more=JSON + RETRIED + b"x-amzn-bedrock-trace: %b\r\n" % value)
+        assert heard.status == 400
+    assert len(port.bedrock.ledger) == 0
+
+
+@pytest.mark.parametrize("name", [b'x-amzn-bedrock-a"(b', b"x-amzn-bedrock-a b", b"x-amzn-bedrock-\xe9"])
+async def test_a_name_over_http2_that_no_header_has(port: DataPort, name: bytes) -> None:
+    for _ in range(2):
+        try:
+            heard = await asked2(port, CONVERSE, BODY, [(name, b"v"), (b"amz-sdk-invocation-id", b"one")])
+        except CutError:  # refused by the protocol already
+            continue
+        assert heard.status == 400
+    assert len(port.bedrock.ledger) == 0
+
+
+# Who calls comes first.
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body"),
+    [
+        (CHAT_PATH.encode(), b"POST", b'{"model":'),
+        (CHAT_PATH.encode(), b"POST", b"{}"),
+        (b"/model/a..b/converse", b"POST", b""),
+        (b"/model/premium/converse?X-Amz-Signature=1", b"POST", b""),
+        (b"/async-invoke", b"GET", b""),
+        (b"/nothing", b"GET", b""),
+    ],
+)
+async def test_strangers_learn_nothing(port: DataPort, path: bytes, method: bytes, body: bytes) -> None:
+    heard = await asked(port, path, body, method=method, token="nobody")
+    said(heard, 403, "AccessDeniedException")
+    assert (await asked(port, path, body, method=method)).status in (400, 403, 404)
+
+
+async def test_nothing_of_a_strangers_body_is_read(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> None:
+        raise AssertionError("the body was looked into")
+
+    monkeypatch.setattr(pipeline, "understood", read)
+    said(await asked(port, CHAT_PATH.encode(), b"{}", token="nobody"), 403, "AccessDeniedException")
+
+
+async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    real = asyncio.to_thread
+
+    async def noted(work: Any, *arguments: Any) -> Any:
+        threads.append(work.__name__)
+        return await real(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    for padding, seen in ((10, []), (pipeline.LARGE_BYTES, ["understood"])):
+        body = b'{"model":"nothing","messages":[],"x":"%b"}' % (b"y" * padding)
+        assert (await asked(port, CHAT_PATH.encode(), body)).status == 400
+        assert threads == seen
+
+
+# Bodies that name a model.
+
+
+@pytest.fixture
+async def chat(tmp_path: Path) -> AsyncIterator[DataPort]:
+    labels = Config.development().labels
+    async with data_port(tmp_path, labels={OURS: labels["premium"]}, unlabelled="meter") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "m\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\nx-evil: 1",
+        "a b",
+        "\u00e4",
+        "a/b",
+        "..",
+        "a..b",
+        "m\x00",
+        "",
+        "x" * 3000,
+    ],
+)
+async def test_a_models_name_in_a_body_is_as_legal_as_one_in_a_path(chat: DataPort, model: str) -> None:
+    body = orjson.dumps({"model": model, "messages": []})
+    for path in (CHAT_PATH.encode(), b"/async-invoke"):
+        heard = await asked(chat, path, body.replace(b'"model"', b'"modelId"') if path == b"/async-invoke" else body)
+        said(heard, 400, "ValidationException")
+        assert decision(heard) == []
+    assert len(chat.bedrock.ledger) == 0
+
+
+ODD = b'{ "seed" : 123456789012345678901,"model": "%b" ,"x":1.0,"y":1e5,"logit_bias":{"1":1,"1":2}, "messages":[]}\n'
+
+
+async def test_nothing_but_the_models_name_changes(chat: DataPort) -> None:
+    premium = Config.development().labels["premium"].model
+    for named, sent in ((OURS, premium), (premium, premium), (MODEL, MODEL)):
+        await asked(chat, CHAT_PATH.encode(), ODD % named.encode())
+        assert chat.bedrock.ledger[-1].body == ODD % sent.encode()
+    deep = b'{"mod\\u0065l":"gpt","messages":[],"x":%b}' % (b"[" * 3000 + b"]" * 3000)
+    await asked(chat, CHAT_PATH.encode(), deep, more=JSON + RETRIED)
+    assert chat.bedrock.ledger[-1].body == deep.replace(b'"gpt"', json.dumps(premium).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"model":"gpt","model":"gpt"}', "the body has 'model' more than once"),
+        (b'{"model":"gpt","mod\\u0065l":"gpt"}', "the body has 'model' more than once"),
+        (b'{"model":"gpt",}', "the body is no JSON from byte 15 on"),
+        (b'["gpt"]', "the body is no JSON object"),
+        (b'{"model":"\xff"}', "the body is no UTF-8"),
+        (b'{"model":7}', "the body's 'model' names the model: a label or a model's id"),
+        (b'{"model":"\\ud800"}', "the body's 'model' names the model: a label or a model's id"),
+        (b'{"messages":[]}', "the body's 'model' names the model: a label or a model's id"),
+    ],
+)
+async def test_a_body_that_can_be_read_in_two_ways_is_refused(chat: DataPort, body: bytes, words: str) -> None:
+    assert said(await asked(chat, CHAT_PATH.encode(), body), 400, "ValidationException") == words
+    assert len(chat.bedrock.ledger) == 0
+
+
+# What goes upstream tells who calls to nobody else.
+
+
+@pytest.mark.parametrize(
+    "query", [b"X-Amz-Security-Token=abc&X-Amz-Date=1", b"x-amz-signature=abc", b"anything", b"%zz"]
+)
+async def test_no_query_goes_upstream(port: DataPort, query: bytes) -> None:
+    heard = await asked(port, CONVERSE + b"?" + query)
+    assert "takes a query" in said(heard, 400, "ValidationException")
+    assert len(port.bedrock.ledger) == 0
+    assert (await asked(port, CONVERSE + b"?")).status == 200
+
+
+async def test_jobs_of_others_are_not_listed(port: DataPort) -> None:
+    for path in (b"/async-invoke", b"/async-invoke?maxResults=1"):
+        heard = await asked(port, path, b"", method=b"GET")
+        assert heard.status in (400, 403)
+    said(await asked(port, b"/async-invoke", b"", method=b"GET"), 403, "AccessDeniedException")
+    assert len(port.bedrock.ledger) == 0
+    job = {"modelId": "premium", "modelInput": {}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://b/p"}}}
+    arn = orjson.loads((await asked(port, b"/async-invoke", orjson.dumps(job))).body)["invocationArn"]
+    heard = await asked(port, b"/async-invoke/" + arn.replace("/", "%2F").encode(), b"", method=b"GET")
+    assert orjson.loads(heard.body)["status"] == "InProgress"
+
+
+# What every answer carries.
+
+
+async def test_inference_profiles_are_fetched_with_get_alone(port: DataPort) -> None:
+    for path in (b"/inference-profiles", b"/inference-profiles?type=SYSTEM_DEFINED"):
+        heard = await asked(port, path, b"", method=b"GET")
+        assert orjson.loads(heard.body) == {"inferenceProfileSummaries": []}
+        assert heard[b"x-price-keeper-request-id"]
+        for method in (b"DELETE", b"POST"):
+            said(await asked(port, path, b"", method=method), 404, "UnknownOperationException")
+        said(await asked(port, path, b"", method=b"GET", token="nobody"), 403, "AccessDeniedException")
+    for path in (b"/inference-profilesX", b"/inference-profiles/../anything"):
+        said(await asked(port, path, b"", method=b"GET"), 404, "UnknownOperationException")
+
+
+async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -> None:
+    async with data_port(tmp_path, upstream=Upstream(request_metadata=True)) as port:
+        seen = set()
+        for path, body, decided in (
+            (b"/nothing", b"", 0),
+            (b"/model/nothing/converse", BODY, 0),
+            (CONVERSE, b"no JSON", 3),
+        ):
+            for more in (JSON, JSON + RETRIED):
+                heard = await asked(port, path, body, more)
+                assert 400 <= heard.status < 500
+                assert len(decision(heard)) == decided
+                assert heard[b"x-should-retry"] == b"false"
+                seen.add(heard[b"x-price-keeper-request-id"])
+        assert len(seen) == 6
+
+
+async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> None:
+    secret = new_secret()
+    store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
+    await store.put(Put(schema.app_config(ORG, APP), {"client_secret_hash": hash_secret(secret).decode()}))
+    await store.close()
+    for given, status in ((secret, 200), (new_secret(), 403), ("\xe9" * 44, 403), ("short", 403)):
+        wire = await Wire.connect(number_of(port))
+        who = b"authorization: org-%b-app-%b:%b\r\n" % (ORG.encode(), APP.encode(), given.encode("latin-1"))
+        await wire.send(ask(b"", who, path=b"/credentials", method=b"GET"))
+        heard = await wire.answer()
+        assert heard.status == status
+        assert heard[b"x-price-keeper-request-id"]
+        wire.close()
+    heard = await asked(port, b"/credentials", b"", method=b"POST")
+    assert (heard.status, heard[b"x-should-retry"]) == (404, b"false")
+
+
+@pytest.mark.parametrize("name", ["x-amzn-bedrock-trace", "accept"])
+async def test_what_changes_the_answer_is_no_retry(port: DataPort, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for value in (b"", b"a: ENABLED", b"a: ENABLED", b"a: DISABLED"):
+        more = b"%b%b\r\n" % (name.encode(), value[1:]) if value else b""
+        assert (
+            await asked(port, more=JSON + RETRIED + more + b"amz-sdk-request: attempt=%d\r\n" % len(value))
+        ).status == 200
+    assert len(port.bedrock.ledger) == 3
+    assert caplog.get_records("call") == [] or all(record.levelno < logging.WARNING for record in caplog.records)

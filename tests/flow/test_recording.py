@@ -1,0 +1,199 @@
+"""What each call costs, through the whole data port with real boto3: recorded as the simulated Bedrock counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from botocore.exceptions import ClientError
+
+from proxy.config import Config
+from proxy.config.prices import Guardrails, UnitPrices
+from proxy.model import Scope
+from proxy.recording.entries import Counts
+from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, LONG, TURN
+from tests.support.wire import eventually
+
+GUARDRAILS = Guardrails(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
+JOB_USD = Decimal("1.5")
+PICO = {"premium": (3, 15, "0.30", "3.75", "6"), "economy": ("0.06", "0.24", "0.015", 0, 0)}
+QUESTION = {"guardrailIdentifier": "g1", "guardrailVersion": "1", "source": "INPUT"}
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
+    labels = dict(Config.development().labels)
+    labels["film"] = replace(labels["economy"], model="amazon.nova-reel-v1:0", price_usd_per_async_job=JOB_USD)
+    labels["chat"] = replace(labels["economy"], model=CHAT["model"], format="openai")
+    async with data_port(tmp_path, labels=labels, guardrails=GUARDRAILS) as opened:
+        yield opened
+
+
+def sums(port: DataPort) -> dict[str, Counts]:
+    """By label, of what is in the journal."""
+    found = port.recording.recorder.journal.tally.sums()
+    assert {counter.scope for counter in found} <= {Scope(ORG, APP).key}
+    return {counter.label: counts for counter, counts in found.items()}
+
+
+def of_ledger(port: DataPort, label: str, prices: tuple[Any, ...]) -> Counts:
+    """What the last call used, priced by hand."""
+    usage = port.bedrock.ledger[-1].usage
+    assert usage is not None
+    tokens = tuple(getattr(usage, name) for name in Counts._fields if name.endswith("_tokens"))
+    pico = sum(int(count * Decimal(price) * 10**6) for count, price in zip(tokens, prices, strict=True))
+    return Counts(1, 0, *tokens, 0, pico)
+
+
+async def call(client: Any, operation: str, **arguments: Any) -> Any:
+    def carried_out() -> Any:
+        answer = getattr(client, operation)(**arguments)
+        for name in ("stream", "body"):
+            if name in answer:
+                answer[name] = list(answer[name])
+        return answer
+
+    return await asyncio.to_thread(carried_out)
+
+
+@pytest.mark.parametrize("operation", ["converse", "converse_stream"])
+@pytest.mark.parametrize("label", ["premium", "economy"])
+async def test_conversations(port: DataPort, operation: str, label: str) -> None:
+    await call(port.client(), operation, modelId=label, **TURN)
+    assert sums(port) == {label: of_ledger(port, label, PICO[label])}
+
+
+@pytest.mark.parametrize("operation", ["invoke_model", "invoke_model_with_response_stream"])
+async def test_invocations_with_caches_of_both_lengths(port: DataPort, operation: str) -> None:
+    cached = [
+        {"type": "text", "text": LONG + str(ttl), "cache_control": {"type": "ephemeral", "ttl": ttl}}
+        for ttl in ("1h", "5m")
+    ]
+    body = json.dumps(CLAUDE_BODY | {"system": cached})
+    client = port.client()
+    await call(client, operation, modelId="premium", body=body)
+    first = of_ledger(port, "premium", PICO["premium"])
+    assert first.cache_write_5m_tokens > 0 < first.cache_write_1h_tokens
+    assert sums(port) == {"premium": first}
+    await call(client, operation, modelId="premium", body=body)
+    second = of_ledger(port, "premium", PICO["premium"])
+    assert second.cache_read_tokens > 0
+    assert sums(port) == {"premium": first.plus(second)}
+
+
+async def test_counting_tokens_is_free(port: DataPort) -> None:
+    await call(port.client(), "count_tokens", modelId="premium", input={"converse": TURN})
+    assert (sums(port), port.recording.recorder.journal.open_calls) == ({}, 0)
+
+
+async def test_guardrails_by_their_units(port: DataPort) -> None:
+    content = [{"text": {"text": "a harmless text " * 200}}]
+    answer = await call(port.client(), "apply_guardrail", **QUESTION, content=content)
+    units = {name: count for name, count in answer["usage"].items() if count}
+    found = sums(port)["guardrails"]
+    assert found.guardrail_units == sum(count for name, count in units.items() if "Free" not in name) > 0
+    assert found.pico > 0
+    assert found.pico % (5 * 10**9) == 0  # so many dollars for a thousand
+
+
+async def test_a_job_has_a_price_of_its_own(port: DataPort) -> None:
+    start = {"modelInput": {"a": 1}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/x"}}}
+    await call(port.client(), "start_async_invoke", modelId="film", **start)
+    assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "words"),
+    [
+        ("apply_guardrail", {**QUESTION, "content": [{"text": {"text": "x"}}]}, "guardrails have no prices here"),
+        (
+            "start_async_invoke",
+            {"modelId": "economy", "modelInput": {}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://b/x"}}},
+            "asynchronous jobs of 'economy' have no price here",
+        ),
+    ],
+)
+async def test_what_has_no_price_is_not_sent(tmp_path: Path, operation: str, arguments: Any, words: str) -> None:
+    async with data_port(tmp_path) as port:
+        with pytest.raises(ClientError, match=words):
+            await call(port.client(), operation, **arguments)
+        assert len(port.bedrock.ledger) == 0
+
+
+async def chat(port: DataPort, **more: Any) -> bytes:
+    body = CHAT | {"model": "chat"} | more
+    headers = {"authorization": f"Bearer {port.token}"}
+    async with aiohttp.ClientSession() as http, http.post(port.url + CHAT_PATH, json=body, headers=headers) as answer:
+        assert answer.status == 200
+        return await answer.read()
+
+
+async def test_chat_streams_are_counted_whether_or_not_their_caller_asks(port: DataPort) -> None:
+    whole = json.loads(await chat(port))
+    told = await chat(port, stream=True, stream_options={"include_usage": True})
+    assert json.loads(told.split(b"data: ")[-2])["usage"] == whole["usage"]
+    before = sums(port)["chat"]
+    untold = await chat(port, stream=True)
+    assert b'"choices":[]' not in untold.replace(b" ", b"")
+    assert untold.endswith(b"data: [DONE]\n\n")
+    assert port.bedrock.ledger[-1].body.count(b"include_usage") == 1
+    assert sums(port)["chat"] == before.plus(of_ledger(port, "chat", PICO["economy"]))
+    assert sums(port)["chat"].estimated_requests == 0
+
+
+async def test_errors_cost_nothing(port: DataPort) -> None:
+    for fault in ("throttle", "quota", "error"):
+        client = port.client(x_simulate_fault=fault)
+        with pytest.raises(ClientError):
+            await call(client, "converse", modelId="premium", **TURN)
+    with pytest.raises(ClientError):
+        await call(port.client(), "converse", modelId="nothing", **TURN)
+    assert (sums(port), port.recording.recorder.journal.open_calls) == ({}, 0)
+
+
+@pytest.mark.parametrize("frames", [0, 1, 3, 10])
+async def test_a_stream_that_is_cut_is_estimated_from_what_was_seen(port: DataPort, frames: int) -> None:
+    client = port.client(x_simulate_fault="cut", x_simulate_after_frames=str(frames))
+    with pytest.raises(Exception, match=r"."):
+        await call(client, "converse_stream", modelId="premium", **TURN)
+    found = sums(port)["premium"]
+    assert found.requests == found.estimated_requests >= 1
+    assert found.input_tokens > 0
+    assert found.pico == found.input_tokens * 3 * 10**6 + found.output_tokens * 15 * 10**6
+
+
+async def test_a_caller_who_leaves_is_counted_exactly(port: DataPort) -> None:
+    headers = {"authorization": f"Bearer {port.token}", "x-simulate-frame-ms": "20"}
+    async with aiohttp.ClientSession() as http:
+        url = f"{port.url}/model/premium/converse-stream"
+        answer = await http.post(url, json=TURN, headers=headers)
+        await answer.content.read(50)
+        answer.close()
+    await eventually(lambda: port.recording.recorder.journal.open_calls == 0)
+    assert sums(port) == {"premium": of_ledger(port, "premium", PICO["premium"])}
+
+
+async def test_no_answer_at_all_may_have_cost_something(port: DataPort) -> None:
+    client = port.client(x_simulate_fault="reset")
+    with pytest.raises(Exception, match=r"."):
+        await call(client, "converse", modelId="premium", **TURN)
+    found = sums(port)["premium"]
+    assert found.requests == found.estimated_requests == len(port.bedrock.ledger)
+    assert found.pico > 0
+
+
+async def test_a_receipt_is_there_before_the_caller_has_all(port: DataPort) -> None:
+    """So that nobody who was answered can be forgotten."""
+    for operation in ("converse", "converse_stream"):
+        for _ in range(20):
+            before = port.recording.recorded.requests
+            await call(port.client(), operation, modelId="premium", **TURN)
+            assert port.recording.recorded.requests == before + 1

@@ -1,0 +1,304 @@
+"""`price-keeper spend` as a person, a program and finance use it, on stores filled by the real recorder."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+from uuid import uuid4
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from proxy.model import Scope
+from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
+from proxy.stores import schema
+from proxy.stores.contract import Put, Store
+from proxy.stores.sqlite import SqliteStore
+from tests.support.clock import ManualClock
+from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
+from tests.support.engines import PREFIX, Engines
+from tests.support.recording import recording
+from tests.unit.test_spend_focus import faults
+
+ACME, BETA, GHOST = (str(uuid4()) for _ in range(3))
+NOTE = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
+
+CONFIG = """
+store: {store}
+upstream: {{region: eu-central-1}}
+labels:
+  premium: {{model: a.b, format: nova, prices_usd_per_1m: {{input: 3, output: 15}}}}
+  economy:
+    model: c.d
+    format: nova
+    prices_usd_per_1m: {{input: 1, output: 5}}
+    endpoints: [{{region: us-east-1}}, {{region: us-west-2}}]
+"""
+
+
+def noonish() -> ZoneInfo:
+    """A zone in which it is around noon, so that no test sees a day end."""
+    return ZoneInfo(f"Etc/GMT{datetime.now(UTC).hour - 12:+d}")
+
+
+ZONE = noonish()
+TODAY = datetime.now(ZONE).date()
+YESTERDAY = TODAY - timedelta(days=1)
+
+# org, app, label, days ago, calls, and what each used
+CALLS = [
+    (ACME, "shop", "premium", 0, 3, Counts(1, 0, 1000, 200, 50, pico=4_115_000_001)),
+    (ACME, "shop", "guardrails", 0, 2, Counts(1, 0, guardrail_units=4, pico=600_000_000)),
+    (ACME, None, "premium", 0, 1, Counts(1, 1, 100, 20, pico=411_000_000)),
+    (ACME, "bot", "economy", 1, 5, Counts(1, 0, 10, 2, pico=20_000_000)),
+    (BETA, "robot", "economy", 0, 2, Counts(1, 0, 10**6, 10**6, pico=6 * 10**12)),
+    (BETA, None, "economy", 0, 1, Counts(1, 0, 10**6, 0, pico=10**12)),
+    (GHOST, "x", "unlabelled.c.d", 0, 1, Counts(1, 0, 7, 7, pico=123)),
+]
+SCOPES = {ACME: "ORG", BETA: "APP", GHOST: "ORG"}
+ACME_TODAY = 3 * 4_115_000_001 + 2 * 600_000_000 + 411_000_000
+
+
+async def fill(store: Store, folder: Path) -> None:
+    for org, name in ((ACME, "Acme"), (BETA, "Beta Läbs")):
+        config = {"org_name": name, "timezone": ZONE.key, "quota_scope": SCOPES[org]}
+        await store.put(Put(schema.org_config(org), config))
+        await store.put(Put(schema.org_entry(org), {"org_name": name}))
+    await store.put(Put(schema.org_config(GHOST), {"timezone": ZONE.key}))
+    await store.put(Put(schema.app_config(ACME, "shop"), {"app_name": "Shop front"}))
+    async with recording(folder / "journal", store, ManualClock(time.time())) as rec:
+        for org, app, label, ago, calls, counts in CALLS:
+            period = f"DAY#{TODAY - timedelta(days=ago):%Y%m%d}"
+            whole, own = Scope(org).key, Scope(org, app).key
+            scopes = [whole] if app is None else [own] if SCOPES[org] == "APP" else [whole, own]
+            account = Account.of([Counter(scope, label, period, 8) for scope in scopes])
+            for _ in range(calls):
+                number = rec.journal.intend(Intent(account, int(rec.clock.now() * 1000), 7, 7, 5))
+                rec.journal.record(number, Receipt(counts))
+        assert await rec.recorder.flush()
+
+
+async def _filled(folder: Path) -> None:
+    store = await SqliteStore(folder / "data" / "price-keeper.db", time.time).open()
+    await fill(store, folder)
+    await store.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spend")
+    asyncio.run(_filled(folder))
+    (folder / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./data/price-keeper.db}"))
+    return folder
+
+
+def spend(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    told = price_keeper("spend", *arguments, folder=place, **environment)
+    assert told.returncode == 0, told.stderr
+    return told
+
+
+FOOT = [
+    "",
+    "Exact as of the last flush: what still waits in journals (up to about 15 seconds",
+    "of calls) is not in it.",
+]
+
+
+def test_what_was_spent_today(place: Path) -> None:
+    told = spend(place)
+    assert told.stderr == ""
+    assert told.stdout.splitlines() == [
+        f"Spend of today ({TODAY}), so far",
+        "",
+        "Org              App    Label           Requests  est.        Cost",
+        "Beta Läbs        robot  economy                2     0  $12.000000   92%  ██████",
+        "Beta Läbs        -      economy                1     0   $1.000000    8%  ▌",
+        "Acme             shop   premium                3     0   $0.012345   <1%  ▏",
+        "Acme             shop   guardrails             2     0   $0.001200   <1%  ▏",
+        "Acme             -      premium                1     1   $0.000411   <1%  ▏",
+        f"{GHOST[:14]}…  x      unlabelled.c.d         1     0  <$0.000001   <1%  ▏",
+        "─" * 66,
+        "Total                                         10     1  $13.013956",
+        *FOOT,
+    ]
+
+
+def test_a_narrower_question(place: Path) -> None:
+    told = spend(place, f"{YESTERDAY}..today", "--org", "acme", "--by", "day")
+    assert told.stdout.splitlines() == [
+        f"Spend of org acme, {YESTERDAY} to {TODAY}, so far",
+        "",
+        "Day         Requests  est.  Tokens  Units       Cost",
+        f"{YESTERDAY}         5     0      60      0  $0.000100    1%  ▏",
+        f"{TODAY}         6     1   3,870      8  $0.013956   99%  ████████████████████",
+        "─" * 52,
+        "Total             11     1   3,930      8  $0.014056",
+        *FOOT,
+    ]
+
+
+def test_a_wide_terminal_shows_more(place: Path) -> None:
+    head = spend(place, "--org", "Acme", COLUMNS="120").stdout.splitlines()[2]
+    assert head.split() == ["App", "Label", "Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"]
+
+
+def test_what_is_asked_for_in_vain_is_told_with_what_there_is(place: Path) -> None:
+    assert spend(place, "--label", "premum").stdout.splitlines() == [
+        f"Spend of label premum, today ({TODAY}), so far: nothing",
+        *FOOT,
+        "Labels with spend: economy, guardrails, premium, unlabelled.c.d.",
+    ]
+    long_ago = TODAY - timedelta(days=90)
+    told = spend(place, str(long_ago), "--org", GHOST).stdout
+    assert told.startswith(f"Spend of org {GHOST}, {long_ago}: nothing\n")
+
+
+def test_json_is_exact_and_complete(place: Path) -> None:
+    told = json.loads(spend(place, "--json", "--org", "Acme").stdout)
+    assert told["filters"] == {"org": ACME, "app": None, "label": None}
+    assert told["by"] == ["org", "app", "label", "day"]
+    assert {(row["app"], row["label"]): row["cost_usd_micros"] for row in told["rows"]} == {
+        ("shop", "premium"): "12345.000003",
+        ("shop", "guardrails"): "1200",
+        (None, "premium"): "411",
+    }
+    assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
+    assert (told["total"]["estimated_requests"], told["is_final"], told["notes"]) == (1, False, [NOTE])
+    assert told["rows"][0]["app_name"] == "Shop front"
+
+
+def test_csv_is_the_same_bytes_wherever_it_goes(place: Path) -> None:
+    told = spend(place, f"{YESTERDAY}..today", "--csv", PYTHONIOENCODING="ascii")
+    assert told.stderr == f"{NOTE}\n"
+    assert "Beta Läbs" in told.stdout
+    rows = list(csv.DictReader(StringIO(told.stdout)))
+    assert len(rows) == len(CALLS)
+    paid = sum(calls * counts.pico for *_, calls, counts in CALLS)
+    assert sum(Decimal(row["cost_usd"]) for row in rows) * 10**12 == paid
+    assert {row["day"] for row in rows} == {str(TODAY), str(YESTERDAY)}
+
+
+def test_focus_keeps_the_rules_and_tells_the_same_money(place: Path) -> None:
+    told = spend(place, f"{YESTERDAY}..today", "--focus", "--billing-account", "123456789012")
+    assert faults(told.stdout) == []
+    rows = list(csv.DictReader(StringIO(told.stdout)))
+    assert len(rows) == len(CALLS)
+    assert sum(Decimal(row["EffectiveCost"]) for row in rows) * 10**12 == sum(
+        calls * counts.pico for *_, calls, counts in CALLS
+    )
+    assert {row["BillingAccountId"] for row in rows} == {"123456789012"}
+    # One label is called in two regions, and what has no label may be called wherever any is.
+    assert {(row["SkuId"], row["RegionId"]) for row in rows} == {
+        ("premium", "eu-central-1"),
+        ("economy", ""),
+        ("guardrails", ""),
+        ("unlabelled.c.d", ""),
+    }
+    only = list(csv.DictReader(StringIO(spend(place, "--focus", "--org", "Acme", "--label", "guardrails").stdout)))
+    assert [row["ConsumedQuantity"] for row in only] == ["8"]
+
+
+def test_without_a_configuration_by_the_folder_of_the_development_mode(place: Path) -> None:
+    told = spend(place.parent, "--data-dir", str(place / "data"), "--org", "Acme", "--focus")
+    assert {row["RegionId"] for row in csv.DictReader(StringIO(told.stdout))} == {"us-east-1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tomorrow"], "today, yesterday, a day (2026-11-18), a month (2026-11), or a range"),
+        (["2999-01-01"], "2999-01-01 is still to come"),
+        (["2020-01-01..today"], "spend is kept for 400 days: the first that can be asked for now is "),
+        (["--by", "model"], "there are org, app, label, day"),
+        (["--org", "Acmee"], "no org has the id or the name 'Acmee'; there are Acme ("),
+        (["--json", "--csv"], "not allowed with"),
+        (["--focus", "--by", "org"], "--by is not for --focus"),
+        (["--billing-account", "1"], "--billing-account is for --focus alone"),
+        (["--config", "config.yaml", "--data-dir", "data"], "not allowed with"),
+        (["--config", "none.yaml"], "none.yaml: cannot be read"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_says_what_is_allowed(place: Path, arguments: list[str], says: str) -> None:
+    told = price_keeper("spend", *arguments, folder=place)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert says in " ".join(told.stderr.split())
+    assert "Traceback" not in told.stderr
+
+
+def test_where_there_is_nothing_to_read(tmp_path: Path) -> None:
+    told = price_keeper("spend", folder=tmp_path)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "there is no config.yaml here; name one with --config FILE" in told.stderr
+    told = price_keeper("spend", "--data-dir", "data", folder=tmp_path)
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith("price-keeper: there is no store in data/price-keeper.db: price-keeper serve or dev")
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "other.db").write_bytes(b"not a database, but long enough to look like one" * 30)
+    (tmp_path / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./other.db}"))
+    told = price_keeper("spend", folder=tmp_path)
+    assert (told.returncode, told.stderr) == (1, "price-keeper: other.db is no SQLite database\n")
+
+
+def on_a_terminal(place: Path, **environment: str) -> str:
+    """What a person sees: on a terminal of 100 columns."""
+    main, end = pty.openpty()
+    os.set_blocking(main, False)
+    command = [sys.executable, "-m", "proxy.cli", "spend", "--by", "label"]
+    surroundings: Mapping[str, str] = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "TERM": "xterm"}
+    done = subprocess.run(
+        command, cwd=place, env={**surroundings, **environment}, stdout=end, stderr=end, timeout=SECONDS, check=False
+    )
+    told = os.read(main, 1 << 20).decode()
+    os.close(end)
+    os.close(main)
+    assert done.returncode == 0, told
+    return told
+
+
+def test_colors_are_for_terminals_that_want_them(place: Path) -> None:
+    assert "\x1b[36m█" in on_a_terminal(place)
+    for without in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        told = on_a_terminal(place, **without)
+        assert "\x1b" not in told
+        assert "█" in told
+    assert "\x1b[36m" in on_a_terminal(place, NO_COLOR="")
+
+
+def test_a_terminal_that_knows_ascii_alone(place: Path) -> None:
+    told = spend(place, "--by", "org", PYTHONIOENCODING="ascii").stdout
+    assert told.isascii()
+    assert "####" in told
+    assert "Beta L?bs" in told
+
+
+def test_while_a_sidecar_runs_on_the_same_file(tmp_path: Path) -> None:
+    arguments = ("dev", "--data-dir", "data", "--port", "0", "--control-port", "0")
+    with sidecar(*arguments, folder=tmp_path):
+        assert "nothing" in spend(tmp_path, "--data-dir", "data").stdout
+        asyncio.run(_filled(tmp_path))
+        told = json.loads(spend(tmp_path, "--data-dir", "data", "--org", "Acme", "--json").stdout)
+        assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
+
+
+async def test_on_dynamodb(tmp_path: Path, engines: Engines) -> None:
+    async with engines.open("ministack", tmp_path) as store:
+        await fill(store, tmp_path)
+    endpoint = engines.endpoints["ministack"]
+    config = f'{{engine: dynamodb, endpoint: "{endpoint}", table_prefix: {PREFIX}, region: us-east-1}}'
+    (tmp_path / "config.yaml").write_text(CONFIG.format(store=config))
+    told = json.loads((await asyncio.to_thread(spend, tmp_path, "--org", ACME, "--json")).stdout)
+    assert Decimal(told["total"]["cost_usd_micros"]) * 10**6 == ACME_TODAY
+    told = json.loads((await asyncio.to_thread(spend, tmp_path, "--org", BETA, "--json", "--by", "app")).stdout)
+    assert {row["app"]: row["cost_usd_micros"] for row in told["rows"]} == {"robot": "12000000", None: "1000000"}

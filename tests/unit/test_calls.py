@@ -1,0 +1,121 @@
+"""What a request asks for, as far as it can be told without knowing who asks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.errors import AccessDenied, InvalidRequest, UnknownOperation
+from proxy.exchange import Request
+from proxy.forwarding.model_path import Operation
+from proxy.surface.calls import Asked, headers_upstream, refused_at_head, understood
+
+ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/abcdef123456"
+
+
+def request(target: bytes, body: bytes = b"", method: bytes = b"POST", **headers: bytes) -> Request:
+    named = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+    made = Request(method, target, named, frozenset())
+    made.body = body
+    return made
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/model/amazon.nova-sonic-v1%3A0/invoke-with-bidirectional-stream",
+        b"/model/a..b/invoke-with-bidirectional-stream?x",
+    ],
+)
+def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
+    refusal = refused_at_head(b"POST", target)
+    assert isinstance(refusal, InvalidRequest)
+    assert "bidirectional streams are not supported" in refusal.message
+    with pytest.raises(InvalidRequest):
+        understood(request(target))
+
+
+@pytest.mark.parametrize("target", [b"/", b"*", b"/model/premium/converse", b"/x?/invoke-with-bidirectional-stream"])
+def test_nothing_else_is(target: bytes) -> None:
+    assert refused_at_head(b"POST", target) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "error"),
+    [
+        (b"GET", b"/model/premium/converse", UnknownOperation),
+        (b"POST", f"/async-invoke/{ARN}".encode(), UnknownOperation),
+        (b"DELETE", b"/async-invoke", UnknownOperation),
+        (b"GET", b"/async-invoke", AccessDenied),
+        (b"GET", b"/async-invoke?maxResults=1", InvalidRequest),
+        (b"POST", b"/model/premium/converse?X-Amz-Security-Token=a", InvalidRequest),
+    ],
+)
+def test_what_is_not_served(method: bytes, target: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        understood(request(target, method=method))
+
+
+def test_a_job_is_asked_for_by_its_arn() -> None:
+    asked = understood(request(f"/async-invoke/{ARN}?".encode(), method=b"GET"))
+    assert (asked.operation, asked.target.id, asked.model) == (Operation.ASYNC_INVOKE, ARN, "")
+
+
+def named(model: str, key: str = "model") -> Asked:
+    path = b"/openai/v1/chat/completions" if key == "model" else b"/async-invoke"
+    return understood(request(path, json.dumps({"x": {key: "y"}, key: model, "z": [1]}).encode()))
+
+
+@pytest.mark.parametrize("key", ["model", "modelId"])
+def test_a_model_in_a_body(key: str) -> None:
+    asked = named("premium", key)
+    body = json.dumps({"x": {key: "y"}, key: "premium", "z": [1]}).encode()
+    assert asked.model == "premium"
+    assert asked.body_for("premium", body) is body
+    assert asked.body_for("economy", body) == body.replace(b"premium", b"economy")
+
+
+@pytest.mark.parametrize("model", ["", "a b", "a\r\nb", "\x00", "..", "a/b", "\u00e9", "x" * 2049, "%61"])
+def test_a_name_that_no_model_has(model: str) -> None:
+    for key in ("model", "modelId"):
+        with pytest.raises(InvalidRequest):
+            named(model, key)
+
+
+def test_headers_that_go_upstream() -> None:
+    given = request(
+        b"/",
+        content_type=b"application/json;\tcharset=utf-8",
+        authorization=b"secret",
+        x_amz_security_token=b"secret",
+        x_amzn_bedrock_trace=b"ENABLED",
+        x_simulate_fault=b"cut",
+        cookie=b"secret",
+    )
+    passed = [("content-type", "application/json; charset=utf-8"), ("x-amzn-bedrock-trace", "ENABLED")]
+    assert headers_upstream(given, None) == passed
+    assert headers_upstream(given, b"x-simulate-") == [*passed, ("x-simulate-fault", "cut")]
+
+
+@pytest.mark.parametrize(
+    "name", [b'x-amzn-bedrock-a"(b', b"x-amzn-bedrock- ", b"x-amzn-bedrock-\xe9", b"x-amzn-bedrock-\r\nx"]
+)
+def test_a_name_that_no_header_has(name: bytes) -> None:
+    given = request(b"/")
+    given.headers[name] = b"v"
+    with pytest.raises(InvalidRequest) as refused:
+        headers_upstream(given, None)
+    assert refused.value.message.isprintable()
+
+
+@pytest.mark.parametrize("value", [b"a\x00b", b"a\x7fb", b"a\r\nb", b"caf\xc3\xa9", b"\xff"])
+def test_a_value_that_cannot_be_signed(value: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        headers_upstream(request(b"/", accept=value), None)
+
+
+def test_a_header_that_comes_twice() -> None:
+    given = Request(b"POST", b"/", {b"accept": b"a"}, frozenset({b"accept"}))
+    with pytest.raises(InvalidRequest):
+        headers_upstream(given, None)

@@ -1,0 +1,60 @@
+"""As many connections as there are descriptors for, with room for the calls that they lead to."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from proxy.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, OWN_DESCRIPTORS, fitting, raised_descriptors
+
+
+@pytest.mark.parametrize("descriptors", [*range(350, 2000, 50), 4096, 20_000, 65_536, 10**9])
+def test_all_that_can_be_open_at_once_fits(descriptors: int) -> None:
+    limits = fitting(descriptors)
+    assert limits.connections >= 16
+    assert limits.connections + limits.surplus + limits.requests + OWN_DESCRIPTORS <= descriptors
+    assert limits.connections <= DEFAULT.connections
+
+
+def test_where_there_are_plenty_the_limits_are_the_usual_ones() -> None:
+    assert fitting(ENOUGH_DESCRIPTORS) == DEFAULT
+
+
+def test_where_there_are_hardly_any_a_few_connections_are_still_taken() -> None:
+    assert fitting(64).connections > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused", "expected", "asked"),
+    [
+        ((256, 4096), (), 4096, [(4096, 4096)]),
+        ((4096, 4096), (), 4096, []),
+        ((256, resource.RLIM_INFINITY), (), ENOUGH_DESCRIPTORS, [(resource.RLIM_INFINITY,) * 2]),
+        (
+            (256, resource.RLIM_INFINITY),
+            (resource.RLIM_INFINITY,),
+            ENOUGH_DESCRIPTORS,
+            [(resource.RLIM_INFINITY,) * 2, (ENOUGH_DESCRIPTORS, resource.RLIM_INFINITY)],
+        ),
+        ((256, 300), (300,), 256, [(300, 300)]),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), (), ENOUGH_DESCRIPTORS, []),
+    ],
+)
+def test_the_process_asks_for_what_it_can_get(
+    limits: tuple[int, int],
+    refused: tuple[int, ...],
+    expected: int,
+    asked: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[tuple[int, int]] = []
+
+    def set_limit(_: int, wanted: tuple[int, int]) -> None:
+        heard.append(wanted)
+        if wanted[0] in refused:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    assert (raised_descriptors(), heard) == (expected, asked)

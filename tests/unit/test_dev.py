@@ -1,0 +1,63 @@
+"""What the development mode keeps between its starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.commands.dev import _kept
+from proxy.errors import PriceKeeperError
+
+
+def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
+    made = iter(["first", "second"])
+    file = tmp_path / "new" / "secret"
+    for _ in range(2):
+        assert _kept(file, lambda: next(made)) == "first"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert os.listdir(file.parent) == ["secret"]
+
+
+def test_whoever_finds_it_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    seen = []
+    real = os.link
+
+    def link(draft: Path, path: Path) -> None:
+        seen.append((path.exists(), draft.read_text()))
+        real(draft, path)
+
+    monkeypatch.setattr(os, "link", link)
+    _kept(file, lambda: "whole")
+    assert seen == [(False, "whole")]
+
+
+def test_of_two_that_start_at_once_both_have_the_first_ones(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+
+    def slower() -> str:
+        assert _kept(file, lambda: "the other's") == "the other's"
+        return "mine"
+
+    assert _kept(file, slower) == "the other's"
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: Any) -> None:
+        raise OSError(errno.EPERM, "not here")
+
+    monkeypatch.setattr(os, "link", link)
+    assert _kept(tmp_path / "secret", lambda: "made") == "made"
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(PriceKeeperError, match="cannot keep"):
+        _kept(tmp_path / "file" / "secret", lambda: "made")

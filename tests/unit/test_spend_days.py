@@ -1,0 +1,135 @@
+"""Days as they are asked for, in any zone, and where their counters are looked for."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.calendar_days import org_date, span_of_day
+from proxy.recording.flush import DAY_SECONDS, KEEP_MARKERS_SECONDS, KEEP_TOTALS_SECONDS
+from proxy.reporting.days import Asked, check, listing_days, parse
+from tests.support.effort import tries
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
+TODAY = date(2026, 11, 18)
+ZONES = sorted(available_timezones() - {"localtime", "Factory"})
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("today", TODAY, TODAY),
+        ("yesterday", date(2026, 11, 17), date(2026, 11, 17)),
+        ("2026-11-03", date(2026, 11, 3), date(2026, 11, 3)),
+        ("2026-11-03..2026-11-05", date(2026, 11, 3), date(2026, 11, 5)),
+        ("2026-11-03..today", date(2026, 11, 3), TODAY),
+        ("2026-11-03..yesterday", date(2026, 11, 3), date(2026, 11, 17)),
+        ("yesterday..today", date(2026, 11, 17), TODAY),
+        ("2026-11", date(2026, 11, 1), date(2026, 11, 30)),
+        ("2026-02", date(2026, 2, 1), date(2026, 2, 28)),
+        ("2026-09..2026-10", date(2026, 9, 1), date(2026, 10, 31)),
+        ("2026-09..2026-10-15", date(2026, 9, 1), date(2026, 10, 15)),
+    ],
+)
+def test_what_can_be_asked(text: str, first: date, last: date) -> None:
+    asked = parse(text)
+    check(asked, NOON)
+    assert asked.days(TODAY) == (first, last)
+    assert asked.text == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tomorrow", "20261118", "2026-W47-3", "18.11.2026", "2026-11-18..", "..2026-11-18", "..", "2026-11-1", "-1",
+     "2026-11-18...2026-11-19", "2026-11-18..2026-11-19..2026-11-20", "٢٠٢٦-١١-١٨", " today"],
+)  # fmt: skip
+def test_what_is_no_day_says_what_would_be(text: str) -> None:
+    with pytest.raises(ValueError, match=r"today, yesterday, a day \(2026-11-18\), a month \(2026-11\), or a range"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["2026-02-30", "2026-13", "0000-01-01", "2026-11-18..2026-11-31"])
+def test_days_that_do_not_exist(text: str) -> None:
+    with pytest.raises(ValueError, match="there is no "):
+        parse(text)
+
+
+def test_a_range_that_ends_before_it_begins() -> None:
+    with pytest.raises(ValueError, match="ends before it begins"):
+        parse("2026-11-18..2026-11-17")
+    with pytest.raises(ValueError, match="ends before it begins"):
+        check(parse("today..yesterday"), NOON)
+    with pytest.raises(ValueError, match="ends before it begins"):
+        check(parse("2026-11-19..today"), NOON)
+
+
+def test_the_days_to_come() -> None:
+    check(parse("2026-11-19"), NOON)  # in Kiritimati it is that day
+    check(parse("2026-11-01..9999-12-31"), NOON)
+    assert listing_days(parse("2026-11-01..9999-12-31"), NOON)[-1] == TODAY + timedelta(days=1)
+    with pytest.raises(ValueError, match="2026-11-20 is still to come; today is 2026-11-18 in UTC"):
+        check(parse("2026-11-20"), NOON)
+
+
+def test_the_days_that_are_kept_no_more() -> None:
+    earliest = date(2025, 10, 16)
+    check(parse(f"{earliest}..today"), NOON)
+    with pytest.raises(ValueError, match=rf"kept for 400 days: .* {earliest}$"):
+        check(parse("2025-10-15..today"), NOON)
+    with pytest.raises(ValueError, match="kept for 400 days"):
+        check(parse("0001-01-01..today"), NOON)
+
+
+moments = st.floats(min_value=datetime(2020, 1, 1, tzinfo=UTC).timestamp(), max_value=NOON)
+
+
+@given(moments, st.sampled_from(ZONES))
+@settings(max_examples=tries(200))
+def test_the_earliest_day_is_wholly_kept(now: float, zone_name: str) -> None:
+    zone = ZoneInfo(zone_name)
+    earliest = next(day for back in range(400, 390, -1) if _is_allowed(day := _utc(now) - timedelta(days=back), now))
+    begins = span_of_day(earliest, zone).start
+    assert begins + KEEP_TOTALS_SECONDS > now
+
+
+def _is_allowed(day: date, now: float) -> bool:
+    try:
+        check(Asked(str(day), day, day), now)
+    except ValueError:
+        return False
+    return True
+
+
+@given(
+    moments,
+    st.sampled_from(ZONES),
+    st.integers(0, 300),
+    st.integers(0, 60),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(0, KEEP_MARKERS_SECONDS - DAY_SECONDS),
+)
+@settings(max_examples=tries(500))
+def test_wherever_and_however_late_a_call_was_flushed_it_is_looked_for(
+    now: float, zone_name: str, ago: int, length: int, at: float, late: float
+) -> None:
+    """A call is listed on the UTC day of its flush, which is up to 34 days after its start."""
+    zone = ZoneInfo(zone_name)
+    today = org_date(now, zone)
+    first, last = today - timedelta(days=ago + length), today - timedelta(days=ago)
+    days = range(length + 1)
+    day = first + timedelta(days=days[int(at * len(days))])
+    span = span_of_day(day, zone)
+    started = span.start + at * (span.end - span.start)
+    flushed = started + late
+    if started > now or flushed > now:
+        return
+    for asked in (Asked("", first, last), Asked("", ago + length, ago)):
+        assert _utc(flushed) in listing_days(asked, now)
+
+
+def _utc(at: float) -> date:
+    return datetime.fromtimestamp(at, UTC).date()

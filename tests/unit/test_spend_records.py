@@ -1,0 +1,159 @@
+"""JSON and CSV of a report, and the names of orgs and apps in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, date, datetime
+from fractions import Fraction
+from io import StringIO
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.recording.entries import Counts
+from proxy.reporting.query import Report
+from proxy.reporting.records import as_csv, as_json, moment
+from proxy.reporting.tenants import Tenant, app_names, org_called, registered, tenants
+from proxy.reporting.totals import Spent, rows
+from proxy.stores import schema
+from proxy.stores.contract import Put, Store
+from tests.support.effort import tries
+from tests.support.engines import Engines
+
+ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-555555555555"
+DAY = date(2026, 11, 18)
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
+UTC_ZONE, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
+
+
+def report(*spent: Spent, name: str | None = "Acme", app_name: str | None = "Shop front") -> Report:
+    named = {ACME: Tenant(ACME, name, BERLIN, "ORG"), BETA: Tenant(BETA, None, UTC_ZONE, "ORG")}
+    apps = {(ACME, "shop"): app_name} if app_name is not None else {}
+    return Report(NOON + 0.9, DAY, DAY, True, False, list(spent), named, apps, ["a note"])
+
+
+SPENT = (
+    Spent(ACME, "shop", "premium", DAY, Counts(2, 1, 10, 20, 3, 4, 5, 6, 12_345_678_901)),
+    Spent(BETA, None, "economy", DAY, Counts(1, 0, 1, 2, pico=5)),
+)
+
+
+def test_json() -> None:
+    by = ("org", "app", "label", "day")
+    filters: Mapping[str, str | None] = {"org": None, "app": None, "label": None}
+    told = as_json(report(*SPENT), rows(SPENT, by), by, filters, ["a note"])
+    assert json.loads(json.dumps(told)) == told
+    assert told["rows"][0] == {
+        "org": ACME,
+        "org_name": "Acme",
+        "app": "shop",
+        "app_name": "Shop front",
+        "label": "premium",
+        "day": "2026-11-18",
+        "requests": 2,
+        "estimated_requests": 1,
+        "input_tokens": 10,
+        "output_tokens": 20,
+        "cache_read_tokens": 3,
+        "cache_write_5m_tokens": 4,
+        "cache_write_1h_tokens": 5,
+        "guardrail_units": 6,
+        "cost_usd_micros": "12345.678901",
+    }
+    assert (told["rows"][1]["app"], told["rows"][1]["app_name"], told["rows"][1]["org_name"]) == (None, None, None)
+    assert told["total"]["cost_usd_micros"] == "12345.678906"
+    assert {key: told[key] for key in ("from", "to", "as_of", "is_final", "by", "notes")} == {
+        "from": "2026-11-18",
+        "to": "2026-11-18",
+        "as_of": "2026-11-18T12:00:00Z",
+        "is_final": False,
+        "by": list(by),
+        "notes": ["a note"],
+    }
+
+
+def test_csv() -> None:
+    assert as_csv(report(*SPENT), rows(SPENT, ("label", "day")), ("label", "day")) == (
+        "label,day,requests,estimated_requests,input_tokens,output_tokens,cache_read_tokens,cache_write_5m_tokens,"
+        "cache_write_1h_tokens,guardrail_units,cost_usd\n"
+        "premium,2026-11-18,2,1,10,20,3,4,5,6,0.012345678901\n"
+        "economy,2026-11-18,1,0,1,2,0,0,0,0,0.000000000005\n"
+    )
+    assert as_csv(report(), [], ("org", "app")).splitlines()[0].startswith("org,org_name,app,app_name,requests,")
+
+
+def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
+    risky = report(*SPENT, name="=HYPERLINK(1)", app_name="-2+3")
+    (row, _) = csv.DictReader(StringIO(as_csv(risky, rows(SPENT, ("org", "app")), ("org", "app"))))
+    assert (row["org_name"], row["app_name"]) == ("'=HYPERLINK(1)", "'-2+3")
+    assert row["app"] == "shop"
+
+
+@given(st.text(min_size=1), st.integers(0, 10**25))
+@settings(max_examples=tries(200))
+def test_whatever_a_name_is_csv_is_read_back_as_it_was(name: str, pico: int) -> None:
+    spent = Spent(ACME, "shop", "premium", DAY, Counts(pico=pico))
+    text = as_csv(report(spent, name=name), rows([spent], ("org",)), ("org",))
+    (row,) = csv.DictReader(StringIO(text, newline=""))
+    assert row["org_name"].removeprefix("'") == name.replace("\r", " ").removeprefix("'")
+    assert Fraction(row["cost_usd"]) * 10**12 == pico
+
+
+def test_moments() -> None:
+    assert moment(0) == "1970-01-01T00:00:00Z"
+    assert moment(NOON + 0.999) == "2026-11-18T12:00:00Z"
+
+
+NAMES = {ACME: "Acme", BETA: "Beta"}
+
+
+def test_an_org_by_its_id_or_its_name() -> None:
+    assert org_called("acme", NAMES) == org_called(ACME, NAMES) == org_called(ACME.upper(), NAMES) == ACME
+    unknown = "99999999-2222-4333-8444-555555555555"
+    assert org_called(unknown, NAMES) == unknown
+
+
+def test_an_unknown_org_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match=rf"no org has .* 'Acm'; there are Acme \({ACME}\), Beta \({BETA}\)$"):
+        org_called("Acm", NAMES)
+    with pytest.raises(ValueError, match=r"several orgs are called 'ACME'; .* 1, 2$"):
+        org_called("ACME", {"1": "Acme", "2": "acme", "3": None})
+    with pytest.raises(ValueError, match="none is registered"):
+        org_called("Acme", {})
+    with pytest.raises(ValueError, match=r"and 5 more$"):
+        org_called("x", {str(number): f"org {number}" for number in range(25)})
+
+
+@pytest.fixture
+async def local(tmp_path: Path, engines: Engines) -> AsyncIterator[Store]:
+    async with engines.open("sqlite", tmp_path) as opened:
+        yield opened
+
+
+async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
+    config = {"org_name": "Acme", "timezone": "Europe/Berlin", "quota_scope": "APP"}
+    await local.put(Put(schema.org_config(ACME), config))
+    await local.put(Put(schema.org_entry(ACME), {"org_name": "an older name"}))
+    await local.put(Put(schema.org_entry(BETA), {"org_name": "Beta"}))
+    await local.put(Put(schema.app_config(ACME, "shop"), {"app_name": "Shop front"}))
+    await local.put(Put(schema.app_config(ACME, "bot"), {"client_secret_hash": "x"}))
+    names = await registered(local)
+    assert names == {ACME: "an older name", BETA: "Beta"}
+    unknown = "99999999-2222-4333-8444-555555555555"
+    assert await tenants(local, [ACME, BETA, unknown, ACME], names, UTC_ZONE) == {
+        ACME: Tenant(ACME, "Acme", BERLIN, "APP"),
+        BETA: Tenant(BETA, "Beta", UTC_ZONE, "ORG"),
+        unknown: Tenant(unknown, None, UTC_ZONE, "ORG"),
+    }
+    assert await app_names(local, [(ACME, "shop"), (ACME, "bot"), (BETA, "x")]) == {(ACME, "shop"): "Shop front"}
+
+
+async def test_what_cannot_be_used_of_an_orgs_configuration_is_passed_over(local: Store) -> None:
+    config = {"org_name": " ", "timezone": "Europe/Berlim", "quota_scope": "TEAM"}
+    await local.put(Put(schema.org_config(ACME), config))
+    assert await tenants(local, [ACME], {}, BERLIN) == {ACME: Tenant(ACME, None, BERLIN, "ORG")}

@@ -1,0 +1,137 @@
+"""The table in a terminal: aligned whatever names there are, with bars that fit, in what the terminal can show."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.recording.entries import Counts
+from proxy.reporting.table import MOST_BAR, Style, printable, table
+from proxy.reporting.totals import Row
+from tests.support.effort import tries
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def counts(pico: int, *, requests: int = 1, estimated: int = 0, units: int = 0, cached: int = 0) -> Counts:
+    return Counts(requests, estimated, 1200, 345, cached, 0, 0, units, pico)
+
+
+def told(rows: list[Row], by: list[str], width: int = 80, **style: bool) -> list[str]:
+    return table(rows, by, {}, Style(width, **style))
+
+
+ROWS = [
+    Row(("shop", "premium"), counts(9_000_000_000, requests=1234)),
+    Row((None, "economy"), counts(1_000_000_000)),
+]
+
+
+def test_a_small_table() -> None:
+    assert told(ROWS, ["app", "label"]) == [
+        "App    Label    Requests  Input  Output       Cost",
+        "shop   premium     1,234  1,200     345  $0.009000   90%  " + "█" * 22,
+        "-      economy         1  1,200     345  $0.001000   10%  ██▌",
+        "─" * 50,
+        "Total              1,235  2,400     690  $0.010000",
+    ]
+
+
+def test_without_unicode_and_without_colors() -> None:
+    lines = told(ROWS, ["app", "label"], is_unicode=False)
+    assert all(line.isascii() for line in lines)
+    assert lines[1].endswith("90%  " + "#" * 22)
+    assert lines[2].endswith("10%  ##")
+    assert set(lines[3]) == {"-"}
+
+
+def test_colors_change_nothing_but_the_color() -> None:
+    plain, colored = told(ROWS, ["app", "label"]), told(ROWS, ["app", "label"], is_colored=True)
+    assert [ANSI.sub("", line) for line in colored] == plain
+    assert sum("\x1b[" in line for line in colored) == 4  # head, bars, total
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    head = told([Row(("a",), counts(1))], ["app"], 120)[0]
+    assert not {"est.", "Cached", "Units"} & set(head.split())
+    head = told([Row(("a",), counts(1, estimated=1, units=1, cached=1))], ["app"], 120)[0]
+    assert head.split() == ["App", "Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"]
+
+
+def test_a_narrow_terminal_gets_fewer_columns_rather_than_no_bars() -> None:
+    full = counts(10**12, estimated=1, units=1, cached=1)
+    rows = [Row(("an-org-with-a-long-name", "an-app-with-a-long-name", "a-label-with-a-long-name"), full)]
+    heads = [told(rows, ["org", "app", "label"], width)[0].split()[3:] for width in (140, 110, 90, 80)]
+    assert heads == [
+        ["Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"],
+        ["Requests", "est.", "Tokens", "Units", "Cost"],
+        ["Requests", "est.", "Tokens", "Cost"],
+        ["Requests", "est.", "Cost"],
+    ]
+
+
+def test_names_in_any_script_are_aligned() -> None:
+    rows = [Row(("株式会社",), counts(3)), Row(("Zoe\u0308",), counts(2)), Row(("plain",), counts(1))]
+    lines = told(rows, ["label"], 100)
+    assert {_width(line.partition("$")[0].partition("<")[0]) for line in lines[1:4]} == {
+        _width(lines[1].partition("<")[0])
+    }
+
+
+def test_a_name_cannot_give_orders_to_the_terminal() -> None:
+    lines = table([Row(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, Style())
+    assert lines[1].startswith("?[2J?evil??")
+    assert printable("Bêta 株式会社") == "Bêta 株式会社"
+
+
+def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> None:
+    rows = [Row(("a",), counts(10**15)), Row(("b",), counts(1)), Row(("c",), counts(0))]
+    lines = told(rows, ["label"], 100)
+    assert lines[1].endswith("100%  " + "█" * MOST_BAR)
+    assert lines[2].endswith("<1%  ▏")
+    assert lines[3].endswith("0%")
+
+
+def test_a_table_where_all_is_free() -> None:
+    lines = told([Row(("a",), counts(0))], ["label"])
+    assert "█" not in "".join(lines)
+    assert "%" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(9_999, "9,999"), (10_000, "10.0k"), (99_949, "99.9k"), (99_950, "100k"), (999_499, "999k"), (999_500, "1.00M"),
+     (1_234_567, "1.23M"), (12_345_678, "12.3M"), (999_999_999, "1.00B"), (5 * 10**12, "5.00T"), (5 * 10**15, "5000T")],
+)  # fmt: skip
+def test_many_tokens(number: int, shown: str) -> None:
+    row = Row(("a",), Counts(1, 0, number, 0, pico=1))
+    assert shown in told([row], ["label"], 100)[1].split()
+
+
+names = st.one_of(st.none(), st.text(min_size=1, max_size=40))
+
+
+@given(
+    st.lists(st.tuples(names, names, st.integers(0, 10**16), st.booleans()), min_size=1, max_size=8),
+    st.integers(20, 200),
+    st.booleans(),
+)
+@settings(max_examples=tries(200))
+def test_bars_end_within_the_width(made: list, width: int, is_unicode: bool) -> None:
+    rows = [Row((app, label), counts(pico, estimated=int(est))) for app, label, pico, est in made]
+    lines = told(rows, ["app", "label"], width, is_unicode=is_unicode)
+    assert len(lines) == len(rows) + 3
+    assert all("\n" not in line and line.isprintable() for line in lines)
+    if width >= 80:
+        assert max(map(_width, lines)) <= width
+
+
+def _width(text: str) -> int:
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )

@@ -1,0 +1,133 @@
+"""Rows by org, app, label and day: sums that are exact, in an order one can read."""
+
+from __future__ import annotations
+
+from datetime import date
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.recording.entries import Counts
+from proxy.reporting import money
+from proxy.reporting.totals import DIMENSIONS, Row, Spent, dimensions, only, rows, tokens, total
+from tests.support.effort import tries
+
+ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-555555555555"
+MONDAY, TUESDAY = date(2026, 11, 16), date(2026, 11, 17)
+
+
+def spent(org: str, app: str | None, label: str, day: date, pico: int) -> Spent:
+    return Spent(org, app, label, day, Counts(1, 0, 2, 3, 4, 5, 6, 7, pico))
+
+
+SPENT = [
+    spent(ACME, "shop", "premium", MONDAY, 5),
+    spent(ACME, None, "premium", TUESDAY, 70),
+    spent(ACME, "bot", "economy", TUESDAY, 30),
+    spent(BETA, "shop", "economy", MONDAY, 101),
+    spent(ACME, "shop", "economy", TUESDAY, 1),
+]
+
+
+def keys(by: str) -> list[tuple]:
+    return [row.keys for row in rows(SPENT, by.split(","))]
+
+
+def test_the_dearest_comes_first_and_what_belongs_together_stays_together() -> None:
+    assert keys("org") == [(ACME,), (BETA,)]
+    assert keys("label") == [("economy",), ("premium",)]
+    assert keys("org,app") == [(ACME, None), (ACME, "bot"), (ACME, "shop"), (BETA, "shop")]
+    assert keys("label,org") == [("economy", BETA), ("economy", ACME), ("premium", ACME)]
+
+
+def test_days_come_as_they_went_by() -> None:
+    assert keys("day") == [(MONDAY,), (TUESDAY,)]
+    assert keys("org,day") == [(ACME, MONDAY), (ACME, TUESDAY), (BETA, MONDAY)]
+    assert keys("day,org") == [(MONDAY, BETA), (MONDAY, ACME), (TUESDAY, ACME)]
+
+
+def test_equal_rows_have_an_order_too() -> None:
+    same = [spent(ACME, "b", "x", MONDAY, 0), spent(ACME, None, "x", MONDAY, 0), spent(ACME, "a", "x", MONDAY, 0)]
+    assert [row.keys for row in rows(same, ["app"])] == [(None,), ("a",), ("b",)]
+
+
+def test_rows_add_up_all_that_is_counted() -> None:
+    (row,) = (row for row in rows(SPENT, ["org"]) if row.keys == (ACME,))
+    assert row == Row((ACME,), Counts(4, 0, 8, 12, 16, 20, 24, 28, 106))
+    assert tokens(row.counts) == 8 + 12 + 16 + 20 + 24
+
+
+@given(
+    st.lists(
+        st.builds(
+            spent,
+            st.sampled_from([ACME, BETA]),
+            st.sampled_from([None, "shop", "bot"]),
+            st.sampled_from(["premium", "economy"]),
+            st.sampled_from([MONDAY, TUESDAY]),
+            st.integers(0, 10**18),
+        )
+    ),
+    st.lists(st.sampled_from(DIMENSIONS), min_size=1, unique=True),
+)
+@settings(max_examples=tries(200))
+def test_however_it_is_told_the_total_is_the_same(made: list[Spent], by: list[str]) -> None:
+    told = rows(made, by)
+    assert total(row.counts for row in told) == total(each.counts for each in made)
+    assert len({row.keys for row in told}) == len(told)
+
+
+def test_filters() -> None:
+    assert only(SPENT, None, None) == SPENT
+    assert [each.counts.pico for each in only(SPENT, "shop", None)] == [5, 101, 1]
+    assert [each.counts.pico for each in only(SPENT, "-", None)] == [70]
+    assert [each.counts.pico for each in only(SPENT, "shop", "economy")] == [101, 1]
+    assert only(SPENT, None, "none") == []
+
+
+def test_dimensions() -> None:
+    assert dimensions("org,label") == ("org", "label")
+    assert dimensions("day, org") == ("day", "org")
+    assert dimensions("app") == ("org", "app")  # two orgs may each have an app of one name
+    assert dimensions("label,app") == ("label", "org", "app")
+    assert dimensions("app,org") == ("app", "org")
+
+
+@pytest.mark.parametrize("text", ["", "model", "org,", "org,,app", "ORG"])
+def test_an_unknown_dimension_says_which_there_are(text: str) -> None:
+    with pytest.raises(ValueError, match="there are org, app, label, day"):
+        dimensions(text)
+
+
+def test_a_dimension_twice() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        dimensions("org,label,org")
+
+
+@pytest.mark.parametrize(
+    ("pico", "shown", "usd", "micros"),
+    [
+        (0, "$0.000000", "0", "0"),
+        (1, "<$0.000001", "0.000000000001", "0.000001"),
+        (499_999, "<$0.000001", "0.000000499999", "0.499999"),
+        (500_000, "$0.000001", "0.0000005", "0.5"),
+        (12_345_000_000, "$0.012345", "0.012345", "12345"),
+        (12_345_499_999, "$0.012345", "0.012345499999", "12345.499999"),
+        (10**12, "$1.000000", "1", "1000000"),
+        (1_234_567 * 10**12 + 890_123 * 10**6 + 1, "$1,234,567.890123", "1234567.890123000001", "1234567890123.000001"),
+    ],
+)
+def test_money(pico: int, shown: str, usd: str, micros: str) -> None:
+    assert money.shown(pico) == shown
+    assert money.exact_usd(pico) == usd
+    assert money.exact_micros(pico) == micros
+
+
+@given(st.integers(0, 10**30))
+@settings(max_examples=tries(300))
+def test_written_money_is_exact(pico: int) -> None:
+    assert Fraction(money.exact_usd(pico)) * 10**12 == pico
+    assert Fraction(money.exact_micros(pico)) * 10**6 == pico
+    assert "e" not in (money.exact_usd(pico) + money.exact_micros(pico)).lower()
