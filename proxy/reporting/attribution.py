@@ -8,9 +8,9 @@ since. Whether the own counter holds the apps is therefore decided so:
 - if in some label the two come to exactly the same, in all nine counts, it does;
 - else what the org's `quota_scope` is now tells.
 
-Whether there are both, and which is larger, the counters say themselves: with one kind alone there is no question, and
-an own counter that is lower than its apps cannot hold all of them. What would contradict the present `quota_scope` is
-told as a note. Nothing is ever added that may be in twice.
+With one kind of counter alone there is no question. What may contradict the decision is told as a note: an own counter
+that is lower than the apps it ought to hold, or one that is not lower than the apps it stands beside in any label. On
+the day of a change itself the two overlap by an amount that nobody knows; the apps' own spend is exact on any day.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class Doubt(Enum):
     LOWER_THAN_APPS = (
         "its own counter is lower than its apps' sum, as when quota_scope is changed: "
         "calls of callers without an app may be missing"
+    )
+    MAY_HOLD_APPS = (
+        "its own counter was taken for calls of callers without an app, as under quota_scope APP; "
+        "if that was ORG then, what the apps spent is told twice"
     )
 
 
@@ -53,13 +57,13 @@ def shares(own: Labels, apps: Mapping[str, Labels], quota_scope: str) -> Shares:
         return Shares([*of_apps, *_without_app(own)], None)
     equal = any(own.get(label) == counts for label, counts in sums.items())
     if quota_scope == "APP" and not equal:
-        return Shares([*of_apps, *_without_app(own)], None)
+        return Shares([*of_apps, *_without_app(own)], None if _is_lower_anywhere(own, sums) else Doubt.MAY_HOLD_APPS)
     rest = {label: _minus(counts, sums.get(label, Counts())) for label, counts in own.items()}
     return Shares([*of_apps, *_without_app(rest)], _doubt(own, sums, quota_scope))
 
 
 def _doubt(own: Labels, sums: Labels, quota_scope: str) -> Doubt | None:
-    if any(_is_lower(own.get(label, Counts()), counts) for label, counts in sums.items()):
+    if _is_lower_anywhere(own, sums):
         return Doubt.LOWER_THAN_APPS
     return Doubt.HELD_APPS if quota_scope == "APP" else None
 
@@ -78,6 +82,10 @@ def _without_app(labels: Labels) -> Iterator[Share]:
 
 def _minus(whole: Counts, part: Counts) -> Counts:
     return Counts._make(max(0, many - few) for many, few in zip(whole, part, strict=True))
+
+
+def _is_lower_anywhere(own: Labels, sums: Labels) -> bool:
+    return any(_is_lower(own.get(label, Counts()), counts) for label, counts in sums.items())
 
 
 def _is_lower(own: Counts, apps: Counts) -> bool:

@@ -21,11 +21,10 @@ from proxy.stores import schema
 from proxy.stores.contract import Prefix, Query, Store, every_row
 
 READ_AT_ONCE = 500  # counters, or as many as one org has, so that what is held of their shards stays small
-_DAY_PERIOD = "DAY#"
 
 
 class Listed(NamedTuple):
-    """A counter of a day, and the last UTC day on which somebody wrote to it."""
+    """A counter, and the last UTC day on which somebody wrote to it."""
 
     counter: Counter
     last_written: date
@@ -45,18 +44,17 @@ class Read:
 
 
 async def listed(store: Store, utc_days: Iterable[date], org: str | None) -> list[Listed]:
-    """The counters of days that were written to on these UTC days, of one org or of all."""
+    """What was written to on these UTC days, of one org or of all."""
     found: dict[tuple[str, str, str], Listed] = {}
     sort = Prefix(f"{Scope(org).key}#") if org is not None else None
     for day in utc_days:
         partition = schema.active_counters(day_text(day))
         async for row in every_row(store, Query("request-dedup", partition, sort, consistent=True)):
             counter = counter_of(row.key.sk, int(row.item["shards"]))  # type: ignore[arg-type]
-            if counter.period.startswith(_DAY_PERIOD):
-                before = found.get(counter[:3])
-                # Entries may differ in the number of shards only if somebody changed it; then the most are read.
-                shards = max(counter.shards, before.counter.shards) if before else counter.shards
-                found[counter[:3]] = Listed(counter._replace(shards=shards), day)
+            before = found.get(counter[:3])
+            # Entries may differ in the number of shards only if somebody changed it; then the most are read.
+            shards = max(counter.shards, before.counter.shards) if before else counter.shards
+            found[counter[:3]] = Listed(counter._replace(shards=shards), day)
     return list(found.values())
 
 

@@ -61,25 +61,18 @@ def check(asked: Asked, now: float) -> None:
         raise ValueError(f"spend is kept for {kept} days: the first that can be asked for now is {earliest}")
 
 
-def nearby(asked: Asked, now: float) -> tuple[date, date]:
-    """The first and the last day that may be meant in any zone."""
-    today = utc_date(now)
-    first, _ = asked.days(today - _ONE_DAY)
-    _, last = asked.days(today + _ONE_DAY)
-    return first, min(last, today + _ONE_DAY)
-
-
 def listing_days(asked: Asked, now: float) -> list[date]:
     """The UTC days on which counters of these days may be listed.
 
     A day of an org begins up to 14 hours before the UTC day of the same date and ends up to 12 hours after it, so it
     touches the days around; and LATE_DAYS more is how late a journal may be flushed. None lies beyond tomorrow, which
-    is somebody's wrong clock.
+    is somebody's wrong clock. Where an org's today is not that of UTC, its day lies within these all the same.
     """
-    first, last = nearby(asked, now)
-    end = min(last + _ONE_DAY + timedelta(days=LATE_DAYS), utc_date(now) + _ONE_DAY)
+    today = utc_date(now)
+    first, last = asked.days(today)
     start = first - _ONE_DAY
-    return [start + timedelta(days=number) for number in range((end - start).days + 1)]
+    end = min(last, today) + _ONE_DAY + timedelta(days=LATE_DAYS)
+    return [start + timedelta(days=number) for number in range((min(end, today + _ONE_DAY) - start).days + 1)]
 
 
 def utc_date(now: float) -> date:

@@ -69,7 +69,7 @@ async def report(
 
 
 class _Calendar:
-    """The days meant, as they are in one zone. `ends` is when each of them ends, by the day as a period says it."""
+    """The days meant, as they are in one zone. `ends` is when each of them ends, by its period's key."""
 
     def __init__(self, zone: ZoneInfo, asked: Asked, now: float) -> None:
         today = org_date(now, zone)
@@ -77,7 +77,7 @@ class _Calendar:
         self.is_running = self.first <= today <= self.last
         self._today = today
         latest = min(self.last, today + timedelta(days=1))  # by somebody's clock it is tomorrow already
-        self.ends = {_day_of(span.key): span.end for span in day_spans(self.first, latest, zone)}
+        self.ends = {span.key: span.end for span in day_spans(self.first, latest, zone)}
 
     def over(self, days: Iterable[date]) -> list[date]:
         return [day for day in days if day < self._today]
@@ -85,7 +85,7 @@ class _Calendar:
 
 def _wanted(listed: Iterable[counted.Listed], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
     for each in listed:
-        end = calendars[Scope.of_key(each.counter.scope).org].ends.get(_day_of(each.counter.period))
+        end = calendars[Scope.of_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:
             yield counted.wanted(each, end)
 
@@ -110,13 +110,9 @@ def _by_org_and_day(counts: Mapping[Counter, Counts]) -> dict[tuple[str, date], 
     for counter, each in counts.items():
         if any(each):
             scope = Scope.of_key(counter.scope)
-            day = parse_day(_day_of(counter.period))
+            day = parse_day(counter.period.removeprefix("DAY#"))
             found.setdefault((scope.org, day), {}).setdefault(scope.app, {})[counter.label] = each
     return found
-
-
-def _day_of(period: str) -> str:
-    return period.rpartition("#")[2]
 
 
 def _told(days: list[date]) -> str:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -211,8 +213,10 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
 
 @pytest.fixture
 async def chat(tmp_path: Path) -> AsyncIterator[DataPort]:
-    labels = Config.development().labels
-    async with data_port(tmp_path, labels={OURS: labels["premium"]}, unlabelled="meter") as opened:
+    premium = replace(Config.development().labels["premium"], price_usd_per_async_job=Decimal(1))
+    async with data_port(
+        tmp_path, labels={OURS: premium}, unlabelled="meter", default_price=premium.prices_usd_per_1m
+    ) as opened:
         yield opened
 
 
@@ -283,15 +287,13 @@ async def test_no_query_goes_upstream(port: DataPort, query: bytes) -> None:
     assert (await asked(port, CONVERSE + b"?")).status == 200
 
 
-async def test_jobs_of_others_are_not_listed(port: DataPort) -> None:
-    for path in (b"/async-invoke", b"/async-invoke?maxResults=1"):
-        heard = await asked(port, path, b"", method=b"GET")
-        assert heard.status in (400, 403)
-    said(await asked(port, b"/async-invoke", b"", method=b"GET"), 403, "AccessDeniedException")
-    assert len(port.bedrock.ledger) == 0
-    job = {"modelId": "premium", "modelInput": {}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://b/p"}}}
-    arn = orjson.loads((await asked(port, b"/async-invoke", orjson.dumps(job))).body)["invocationArn"]
-    heard = await asked(port, b"/async-invoke/" + arn.replace("/", "%2F").encode(), b"", method=b"GET")
+async def test_jobs_of_others_are_not_listed(chat: DataPort) -> None:
+    said(await asked(chat, b"/async-invoke", b"", method=b"GET"), 403, "AccessDeniedException")
+    said(await asked(chat, b"/async-invoke?maxResults=1", b"", method=b"GET"), 400, "ValidationException")
+    assert len(chat.bedrock.ledger) == 0
+    job = {"modelId": OURS, "modelInput": {}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://b/p"}}}
+    arn = orjson.loads((await asked(chat, b"/async-invoke", orjson.dumps(job))).body)["invocationArn"]
+    heard = await asked(chat, b"/async-invoke/" + arn.replace("/", "%2F").encode(), b"", method=b"GET")
     assert orjson.loads(heard.body)["status"] == "InProgress"
 
 
@@ -311,7 +313,7 @@ async def test_inference_profiles_are_fetched_with_get_alone(port: DataPort) -> 
 
 
 async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -> None:
-    async with data_port(tmp_path, upstream=Upstream(request_metadata=True)) as port:
+    async with data_port(tmp_path, upstream=Upstream(endpoint="simulated", request_metadata=True)) as port:
         seen = set()
         for path, body, decided in (
             (b"/nothing", b"", 0),

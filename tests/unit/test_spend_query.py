@@ -141,7 +141,7 @@ class NoShards:
         return getattr(self._store, name)
 
     async def get_many(self, keys: Any, **how: Any) -> Any:
-        assert not any(key.table == "usage-agg-sharded" for key in keys)
+        assert not any(key.table == "usage-agg-sharded" for key in keys), "shards"
         return await self._store.get_many(keys, **how)
 
 
@@ -215,16 +215,37 @@ async def test_a_stamp_in_the_future_proves_nothing(acme: Org) -> None:
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 3}
 
 
-async def test_a_counter_spread_over_more_shards_than_before(acme: Org) -> None:
+async def test_a_day_that_goes_on_is_read_from_shards_whatever_its_total_says(acme: Org) -> None:
+    """Nobody flushed since the UTC day ended at which the total was made; yet the org's own day has half to go."""
+    acme.zone = known_zone("Etc/GMT+12")
+    await acme.register()
+    await acme.rec.clock.advance(HOUR)
     acme.call("shop", "premium", 1)
     await acme.flush()
-    await acme.rec.clock.advance(12 * HOUR - 1)
-    for pico in range(20):
-        acme.call("shop", "premium", pico, shards=64)
-        await acme.rec.clock.advance(0.01)
-        await acme.flush()
-    await acme.rec.clock.advance(5)
-    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 191}
+    await acme.rec.clock.advance(13 * HOUR)
+    await acme.aggregate()
+    acme.rec.store = NoShards(acme.rec.store)  # type: ignore[assignment]
+    with pytest.raises(AssertionError, match="shards"):
+        await acme.report()
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 64), (64, 8)])
+async def test_a_counter_that_was_spread_over_another_number_of_shards(acme: Org, first: int, second: int) -> None:
+    """The number that stands in the list of one day, and another in that of the next."""
+    for pico, shards, flushed in ((1, first, NOON), (10, second, NOON + DAY)):
+        for _ in range(20):
+            acme.rec.clock.set_wall(NOON)
+            acme.call("shop", "premium", pico, shards=shards)
+            acme.rec.clock.set_wall(flushed)
+            await acme.flush()
+    assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 220}
+
+
+async def test_a_counter_of_which_nothing_is_left(acme: Org) -> None:
+    for scope in (Scope(acme.org), Scope(acme.org, "shop")):
+        await acme.store.put(Put(schema.active_counter("20261118", scope, "premium", "DAY#20261118"), {"shards": 8}))
+    assert await acme.told() == {}
+    assert (await acme.report("2026-11-18")).notes == []
 
 
 async def test_weeks_and_months_are_no_days(acme: Org) -> None:
@@ -372,3 +393,25 @@ async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.M
     found = await report(acme.store, parse("today"), None, {}, UTC_ZONE, NOON)
     mine = [each for each in found.spent if each.org in {org.org for org in orgs}]
     assert (len(mine), sum(each.counts.pico for each in mine)) == (24, 60)
+
+
+async def test_one_counter_that_is_not_final_is_enough(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever is read last."""
+    monkeypatch.setattr("proxy.reporting.counted.READ_AT_ONCE", 1)
+    async with _opened(engines, tmp_path) as store, recording(tmp_path / "journal", store, ManualClock(NOON)) as rec:
+        orgs = [Org(rec, store) for _ in range(3)]
+        for org in orgs:
+            org.call("shop", "premium", 1)
+        await orgs[0].flush()
+        await rec.clock.advance(14 * HOUR)
+        await orgs[0].aggregate()
+        whole = await report(store, parse("yesterday"), None, {}, UTC_ZONE, rec.clock.now())
+        assert whole.is_final
+        for org in orgs:
+            total_of = total_key(Counter(Scope(org.org).key, "premium", "DAY#20261118", 8))
+            item = await store.get(total_of)
+            await store.delete(Delete(total_of))
+            assert not (await report(store, parse("yesterday"), None, {}, UTC_ZONE, rec.clock.now())).is_final
+            await store.put(Put(total_of, dict(item or {})))

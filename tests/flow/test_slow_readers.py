@@ -1,0 +1,195 @@
+"""Callers that read slowly: who reads, be it ever so little, gets all of it; who reads nothing is cut in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from h2.settings import SettingCodes
+from hyperframe.frame import GoAwayFrame, PingFrame
+
+from proxy.exchange import Request, Responder
+from tests.support.rig import Rig, echo, on_both_loops, port
+from tests.support.wire import CutError, Http2Wire, Wire, ask, eventually, quiet
+
+
+async def flood(request: Request, responder: Responder) -> None:
+    size = int(request.target[1:])
+    responder.start(200, (), size)
+    responder.write(b"x" * size)
+    responder.finish()
+
+
+@pytest.mark.parametrize("size", [60_000, 300_000])
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
+@on_both_loops
+async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, more: bytes) -> None:
+    """Also when the answer is finished and its rest is no more than a buffer holds, which no event ever tells."""
+    async with port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
+        slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
+        await eventually(lambda: rig.open == 2)
+        rig.narrow()
+        for wire in (slow, stalled):
+            await wire.send(ask(path=b"/%d" % size, more=more))
+        await quiet()
+        assert sum(connection._transport.get_write_buffer_size() > 0 for connection in rig.listener._connections) == 2
+        await rig.pass_time(1)
+        for _ in range(2):
+            await rig.pass_time(120)
+            while len(slow.got) < size / 2 and await slow.more():
+                pass
+        assert rig.open == 2
+        assert len((await slow.answer()).body) == size
+        await rig.pass_time(70)
+        assert await stalled.ending() == "reset"
+
+
+async def read_slowly(rig: Rig, wire: Wire, size: int) -> None:
+    """Far less than a buffer holds in the time that a reader may stall, again and again."""
+    while len(wire.got) < size:
+        await rig.pass_time(100)
+        until = len(wire.got) + 20_000
+        while len(wire.got) < min(until, size):
+            assert await wire.more(4096)
+        await quiet(0.01)  # until the kernel has told the other side
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
+@on_both_loops
+async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
+    async with port(flood, stalled_seconds=300, write_buffer_bytes=64 * 1024) as rig:
+        wire = await rig.connect(receive_buffer=4096)
+        await eventually(lambda: rig.open == 1)
+        rig.narrow()
+        await wire.send(ask(path=b"/300000", more=more))
+        await quiet()
+        await read_slowly(rig, wire, 300_000)
+
+
+class Waited:
+    """A flow that is told how long its reader has read nothing."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def waits(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def caller_left(self) -> None: ...
+
+
+@on_both_loops
+async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, gate = Waited(), asyncio.Event()
+
+    async def attached(request: Request, responder: Responder) -> None:
+        responder.attach(flow)
+        responder.start(200, (), 1_000_000)
+        responder.write(b"x" * 1_000_000)
+        await gate.wait()
+        responder.finish()
+
+    async with port(attached, stalled_seconds=1000) as rig:
+        wire = await rig.connect(receive_buffer=4096)
+        await eventually(lambda: rig.open == 1)
+        rig.narrow()
+        await wire.send(ask())
+        await quiet()
+        await rig.pass_time(1)
+        for _ in range(3):
+            await rig.pass_time(100)
+        await read_slowly(rig, wire, 60_000)
+        assert flow.seconds[1:4] == [100.0, 200.0, 300.0]
+        assert max(flow.seconds[5:]) <= 100
+        gate.set()
+
+
+@on_both_loops
+async def test_windows_that_never_open_hold_a_stream_for_a_while_only() -> None:
+    async with port(echo, stalled_seconds=300, idle_seconds=75) as rig:
+        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        client.reads_on = False
+        number = client.open(ends=False)
+        await client.body(number, b"x" * 100)
+        await client.until(lambda: len(client.streams[number].body) == 10)
+        await rig.pass_time(290)
+        client.h2.increment_flow_control_window(10, number)
+        await client.flush()
+        await client.until(lambda: len(client.streams[number].body) == 20)
+        await rig.pass_time(299)
+        await client.wire.send(PingFrame(0).serialize())  # which is not reading
+        await quiet()
+        assert client.streams[number].reset is None
+        await rig.pass_time(2)
+        with pytest.raises(CutError, match="stream reset"):
+            await client.answer(number)
+        assert rig.open == 1
+
+
+async def streamed_flood(request: Request, responder: Responder) -> None:
+    size = int(request.target[1:])
+    responder.start(200, (), None)
+    responder.write(b"x" * size)
+    responder.finish()
+
+
+async def flooded(rig: Rig, *paths: bytes) -> Http2Wire:
+    """A client whose windows are wide open, and whose socket is not read."""
+    client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}, receive_buffer=4096)
+    await eventually(lambda: rig.open)
+    rig.narrow()
+    client.h2.increment_flow_control_window(2**30)
+    for path in paths:
+        client.open(path)
+    await client.flush()
+    await quiet(0.1)
+    assert rig.open == 1
+    await rig.pass_time(1)
+    return client
+
+
+@on_both_loops
+async def test_a_connection_that_nobody_reads_is_cut_though_it_pings() -> None:
+    async with port(streamed_flood, stalled_seconds=300) as rig:
+        client = await flooded(rig, b"/10000000")
+        for _ in range(9):  # the kernels settle first
+            with suppress(ConnectionError):
+                await client.wire.send(PingFrame(0).serialize())
+            await quiet(0.01)
+            await rig.pass_time(100)
+        await eventually(lambda: rig.open == 0)
+
+
+@on_both_loops
+async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
+    """Nor any of its streams, however long it is before their turn comes."""
+    async with port(streamed_flood, stalled_seconds=300, write_buffer_bytes=16 * 1024) as rig:
+        client = await flooded(rig, b"/100000", b"/100001")
+        streams = client.streams.values()
+        for size in range(20_000, 200_001, 20_000):
+            await rig.pass_time(100)
+            while sum(len(stream.body) for stream in streams) < size:
+                assert await client.listen(4096)
+            await quiet(0.01)  # until the kernel has told the other side
+        await client.until(lambda: all(stream.is_ended for stream in streams))
+        assert [len(stream.body) for stream in client.streams.values()] == [100_000, 100_001]
+
+
+@on_both_loops
+async def test_who_stalls_at_the_end_of_the_last_answer_is_cut_too() -> None:
+    """Though there was more to write for a while, and then so little that no event tells of it."""
+    async with port(streamed_flood, lingering_seconds=5, write_buffer_bytes=64 * 1024) as rig:
+        client = await flooded(rig, b"/150000")
+        await client.wire.send(GoAwayFrame(0).serialize())
+        (connection,) = rig.listener._connections
+        while not connection._is_closed or connection.is_write_paused:
+            assert await client.listen(4096)
+        for _ in range(20):  # the kernels settle first
+            await quiet(0.01)
+            await rig.pass_time(6)
+        await eventually(lambda: rig.open == 0)
