@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -60,7 +61,8 @@ class Bench:
         self.journal = Journal(folder, Ulids(lambda: 1_795_003_200.0, os.urandom), lambda *_: None)
         self.account = Account.of([Counter(SCOPE, "premium", "DAY#20261118", 8)])
         tariff = label_tariff(Config.development().labels["premium"])
-        self.price = Price(lambda usage: cost(tariff, usage), tariff.version, tariff.source)
+        plain = tariff.tiers["default"]
+        self.price = Price(partial(cost, tariff), f"{tariff.source} {tariff.version}", plain.input, plain.output)
         self.expected = Expected()
         self.file = os.open(folder / "floor", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.numbers = count()
@@ -94,7 +96,7 @@ class Bench:
         FrameWatcher({}).feed(self.stream)
 
     def read(self) -> None:
-        reader_of(Operation.CONVERSE_STREAM, "anthropic", dict(STREAM)).feed(self.stream)
+        reader_of(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], STREAM).feed(self.stream)
 
 
 def best_of(works: list[Callable[[], None]], rounds: int, times: int) -> list[float]:

@@ -183,7 +183,7 @@ def _retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | No
     invocation = request.headers.get(INVOCATION)
     if invocation is None:
         return None
-    telling = sorted(header for header in headers if header[0].startswith(TELLING))
+    telling = sorted([header for header in headers if header[0].startswith(TELLING)])
     whole = repr((caller.client_id, request.method, request.target, invocation, telling)).encode()
     return sha256(whole + sha256(request.body).digest()).digest()
 

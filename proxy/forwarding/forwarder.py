@@ -91,6 +91,7 @@ class Forwarder:
         self._authorizer = authorizer
         self._clock = clock
         self._tls = tls
+        self._is_closed = False
         self._pools: dict[Endpoint, Pool] = {}
         self._told: dict[Endpoint, float] = {}  # when it was last said of one that it cannot be reached
 
@@ -104,6 +105,9 @@ class Forwarder:
             connection = await self._connection(target.endpoint)
             if connection is None:
                 continue
+            if self._is_closed:
+                connection.close()
+                raise UpstreamAway("the sidecar is stopping", retry_after=1)
             if responder.is_gone:
                 self._pool(target.endpoint).free(connection)
                 raise UpstreamAway("the caller left before its call was sent")
@@ -166,6 +170,8 @@ class Forwarder:
             pool.check_time()
 
     def close(self) -> None:
+        """What is under way is given up, and nothing more is sent."""
+        self._is_closed = True
         for pool in self._pools.values():
             pool.close()
 

@@ -261,6 +261,8 @@ class Pool:
             connection.check_time(now)
 
     def close(self) -> None:
-        for connection in (*self._idle, *self._busy):
+        for connection in self._idle:
             connection.close()
         self._idle.clear()
+        for connection in tuple(self._busy):
+            connection.give_up("the sidecar is stopping")

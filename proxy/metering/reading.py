@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from proxy.exchange import Header
 from proxy.forwarding.eventstream import FrameWatcher
 from proxy.forwarding.model_path import Operation
 from proxy.metering import bodies
@@ -19,8 +20,6 @@ SERVER_SENT_EVENTS = b"text/event-stream"
 # Of an answer in one piece. A longer one, such as a film, is known by its headers or estimated.
 MOST_BYTES = 16 * 1024 * 1024
 BYTES_A_TOKEN = 4  # of text, in the mean; where nothing better is known
-
-Headers = Mapping[bytes, bytes]
 
 
 class Reader(Protocol):
@@ -40,29 +39,25 @@ class Reader(Protocol):
         """Whether the answer, which began well, told of an error on its way."""
 
 
-def reader_of(operation: Operation, format: str, headers: Headers) -> Reader:
-    kind = headers.get(b"content-type", b"")
+def reader_of(operation: Operation, format: str, kind: bytes, headers: list[Header]) -> Reader:
+    """`kind` is the answer's content type."""
     if kind.startswith(EVENT_STREAM):
         if operation is Operation.CONVERSE_STREAM:
             return _Frames(ConverseStream(format), CONVERSE_WANTED)
-        return _Frames(InvocationStream(headers), INVOCATION_WANTED)
+        return _Frames(InvocationStream(dict(headers)), INVOCATION_WANTED)
     if kind.startswith(SERVER_SENT_EVENTS):
         return _Events()
-    return _Whole(_meaning_of(operation, format, headers))
+    meaning = _MEANINGS.get(operation)
+    return _Whole(meaning or (lambda document: bodies.invocation(format, document, dict(headers))))
 
 
-def _meaning_of(operation: Operation, format: str, headers: Headers) -> Callable[[Any], Usage | None]:
-    match operation:
-        case Operation.CONVERSE:
-            return bodies.converse
-        case Operation.CHAT_COMPLETIONS:
-            return bodies.chat
-        case Operation.APPLY_GUARDRAIL | Operation.CHECK_GUARDRAILS:
-            return bodies.guardrail
-        case Operation.ASYNC_INVOKES:
-            return lambda _: Usage()  # a job: it has a price of its own, whatever it will use
-        case _:
-            return lambda document: bodies.invocation(format, document, headers)
+_MEANINGS: Mapping[Operation, Callable[[Any], Usage | None]] = {
+    Operation.CONVERSE: bodies.converse,
+    Operation.CHAT_COMPLETIONS: bodies.chat,
+    Operation.APPLY_GUARDRAIL: bodies.guardrail,
+    Operation.CHECK_GUARDRAILS: bodies.guardrail,
+    Operation.ASYNC_INVOKES: lambda _: Usage(),  # a job: it has a price of its own, whatever it will use
+}
 
 
 class _Whole:

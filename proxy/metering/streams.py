@@ -12,7 +12,6 @@ import re
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -89,7 +88,7 @@ def _without_cached_input(told: Usage) -> Usage:
     (seen with GPT-5.6, which writes nearly all of its input to the cache). Where the documented meaning holds there is
     far less plain input than cached, so the two are told apart by size."""
     cached = told.cache_read + told.cache_write_5m + told.cache_write_1h
-    return replace(told, input=told.input - cached) if told.input >= cached else told
+    return told._replace(input=told.input - cached) if told.input >= cached else told
 
 
 class InvocationStream:
@@ -262,7 +261,7 @@ class ChatStream:
 
     def _told(self) -> Usage | None:
         told = self._usage
-        return told if told is None or told.tier else replace(told, tier=self._tier)
+        return told if told is None or told.tier else told._replace(tier=self._tier)
 
     def _read(self, event: bytes) -> None:
         if len(event) > LARGEST_EVENT:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 _NO_UNITS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens by what they cost. `input` holds none that were read from or written to a cache."""
 
     input: int = 0
@@ -20,4 +19,4 @@ class Usage:
     cache_write_1h: int = 0
     tier: str = ""  # the service tier of the answer; empty where it says none
     latency: str = ""  # its performance configuration; empty where it says none
-    units: Mapping[str, int] = field(default_factory=lambda: _NO_UNITS)  # a guardrail's, by policy
+    units: Mapping[str, int] = _NO_UNITS  # a guardrail's, by policy

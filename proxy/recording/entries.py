@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import add
 from typing import Any, NamedTuple
 
 import orjson
@@ -143,19 +144,23 @@ class Tally:
     """Sums by counter, gathered by account, since a call's account names all counters that it touches."""
 
     def __init__(self) -> None:
-        self._by_account: dict[Account, Counts] = {}
+        self._by_account: dict[Account, list[int]] = {}  # changed in place, as this is done for every call
         self.pico = 0
         self.requests = 0
 
     def add(self, account: Account, counts: Counts) -> None:
         so_far = self._by_account.get(account)
-        self._by_account[account] = counts if so_far is None else so_far.plus(counts)
+        if so_far is None:
+            self._by_account[account] = list(counts)
+        else:
+            so_far[:] = map(add, so_far, counts)
         self.pico += counts.pico
         self.requests += 1
 
     def sums(self) -> dict[Counter, Counts]:
         sums: dict[Counter, Counts] = {}
-        for account, counts in self._by_account.items():
+        for account, so_far in self._by_account.items():
+            counts = Counts._make(so_far)
             for counter in account.counters:
                 sums[counter] = sums[counter].plus(counts) if counter in sums else counts
         return sums

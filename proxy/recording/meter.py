@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from proxy.exchange import Header
 from proxy.forwarding.forwarder import Target
@@ -16,18 +16,25 @@ from proxy.recording.entries import Account, Intent, Receipt, counts_of
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
-REQUEST_ID = b"x-amzn-requestid"
+CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("proxy.recording")
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """How what was used becomes money, and where that is written."""
+    """How what was used becomes money, where that is written, and what each piece is taken to cost until then."""
 
     of: Callable[[Usage], Priced]
-    version: str
-    source: str
+    told: str
+    input: int = 0
+    output: int = 0
+    unit: int = 0
+    job: int = 0
+
+    def guess(self, usage: Usage) -> int:
+        units = sum(usage.units.values()) if usage.units else 0
+        return self.job + usage.input * self.input + usage.output * self.output + units * self.unit
 
 
 PriceAt = Callable[[Target], Price]
@@ -63,8 +70,8 @@ class Meter:
         self._request_id = ""
         self._status = 0
         self._is_sent = self._is_settled = False
-        pico = self._price.of(guess).pico
-        self._number = journal.intend(Intent(account, int(now * 1000), guess.input, guess.output, pico))
+        intent = Intent(account, int(now * 1000), guess.input, guess.output, self._price.guess(guess))
+        self._number = journal.intend(intent)
 
     def sent_to(self, target: Target) -> None:
         self._price = self._price_at(target)
@@ -75,10 +82,14 @@ class Meter:
         self._is_sent = False
 
     def head(self, status: int, headers: list[Header]) -> None:
-        known = dict(headers)
         self._status = status
-        self._request_id = known.get(REQUEST_ID, b"").decode("latin-1")
-        self._reader = reader_of(self._operation, self._format, known)
+        kind = b""
+        for name, value in headers:
+            if name == REQUEST_ID:
+                self._request_id = value.decode("latin-1")
+            elif name == CONTENT_TYPE:
+                kind = value
+        self._reader = reader_of(self._operation, self._format, kind, headers)
 
     def data(self, data: bytes) -> None:
         if self._reader is not None:
@@ -97,7 +108,11 @@ class Meter:
 
     def close(self) -> None:
         """At the very end, whatever became of the call."""
-        if not self._is_settled:
+        if self._is_settled:
+            return
+        if self._reader is not None:
+            self.end(False)
+        else:
             self._settle(self._estimated(None, "no answer") if self._is_sent else None)
 
     def _settle(self, receipt: Receipt | None) -> None:
@@ -120,25 +135,25 @@ class Meter:
 
     def _known(self, usage: Usage) -> Receipt:
         priced = self._price.of(usage)
-        return Receipt(counts_of(usage, priced.pico), dict(self._about(usage, priced)))
+        return Receipt(counts_of(usage, priced.pico), self._about(usage, priced))
 
     def _estimated(self, reader: Reader | None, why: str) -> Receipt:
         usage = self._guess if reader is None else self._seen(reader)
         priced = self._price.of(usage)
-        about = dict(self._about(usage, priced)) | {"why": why}
+        about = self._about(usage, priced) | {"why": why}
         return Receipt(counts_of(usage, priced.pico, is_estimated=True), about)
 
     def _seen(self, reader: Reader) -> Usage:
         told = reader.partial() or self._guess
-        return replace(told, output=max(told.output if told is not self._guess else 0, reader.estimate_output()))
+        return told._replace(output=max(told.output if told is not self._guess else 0, reader.estimate_output()))
 
-    def _about(self, usage: Usage, priced: Priced) -> Iterator[tuple[str, str]]:
+    def _about(self, usage: Usage, priced: Priced) -> dict[str, str]:
         """Only what is not as usual, but for the names by which it can be looked up."""
-        yield "request", self._request_id
-        yield "price", f"{self._price.source} {self._price.version}"
+        about = {"request": self._request_id, "price": self._price.told}
         if usage.tier:
-            yield "tier", usage.tier
+            about["tier"] = usage.tier
         if usage.latency:
-            yield "latency", usage.latency
+            about["latency"] = usage.latency
         if priced.flags:
-            yield "flags", " ".join(sorted(priced.flags))
+            about["flags"] = " ".join(sorted(priced.flags))
+        return about

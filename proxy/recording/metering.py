@@ -15,7 +15,7 @@ from proxy.exchange import Header
 from proxy.forwarding.forwarder import Tap, Target
 from proxy.forwarding.model_path import Operation
 from proxy.metering.price_updates import Tariffs
-from proxy.metering.pricing import Priced, Tariff, cost, guardrail_cost, guardrail_prices
+from proxy.metering.pricing import DEFAULT_TIER, Priced, Tariff, cost, guardrail_cost, guardrail_prices
 from proxy.metering.reading import BYTES_A_TOKEN
 from proxy.metering.usage import Usage
 from proxy.model import Caller
@@ -29,10 +29,10 @@ from proxy.selection.labels import Choice
 FREE = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
 _GUARDRAILS = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
 _BYTES_A_UNIT = 1000
+_UNKNOWN_POLICY = "unknown"  # costs as much as the dearest
 _UNLABELLED = "unlabelled."
 _NO_LABEL = re.compile(r"[^A-Za-z0-9._-]")
 _DOTS = re.compile(r"\.{2,}")
-_UNKNOWN_POLICY = "unknown"  # costs as much as the dearest
 
 
 class Metered(Tap, Protocol):
@@ -110,20 +110,21 @@ class Metering:
         if self._guardrails is None:
             raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
         prices = self._guardrails
-        return Price(lambda usage: guardrail_cost(prices, usage.units), "", "config")
+        return Price(lambda usage: guardrail_cost(prices, usage.units), "config", unit=max(prices.values()))
 
     def _job_price(self, label: str) -> Price:
         pico = self._labels[label].pico_per_async_job if label in self._labels else None
         if pico is None:
             raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
-        return Price(lambda _: Priced(pico), "", "config")
+        return Price(lambda _: Priced(pico), "config", job=pico)
 
     def _token_price(self, label: str, target: Target) -> Price:
         tariff = self._tariffs.for_label(label, target.region, target.model)
         key = (label, target.region, target.model if label else "")
         known = self._prices.get(key)
         if known is None or known[0] is not tariff:
-            known = self._prices[key] = tariff, Price(partial(cost, tariff), tariff.version, tariff.source)
+            told, plain = f"{tariff.source} {tariff.version}", tariff.tiers[DEFAULT_TIER]
+            known = self._prices[key] = tariff, Price(partial(cost, tariff), told, plain.input, plain.output)
         return known[1]
 
     def _expected_of(self, label: str) -> Expected:

@@ -170,7 +170,7 @@ class Reading:
     def not_carried_out(self) -> None: ...
 
     def head(self, status: int, headers: list[Header]) -> None:
-        self._reader = reader_of(Operation.INVOKE_STREAM, "", dict(headers))
+        self._reader = reader_of(Operation.INVOKE_STREAM, "", dict(headers).get(b"content-type", b""), headers)
 
     def data(self, data: bytes) -> None:
         assert self._reader is not None

@@ -153,7 +153,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 @settings(max_examples=tries(200))
 @given(PAID_PRICES, st.sampled_from(KINDS), TIERS, LATENCIES)
 def test_nothing_unknown_is_free(prices: Prices, kind: str, tier: str, latency: str) -> None:
-    priced = cost(tariff_of(prices), replace(Usage(tier=tier, latency=latency), **{kind: 1}))
+    priced = cost(tariff_of(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
 
 
