@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from proxy.forwarding.credentials import FixedCredentials
 from proxy.forwarding.forwarder import SignatureV4
 from proxy.forwarding.sigv4 import Credentials
 from proxy.recording.composed import Recording, opened_recording
+from proxy.recording.entries import Counter
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from proxy.stores.sqlite import SqliteStore
 from proxy.tasks import Tasks
@@ -36,6 +37,12 @@ class DataPort:
     token: str
     bedrock: SimulatedBedrock
     recording: Recording
+    _seen: set[Counter] = field(default_factory=set)
+
+    def counters(self) -> set[Counter]:
+        """All that this journal's tallies were ever seen to touch."""
+        self._seen |= set(self.recording.recorder.journal.tally.sums())
+        return self._seen
 
     def client(self, read_timeout: float = 60, **headers: str) -> Any:
         """boto3's, which sends these headers too."""
@@ -58,8 +65,10 @@ class DataPort:
 
 
 @asynccontextmanager
-async def data_port(folder: Path, **config: Any) -> AsyncIterator[DataPort]:
-    """As in development, but for what `config` says."""
+async def data_port(
+    folder: Path, wrapped: Callable[[Any], Any] = lambda store: store, **config: Any
+) -> AsyncIterator[DataPort]:
+    """As in development, but for what `config` says, and for what stands between it and its store."""
     clock = SystemClock()
     port_of_its_own = Listen(data=Address("127.0.0.1", 0))
     plain = Config(
@@ -70,7 +79,8 @@ async def data_port(folder: Path, **config: Any) -> AsyncIterator[DataPort]:
     )
     whole = replace(plain, **config)
     tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
-    store = await SqliteStore(folder / "store.db", clock.now).open()
+    opened = await SqliteStore(folder / "store.db", clock.now).open()
+    store = wrapped(opened)
     async with Tasks(clock) as tasks, simulated_bedrock() as stand_in:
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         bedrock = dataplane.Bedrock(stand_in.url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
@@ -83,4 +93,4 @@ async def data_port(folder: Path, **config: Any) -> AsyncIterator[DataPort]:
             yield DataPort(f"http://127.0.0.1:{port}", tokens.mint(ORG, APP).token, stand_in, recording)
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
-    await store.close()
+    await opened.close()

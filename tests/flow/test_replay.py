@@ -1,0 +1,90 @@
+"""A journal found on a dead node, brought to the store by the command line; and what else a user meets of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import Counter
+from proxy.stores.sqlite import SqliteStore
+from proxy.telemetry import ALL
+from tests.support.commands import ROOT, Sidecar, price_keeper, sidecar
+from tests.support.simulated import Keys, boto_client
+
+ORG = "d0000000-0000-4000-8000-000000000001"
+
+
+def converse(running: Sidecar, times: int) -> None:
+    exports = running.exports
+    client = boto_client(running.data, keys=Keys("any", "any", exports["AWS_SESSION_TOKEN"]))
+    for _ in range(times):
+        client.converse(modelId="premium", messages=[{"role": "user", "content": [{"text": "hello"}]}])
+    client.close()
+
+
+def counted(file: Path) -> int:
+    async def read() -> int:
+        store = await SqliteStore(file, time.time).open()
+        try:
+            day = time.strftime("DAY#%Y%m%d", time.gmtime())
+            counter = Counter(f"ORG#{ORG}#APP#demo", "premium", day, 8)
+            return int((await sum_of_shards(store, counter))["requests"])
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def config_of(folder: Path) -> None:
+    labels = yaml.safe_load((ROOT / "config.yaml").read_text())["labels"]
+    config = {"store": {"path": "data/price-keeper.db"}, "journal": {"dir": "data/journal"}, "labels": labels}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
+    config_of(tmp_path)
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
+        converse(running, 7)
+        assert counted(tmp_path / "data" / "price-keeper.db") == 0  # thin traffic waits
+        running.stop(signal.SIGKILL)
+    shutil.move(tmp_path / "data" / "journal", tmp_path / "found")
+    for words in ("7 calls of 0.0", "0 calls of 0.0"):
+        done = price_keeper("replay", "found", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words in done.stdout
+        assert counted(tmp_path / "data" / "price-keeper.db") == 7
+    missing = price_keeper("replay", "nowhere", folder=tmp_path)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "cannot use the journal in nowhere: No such file or directory" in missing.stderr
+
+
+def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
+    config_of(tmp_path)
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path):
+        for arguments in (("replay", "data/journal"), ("dev", "--port", "0", "--control-port", "0")):
+            done = price_keeper(*arguments, folder=tmp_path)
+            assert done.returncode == 1
+            assert "another process writes to the journal in data/journal" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_stopping_flushes_and_metrics_tell(tmp_path: Path) -> None:
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
+        converse(running, 3)
+        with urllib.request.urlopen(f"{running.control}/metrics") as answer:
+            text = answer.read().decode()
+        assert 'price_keeper_recorded_requests_total{estimated="false"} 3\n' in text
+        assert {metric.name for metric in ALL} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+        assert running.stop() == 0
+    assert counted(tmp_path / "data" / "price-keeper.db") == 3
+    shown = price_keeper("spend", "--data-dir", "data", "--json", folder=tmp_path)
+    assert json.loads(shown.stdout)["total"]["requests"] == 3

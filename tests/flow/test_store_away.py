@@ -1,0 +1,103 @@
+"""The store is away while real clients go on calling: nobody notices and nothing is lost, or they are told at once."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from proxy.config.keys import Journal
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import PICO_PER_MICRO
+from tests.support.data_port import DataPort, data_port
+from tests.support.recording import Faulty
+from tests.support.simulated import TURN
+
+
+def calls(port: DataPort, count: int) -> None:
+    client = port.client()
+    try:
+        for _ in range(count):
+            client.converse(modelId="premium", **TURN)
+    finally:
+        client.close()
+
+
+async def load(port: DataPort, count: int = 40, clients: int = 4) -> None:
+    """To its end, even where one of them fails."""
+    all_calls = (asyncio.to_thread(calls, port, count) for _ in range(clients))
+    for failure in await asyncio.gather(*all_calls, return_exceptions=True):
+        if failure is not None:
+            raise failure
+
+
+async def spent(port: DataPort, store: Faulty) -> tuple[int, int]:
+    """Requests and pico-dollars in the store."""
+    (counter,) = port.counters()
+    sums = await sum_of_shards(store._store, counter)
+    return int(sums["requests"]), int(sums["cost_usd_micros"] * PICO_PER_MICRO)
+
+
+def used(port: DataPort) -> tuple[int, int]:
+    usages = [entry.usage for entry in port.bedrock.ledger if entry.usage is not None]
+    pico = sum(usage.input_tokens * 3 * 10**6 + usage.output_tokens * 15 * 10**6 for usage in usages)
+    return len(usages), pico
+
+
+async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
+    stores: list[Faulty] = []
+
+    def away(store: Any) -> Faulty:
+        stores.append(Faulty(store))
+        stores[0].is_away = True
+        return stores[0]
+
+    async with data_port(tmp_path, away) as port:
+        recorder = port.recording.recorder
+        for round_ in range(1, 4):
+            await load(port)
+            port.counters()
+            assert not await recorder.flush()
+            assert recorder.waiting_segments == round_
+        assert recorder.unflushed_pico == used(port)[1]
+        stores[0].is_away = False
+        assert await recorder.flush()
+        assert recorder.unflushed_pico == 0
+        assert await spent(port, stores[0]) == used(port)
+        assert used(port)[0] == 480
+
+
+@pytest.mark.parametrize("policy", ["serve", "refuse"])
+async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: str) -> None:
+    """`serve` bears it up to a limit, `refuse` not at all."""
+    stores: list[Faulty] = []
+
+    def wrapped(store: Any) -> Faulty:
+        stores.append(Faulty(store))
+        return stores[0]
+
+    limit = Journal(dir=str(tmp_path / "journal"), max_unflushed_usd=Decimal("0.01"))
+    async with data_port(tmp_path, wrapped, journal=limit, on_store_down=policy) as port:
+        await load(port, count=1)
+        port.counters()
+        stores[0].is_away = True
+        assert not await port.recording.recorder.flush()
+        words = {
+            "serve": r"spend of 0\.01 USD waits for the store",
+            "refuse": "the store that keeps count of spend is away",
+        }
+        with pytest.raises(ClientError, match=words[policy]) as refused:
+            await load(port, count=100)
+        told = refused.value.response
+        assert told["Error"]["Code"] == "ServiceUnavailableException"
+        assert told["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "5"
+        assert used(port)[0] < 200 if policy == "serve" else used(port)[0] == 4
+        stores[0].is_away = False
+        assert await port.recording.recorder.flush()
+        await load(port, count=1)
+        await port.recording.recorder.flush()
+        assert await spent(port, stores[0]) == used(port)
