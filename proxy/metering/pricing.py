@@ -67,9 +67,13 @@ def _dearest(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
 
 def cost(tariff: Tariff, usage: Usage) -> Priced:
     """Additive: two usages of one tier and mode cost together what they cost apart."""
-    counts = (usage.input, usage.output, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
+    input, output, *cached, tier, latency, _ = usage
+    if not (tier or latency or any(cached)):  # as nearly all are
+        usual = tariff.tiers[DEFAULT_TIER]
+        return Priced(input * usual.input + output * usual.output)
+    counts = (input, output, *cached)
     pico, flags = 0, _NO_FLAGS
-    prices = tariff.at(usage.tier, usage.latency) or _NONE_KNOWN
+    prices = tariff.at(tier, latency) or _NONE_KNOWN
     for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
         if not tokens:
             continue

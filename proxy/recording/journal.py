@@ -144,7 +144,7 @@ class Journal:
         segment = Segment(self._folder, self._ulids.new())
         carried = (intent.content(number, b"C") for number, intent in self._open.items())
         try:
-            segment.append(head(segment.ulid, before), *carried, READY)
+            segment.append_all((head(segment.ulid, before), *carried, READY))
         except OSError:
             segment.discard()
             raise

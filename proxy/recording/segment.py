@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from zlib import crc32
 
 from proxy.recording.lines import line
 
@@ -21,9 +23,15 @@ class Segment:
         self.size = os.fstat(self._file).st_size
         self._synced_size = self.size
 
-    def append(self, *contents: bytes) -> None:
+    def append(self, content: bytes) -> None:
         """All of it or nothing."""
-        data = line(contents[0]) if len(contents) == 1 else b"".join(map(line, contents))
+        self._write(b"%08x %b\n" % (crc32(content), content))  # `line`, spelt out for every call's sake
+
+    def append_all(self, contents: Iterable[bytes]) -> None:
+        """All of them or none."""
+        self._write(b"".join(map(line, contents)))
+
+    def _write(self, data: bytes) -> None:
         try:
             written = os.write(self._file, data)
         except OSError:
