@@ -7,7 +7,7 @@ UNIT   := tests
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test clients test-clients fuzz check bench format lock clean help
+.PHONY: setup run test clients test-clients fuzz soak check bench format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -53,6 +53,9 @@ test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minut
 fuzz: $(VENV)/.dev   ## the property tests, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property
 
+soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine; takes minutes
+	PRICE_KEEPER_KILLS=100 $(BIN)/python -m pytest -s tests/faults/test_recording_kill.py
+
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,6 +64,9 @@ check: $(VENV)/.dev  ## lint, format, types, template
 
 bench: $(VENV)/.dev  ## measure, on this machine
 	$(BIN)/python -m bench.sqlite_counters
+	$(BIN)/python -m bench.signing_and_frames
+	$(BIN)/python -m bench.metering
+	$(BIN)/python -m bench.write_units
 
 format: $(VENV)/.dev ## put the sources in order
 	$(BIN)/ruff check --fix .
