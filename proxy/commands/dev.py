@@ -45,6 +45,8 @@ curl -s $AWS_ENDPOINT_URL_BEDROCK_RUNTIME/model/premium/converse -H "authorizati
 python3 -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
   messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
 
+And see what that cost: price-keeper spend --data-dir {folder}
+
 The token lasts a day. For credentials that renew themselves, instead of the last two lines:
 export AWS_CONTAINER_CREDENTIALS_FULL_URI={data}/credentials
 export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
@@ -68,7 +70,7 @@ def _dev(chosen: Namespace) -> int:
 
     async def tell(started: app.Started) -> None:
         await _make_demo_client(started.store, secret)
-        print(_guide(started, secret, authority), flush=True)
+        print(_guide(started, secret, authority, folder), flush=True)
 
     run_until_stopped(_config(chosen, tls), os.environ, tell)
     return 0
@@ -96,12 +98,13 @@ def _config(chosen: Namespace, tls: Tls | None) -> Config:
     )
 
 
-def _guide(started: app.Started, secret: str, authority: Path | None) -> str:
+def _guide(started: app.Started, secret: str, authority: Path | None, folder: Path) -> str:
     # curl, botocore and Node each have a variable of their own for whom to trust.
     names = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
     trust = "\nexport " + " ".join(f"{name}={authority}" for name in names) if authority is not None else ""
     return _GUIDE.format(
         trust=trust,
+        folder=folder,
         data=f"{'https' if authority else 'http'}://{started.data}",
         control=f"http://{started.control}",
         token=started.tokens.mint(ORG, APP, TOKEN_SECONDS).token,
