@@ -112,7 +112,7 @@ async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted,
         tariffs = await dataplane.prices(config, store, clock, tasks)
         metering = dataplane.metering(config, store, recording.recorder, tariffs, clock, tasks)
         forwarder = dataplane.forwarding(bedrock, clock, tasks)
-        handler = dataplane.pipeline(config, store, tokens, bedrock, clock, forwarder, metering)
+        handler = dataplane.pipeline(config, store, tokens, bedrock, clock, forwarder, metering, tasks)
         listener, port = await dataplane.listening(handler, config, clock, tasks)
         gc.freeze()  # what is here now stays; the collector need not look at it again
         recording.start(config, tasks)

@@ -110,13 +110,16 @@ def pipeline(
     clock: Clock,
     forwarder: Forwarder,
     metering: Metering,
+    tasks: Tasks,
 ) -> Pipeline:
+    joining = Joining(clock.monotonic)
+    tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
     return Pipeline(
         identify=_identify(config, tokens),
         labels=Labels(config.labels, lets_others_through=config.unlabelled == "meter"),
         targets=_targets(config, bedrock),
         forwarder=forwarder,
-        joining=Joining(clock.monotonic),
+        joining=joining,
         metering=metering,
         credentials=ContainerCredentials(Clients(store, clock.now), tokens, clock.now),
         simulated_prefix=bedrock.simulated_prefix,
@@ -163,6 +166,8 @@ async def listening(handler: Pipeline, config: Config, clock: Clock, tasks: Task
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     limits = fitting(raised_descriptors())
-    listener = Listener(handler, clock, tasks, limits, refused_at_head=refused_at_head)
+    listener = Listener(
+        handler, clock, tasks, limits, refused_at_head=refused_at_head, new_request_id=handler.new_request_id
+    )
     port = await listener.listen(config.listen.data.host, config.listen.data.port, context)
     return listener, port

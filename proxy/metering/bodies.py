@@ -13,7 +13,7 @@ from proxy.metering.usage import Usage
 
 Json = Mapping[str, Any]
 
-MOST_TOKENS = 2**53  # the largest number that survives every JSON reader; a count beyond it is a mistake
+MOST_TOKENS = 10**9  # a hundred times the longest context there is; a count beyond it is a mistake
 
 METRICS = "amazon-bedrock-invocationMetrics"
 

@@ -112,7 +112,7 @@ class _Frames:
                 self.has_failed = True
 
     def usage(self) -> Usage | None:
-        return self._stream.usage() if self._watcher.close() is None else None
+        return self._stream.usage()
 
     def partial(self) -> Usage | None:
         return self._stream.partial()

@@ -14,7 +14,7 @@ from proxy.clock import Clock
 from proxy.errors import ConditionFailed, StoreError
 from proxy.model import Scope
 from proxy.recording.entries import Counter, Counts
-from proxy.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, utc_day_of
+from proxy.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, shards_of, utc_day_of
 from proxy.stores import schema
 from proxy.stores.contract import (
     EXPIRY,
@@ -59,7 +59,11 @@ class Aggregator:
         for offset in range(since, 2):
             at = now + offset * DAY_SECONDS
             async for row in every_row(self._store, Query("request-dedup", schema.active_counters(utc_day_of(at)))):
-                counter = counter_of(row.key.sk, int(row.item["shards"]))  # type: ignore[arg-type]
+                try:
+                    counter = counter_of(row.key.sk, shards_of(row.item))
+                except ValueError:
+                    _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
+                    continue
                 latest[counter] = at - at % DAY_SECONDS + DAY_SECONDS
         for counter, day_end in latest.items():
             await self._update(counter, day_end)
@@ -70,6 +74,7 @@ class Aggregator:
             for _ in range(TRIES):
                 if await self._is_done(counter, day_end):
                     return
+            _log.warning("the total of %s %s is higher than its shards; it stays", counter.scope, counter.label)
         except StoreError as failure:
             _log.warning("the total of %s %s is not brought up to date: %s", counter.scope, counter.label, failure)
 
@@ -116,7 +121,9 @@ def counter_of(entry: str, shards: int) -> Counter:
     """From the sort key of an entry in the list of active counters."""
     scope, _, rest = entry.partition("#LABEL#")
     label, _, period = rest.partition("#")
-    return Counter(scope, label, period, shards)
+    counter = Counter(scope, label, period, shards)
+    total_key(counter)  # raises ValueError for what can be no counter's
+    return counter
 
 
 def _stamp(total: Mapping[str, Any] | None) -> float:

@@ -5,9 +5,10 @@ part of a segment -> marker (if it is not there yet) + ADD of each sum + entries
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 from proxy.model import Scope
 from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
@@ -21,6 +22,7 @@ KEEP_MARKERS_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older, 
 KEEP_TOTALS_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
 
 COST = "cost_usd_micros"
+SHARDS = "shards_"  # and how many, as the name of an attribute
 _COUNTED = Counts._fields[:-1]  # all but the money, by the names they have in the store
 
 
@@ -30,12 +32,19 @@ def writes(ulid: str, number: int, part: Part, now: float) -> list[Write]:
     return [marker, *(_addition(ulid, counter, counts, now) for counter, counts in part)]
 
 
-def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Put]:
-    """Of the counters that nobody here has listed yet on this day."""
+def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Update]:
+    """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
+    one stays there beside the others, so that no shard is overlooked."""
     for counter, _ in part:
         if counter not in known:
             key = schema.active_counter(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
-            yield Put(key, {"shards": counter.shards, EXPIRY: int(now) + KEEP_TOTALS_SECONDS})
+            kept = {f"{SHARDS}{counter.shards}": True, EXPIRY: int(now) + KEEP_TOTALS_SECONDS}
+            yield Update(key, set=kept)
+
+
+def shards_of(entry: Mapping[str, Any]) -> int:
+    """Of an entry in the list of active counters: the most that anybody used."""
+    return max(int(name.removeprefix(SHARDS)) for name in entry if name.startswith(SHARDS))
 
 
 def utc_day_of(now: float) -> str:

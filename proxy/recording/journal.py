@@ -19,7 +19,7 @@ from typing import TypeAlias
 from proxy.errors import CannotRecord, JournalUnusable
 from proxy.recording.entries import READY, Account, Intent, Receipt, Tally, head
 from proxy.recording.seal import Seal
-from proxy.recording.segment import Segment, sync_folder
+from proxy.recording.segment import Segment, sync_file, sync_folder
 from proxy.recording.ulid import Ulids
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
@@ -35,20 +35,22 @@ class Sealed:
 
     seal: Seal
     path: Path
-    _ended: Segment | None = None  # None once the seal stands in it
-    _next: Segment | None = None
+    next_path: Path | None = None  # of the one that carries it on; None once the seal stands in it
+    is_left_over: bool = False  # from a process that may have sent it, long ago
 
     def secure(self) -> None:
         """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
-        if self._ended is None or self._next is None:
+        if self.next_path is None:
             return
-        if not self._next.is_synced:
-            self._next.sync()
-            sync_folder(self.path.parent)
-        self._ended.append(self.seal.content())
-        self._ended.sync()
-        self._ended.close()
-        self._ended = self._next = None
+        sync_file(self.next_path)  # the calls that it carries on, first
+        sync_folder(self.path.parent)
+        ended = Segment(self.path.parent, self.seal.ulid)
+        try:
+            ended.append(self.seal.content())
+            ended.sync()
+        finally:
+            ended.close()
+        self.next_path = None
 
     def discard(self) -> None:
         """It is in the store."""
@@ -69,6 +71,7 @@ class Journal:
         self.trouble = ""
         try:
             self._segment = self._following("")
+            sync_folder(folder)
         except OSError as failure:
             raise JournalUnusable(f"cannot write to the journal in {folder}: {failure.strerror}") from None
 
@@ -121,8 +124,11 @@ class Journal:
             segment.sync()
 
     def seal(self) -> Sealed | None:
-        """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError."""
-        if not self.tally.requests:
+        """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError.
+
+        No thread may sync the journal meanwhile.
+        """
+        if not (self.tally.requests or self.is_full):
             return None
         ended = self._segment
         try:
@@ -132,7 +138,8 @@ class Journal:
             raise
         seal = Seal.of(ended.ulid, self.tally)
         self._segment, self.tally = following, Tally()
-        return Sealed(seal, ended.path, ended, following)
+        ended.close()
+        return Sealed(seal, ended.path, following.path)
 
     def close(self) -> None:
         """What is still open stays so, and is counted as estimated by whoever comes next."""

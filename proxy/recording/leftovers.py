@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxy.recording.entries import FORMAT, Intent, Kind, Receipt, Tally
+from proxy.recording.entries import FORMAT, Account, Intent, Kind, Receipt, Tally
 from proxy.recording.journal import Sealed
 from proxy.recording.lines import lines_in
 from proxy.recording.seal import Seal
@@ -32,6 +32,7 @@ class Found:
     end: int = 0
     open: dict[int, Intent] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
+    _accounts: dict[bytes, Account] = field(default_factory=dict)
 
     def take(self, values: list[Any]) -> None:
         match values[0]:
@@ -40,7 +41,7 @@ class Found:
                 if values[3] != FORMAT:
                     raise ValueError(f"{self.path} is a journal of another version, {values[3]}")
             case Kind.CARRIED:
-                self.open[values[1]] = Intent.from_values(values)
+                self.open[values[1]] = self._intent(values)
             case Kind.SEAL:
                 self.seal = Seal.from_values(values)
             case _:
@@ -50,11 +51,17 @@ class Found:
     def _take_of_ready(self, values: list[Any]) -> None:
         match values[0]:
             case Kind.INTENT:
-                self.open[values[1]] = Intent.from_values(values)
+                self.open[values[1]] = self._intent(values)
             case Kind.RECORD:
                 self._settle(values[1], Receipt.from_values(values))
             case Kind.NOTHING:
                 self.open.pop(values[1], None)
+
+    def _intent(self, values: list[Any]) -> Intent:
+        """Calls of one account share it, as they did when they were made: there may be a million of them."""
+        intent = Intent.from_values(values)
+        intent.account = self._accounts.setdefault(intent.account.fragment, intent.account)
+        return intent
 
     def _settle(self, number: int, receipt: Receipt) -> None:
         intent = self.open.pop(number, None)
@@ -81,7 +88,7 @@ def recover(folder: Path) -> Leftovers:
         left.spoilt += each.spoilt
         left.newest = each.ulid
         if each.seal is not None:
-            left.sealed.append(Sealed(each.seal, each.path))
+            left.sealed.append(Sealed(each.seal, each.path, is_left_over=True))
         elif not each.is_ready:
             each.path.unlink()  # it was being begun; the one before it still says all that it would have said
         else:
@@ -130,4 +137,4 @@ def _brought_to_its_end(found: Found, *, is_last: bool) -> list[Sealed]:
     finally:
         if found.tally.requests:
             segment.close()
-    return [Sealed(seal, found.path)]
+    return [Sealed(seal, found.path, is_left_over=True)]

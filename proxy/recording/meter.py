@@ -16,6 +16,7 @@ from proxy.recording.entries import Account, Intent, Receipt, counts_of
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
+MOST_PICO = 10**18  # for one call; sums of many still fit into 64 bits
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("proxy.recording")
@@ -123,18 +124,24 @@ class Meter:
         reader = self._reader
         if reader is None:
             return self._estimated(None, "no answer")
-        usage = reader.usage() if is_whole else None
+        usage = reader.usage()  # which may have come before the cut
         if usage is not None:
-            self._expected.learn(usage.output)
+            if usage.output:
+                self._expected.learn(usage.output)
             return self._known(usage)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
         if reader.has_failed and not reader.estimate_output():
             return None  # one that came as a stream's first event neither
+        if not is_whole:
+            _log.warning("a stream of Bedrock's was cut or broken, and is estimated: request %s", self._request_id)
         return self._estimated(reader, "silent" if is_whole else "cut")
 
     def _known(self, usage: Usage) -> Receipt:
         priced = self._price.of(usage)
+        if priced.pico > MOST_PICO:
+            _log.error("an answer would cost more than a million dollars; its usage is not believed: %s", usage)
+            return self._estimated(None, "absurd")
         return Receipt(counts_of(usage, priced.pico), self._about(usage, priced))
 
     def _estimated(self, reader: Reader | None, why: str) -> Receipt:

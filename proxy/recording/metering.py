@@ -25,6 +25,8 @@ from proxy.recording.meter import Meter, Price, PriceAt
 from proxy.recording.recorder import Recorder
 from proxy.selection.labels import Choice
 
+MOST_EXPECTED = 1000  # labels; models without one come as callers name them
+
 # What Bedrock does for nothing.
 FREE = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
 _GUARDRAILS = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
@@ -87,7 +89,7 @@ class Metering:
         format = self._labels[label].format if label in self._labels else ""
         return Meter(
             self._recorder.journal,
-            self._expected_of(label),
+            self._expected_of(counted_as),
             account,
             operation,
             format,
@@ -103,8 +105,9 @@ class Metering:
             return GUARDRAIL_LABEL, _always(self._unit_price()), guess
         if operation is Operation.ASYNC_INVOKES:
             return ASYNC_JOB_LABEL, _always(self._job_price(label)), Usage()
-        guess = Usage(body_bytes // BYTES_A_TOKEN + 1, self._expected_of(label).output)
-        return label or model_label(model), partial(self._token_price, label), guess
+        counted_as = label or model_label(model)
+        guess = Usage(body_bytes // BYTES_A_TOKEN + 1, self._expected_of(counted_as).output)
+        return counted_as, partial(self._token_price, label), guess
 
     def _unit_price(self) -> Price:
         if self._guardrails is None:
@@ -130,6 +133,8 @@ class Metering:
     def _expected_of(self, label: str) -> Expected:
         found = self._expected.get(label)
         if found is None:
+            if len(self._expected) >= MOST_EXPECTED:
+                self._expected.clear()
             found = self._expected[label] = Expected()
         return found
 

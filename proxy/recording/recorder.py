@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 from proxy.clock import Clock
 from proxy.errors import CannotRecord, StoreError
@@ -107,7 +108,8 @@ class Recorder:
         """Flushes whenever it is due, for ever; in a hurry too not more often than the pace's shortest."""
         while True:
             await self._due.wait()
-            rest = self._pace.least - (self._clock.monotonic() - self._began)
+            pause = self._pace.seconds if self.store_trouble else self._pace.least
+            rest = pause - (self._clock.monotonic() - self._began)
             if rest > 0:
                 await self._clock.sleep(rest)
             self._due.clear()
@@ -128,13 +130,11 @@ class Recorder:
         """Seals and sends everything there is; whether all of it arrived."""
         async with self._flushing:
             self._began = self._clock.monotonic()
-            requests = self._seal()
             try:
-                while self._waiting:
-                    async with self._files:
-                        await asyncio.to_thread(self._waiting[0].secure)
-                    await self.sender.send(self._waiting[0])
-                    self._waiting_pico -= self._waiting.popleft().seal.pico
+                requests = 0
+                for _ in range(2):  # what waits goes first, and then what came while it waited
+                    requests += await self._seal()
+                    await self._send_all()
             except (StoreError, OSError) as failure:
                 self._failed(failure)
                 return False
@@ -143,16 +143,26 @@ class Recorder:
             self._pace.flushed(requests)
             return True
 
-    def _seal(self) -> int:
-        try:
-            sealed = self.journal.seal()
-        except OSError:
-            return 0  # the journal has told of it, and goes on where it was
-        if sealed is None:
-            return 0
-        self._waiting.append(sealed)
-        self._waiting_pico += sealed.seal.pico
-        return sealed.seal.requests
+    async def _seal(self) -> int:
+        """How many requests are sealed now. While others wait for the store, the journal goes on in one segment as
+        long as it may, so that it does not come to consist of many. Raises OSError."""
+        sealed = None
+        async with self._files:
+            if not self._waiting or self.journal.is_full:
+                with suppress(OSError):  # the journal has told of it, and goes on where it was
+                    sealed = self.journal.seal()
+            if sealed is not None:
+                self._waiting.append(sealed)
+                self._waiting_pico += sealed.seal.pico
+            for each in self._waiting:
+                if each.next_path is not None:
+                    await asyncio.to_thread(each.secure)
+        return sealed.seal.requests if sealed is not None else 0
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            await self.sender.send(self._waiting[0])
+            self._waiting_pico -= self._waiting.popleft().seal.pico
 
     def _failed(self, failure: StoreError | OSError) -> None:
         if not self.store_trouble:

@@ -50,10 +50,23 @@ def _sum(values: list[Any]) -> tuple[Counter, Counts]:
     return Counter(*values[:width]), Counts(*values[width:])
 
 
+def _each_once(tally: Tally) -> dict[Counter, Counts]:
+    """An org may have come to be spread over more shards while calls were under way: the greater number holds."""
+    shards: dict[tuple[str, str, str], int] = {}
+    for scope, label, period, count in tally.sums():
+        shards[scope, label, period] = max(count, shards.get((scope, label, period), 0))
+    sums: dict[Counter, Counts] = {}
+    for counter, counts in tally.sums().items():
+        name = counter[:3]
+        key = Counter(*name, shards[name])
+        sums[key] = sums[key].plus(counts) if key in sums else counts
+    return sums
+
+
 def _parts(tally: Tally) -> Iterator[Part]:
     """A scope's sums stay together as far as they fit, so that a scope in contention holds up few others."""
     part: list[tuple[Counter, Counts]] = []
-    ordered = sorted(tally.sums().items())
+    ordered = sorted(_each_once(tally).items())
     for _, group in groupby(ordered, key=lambda each: each[0].scope):
         sums = list(group)
         if part and len(part) + len(sums) > SUMS_PER_PART:

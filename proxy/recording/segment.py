@@ -63,10 +63,14 @@ class Segment:
         self.close()
 
 
-def sync_folder(folder: Path) -> None:
-    """So that after a power cut the names of new files are there too."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_file(path: Path, flags: int = os.O_RDONLY) -> None:
+    file = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """So that after a power cut the names of new files are there too."""
+    sync_file(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -34,13 +34,13 @@ class Sender:
     async def send(self, sealed: Sealed) -> None:
         """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again."""
         seal = sealed.seal
-        if not self._force and self._is_too_old(seal.ulid):
+        if sealed.is_left_over and not self._force and self._is_too_old(seal.ulid):
             self._leave(seal.ulid, "it is so old that it might count twice")
             return
         try:
             for number, part in enumerate(seal.parts):
                 await self._send_part(seal.ulid, number, part)
-        except Rejected as failure:
+        except (Rejected, ValueError) as failure:  # the latter where a key can be none of the store's
             self._leave(seal.ulid, str(failure))
             return
         self.sent += 1

@@ -15,7 +15,7 @@ from proxy.calendar_days import day_text
 from proxy.model import Scope
 from proxy.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, counter_of, summed, total_key
 from proxy.recording.entries import Counter, Counts
-from proxy.recording.flush import COST, pico_of
+from proxy.recording.flush import COST, pico_of, shards_of
 from proxy.reporting.days import utc_end
 from proxy.stores import schema
 from proxy.stores.contract import Prefix, Query, Store, every_row
@@ -50,7 +50,7 @@ async def listed(store: Store, utc_days: Iterable[date], org: str | None) -> lis
     for day in utc_days:
         partition = schema.active_counters(day_text(day))
         async for row in every_row(store, Query("request-dedup", partition, sort, consistent=True)):
-            counter = counter_of(row.key.sk, int(row.item["shards"]))  # type: ignore[arg-type]
+            counter = counter_of(row.key.sk, shards_of(row.item))
             before = found.get(counter[:3])
             # Entries may differ in the number of shards only if somebody changed it; then the most are read.
             shards = max(counter.shards, before.counter.shards) if before else counter.shards

@@ -58,11 +58,11 @@ async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
 
     async with data_port(tmp_path, away) as port:
         recorder = port.recording.recorder
-        for round_ in range(1, 4):
+        for _ in range(3):
             await load(port)
             port.counters()
             assert not await recorder.flush()
-            assert recorder.waiting_segments == round_
+            assert recorder.waiting_segments == 1
         assert recorder.unflushed_pico == used(port)[1]
         stores[0].is_away = False
         assert await recorder.flush()

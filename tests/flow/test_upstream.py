@@ -146,6 +146,8 @@ async def test_over_tls(tmp_path: Path) -> None:
         through.to(server.endpoint._replace(is_tls=True))
         async with between(through) as rig:
             wire = await rig.connect(receive_buffer=4096)
+            await eventually(lambda: rig.open)
+            rig.narrow()
             await wire.send(ask())
             await eventually(lambda: any(each._is_paused for each in through.busy))
             assert (await wire.answer()).body == big

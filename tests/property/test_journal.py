@@ -138,9 +138,6 @@ class Machine(RuleBasedStateMachine):
         self.disk.room = None
         self.lost |= {self.call_of[number] for number in self.journal._open}
         self.journal._segment.close()
-        for sealed in self.sealed:
-            if sealed._ended is not None:
-                sealed._ended.close()
         self._tear(cut)
         for _ in range(dies_again):
             self._recover_partly()

@@ -88,7 +88,7 @@ async def data_port(
             tariffs = await dataplane.prices(whole, store, clock, tasks)
             metering = dataplane.metering(whole, store, recording.recorder, tariffs, clock, tasks)
             forwarder = dataplane.forwarding(bedrock, clock, tasks)
-            pipeline = dataplane.pipeline(whole, store, tokens, bedrock, clock, forwarder, metering)
+            pipeline = dataplane.pipeline(whole, store, tokens, bedrock, clock, forwarder, metering, tasks)
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
             yield DataPort(f"http://127.0.0.1:{port}", tokens.mint(ORG, APP).token, stand_in, recording)
             await listener.drain(0.5, forwarder.close)

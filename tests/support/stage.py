@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import yaml
 from proxy.auth.clients import hash_secret, new_secret
 from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
+from proxy.config.prices import UnitPrices
 from proxy.model import client_id_of
 from proxy.simulator import DEFAULT_KEYS
 from proxy.stores import schema
@@ -45,6 +47,7 @@ _TROUBLES: dict[str, dict[str, Any]] = {
     BROKEN: {"fault": "cut", "after_frames": 3},
     SLOW: {"latency_ms": int(SLOW_SECONDS * 1000)},
 }
+_POLICIES = [field.name for field in dataclasses.fields(UnitPrices)]
 _PRICES = {"input": 3, "output": 15, "cache_read": 0.3, "cache_write_5m": 3.75, "cache_write_1h": 6}
 
 
@@ -147,11 +150,12 @@ def _config(url: str, places: dict[str, str]) -> dict[str, Any]:
         "upstream": {"endpoint": url},
         "store": {"path": "price-keeper.db"},
         "journal": {"dir": "journal"},
+        "guardrails": {"prices_usd_per_1000_units": dict.fromkeys(_POLICIES, 0.15)},
         "labels": {
             "premium": _label(CLAUDE),
             "economy": _label("amazon.nova-lite-v1:0", "nova"),
             "profile": _label(PROFILE),
-            "film": _label("amazon.nova-reel-v1:0", "nova"),
+            "film": _label("amazon.nova-reel-v1:0", "nova", price_usd_per_async_job=1.5),
             **troubled,
         },
     }

@@ -73,7 +73,8 @@ async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording
     for _ in range(5):
         rec.spend(7)
         assert not await rec.recorder.flush()
-    assert (rec.recorder.waiting_segments, rec.recorder.unflushed_pico) == (5, 35)
+    # One waits, and the journal goes on in the next for as long as it may.
+    assert (rec.recorder.waiting_segments, len(rec.segments()), rec.recorder.unflushed_pico) == (1, 2, 35)
     rec.store.is_away = False
     rec.store.faults = ["before"]
     assert not await rec.recorder.flush()
@@ -109,7 +110,7 @@ async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: Recording) 
     listed = schema.active_counter("20261118", rec.scope, "premium", "DAY#20261118")
     item = await rec.store.get(listed)
     assert item is not None
-    assert item["shards"] == 8
+    assert item["shards_8"] is True
     assert [len(writes) for writes in rec.store.transactions] == [3, 2, 3]
     await rec.clock.advance(86_400)
     rec.spend(1)
@@ -298,6 +299,6 @@ async def test_a_flush_is_two_writes_for_each_thing_it_changes(rec: Recording) -
         rec.spend(1)
     await rec.recorder.flush()
     (writes,) = rec.store.transactions
-    assert [type(write).__name__ for write in writes] == ["Put", "Update", "Put"]
+    assert [type(write).__name__ for write in writes] == ["Put", "Update", "Update"]
     assert isinstance(writes[1], Update)
     assert writes[1].add["requests"] == 50

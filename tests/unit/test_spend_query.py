@@ -243,14 +243,16 @@ async def test_a_counter_that_was_spread_over_another_number_of_shards(acme: Org
 
 async def test_a_counter_of_which_nothing_is_left(acme: Org) -> None:
     for scope in (Scope(acme.org), Scope(acme.org, "shop")):
-        await acme.store.put(Put(schema.active_counter("20261118", scope, "premium", "DAY#20261118"), {"shards": 8}))
+        await acme.store.put(
+            Put(schema.active_counter("20261118", scope, "premium", "DAY#20261118"), {"shards_8": True})
+        )
     assert await acme.told() == {}
     assert (await acme.report("2026-11-18")).notes == []
 
 
 async def test_weeks_and_months_are_no_days(acme: Org) -> None:
     key = schema.active_counter("20261118", Scope(acme.org), "premium", "MONTH#202611")
-    await acme.store.put(Put(key, {"shards": 8}))
+    await acme.store.put(Put(key, {"shards_8": True}))
     await acme.store.update(
         Update(schema.usage_shard(Scope(acme.org), "premium", 0, "MONTH#202611"), add={"requests": 9})
     )

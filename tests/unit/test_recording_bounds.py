@@ -1,0 +1,162 @@
+"""What must not happen to a journal in a long life: poisoned segments, refused money, files and memory without end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from proxy.calendar_days import known_zone
+from proxy.model import Caller
+from proxy.recording import aggregator as aggregating
+from proxy.recording import journal as limits
+from proxy.recording.accounts import Accounts
+from proxy.recording.aggregator import Aggregator, total_key
+from proxy.recording.entries import Account, Counter
+from proxy.recording.leftovers import read, recover
+from proxy.selection.orgs import Org, Orgs
+from proxy.stores import schema
+from proxy.stores.contract import Put, Store, Update
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock
+from tests.support.recording import Recording, recording
+from tests.unit.test_recorder import arrived
+
+
+@pytest.fixture
+async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Recording]:
+    async with recording(tmp_path / "journal", exact_store) as made:
+        monkeypatch.setattr(aggregating.schema, "active_counters", lambda day: f"ACTIVE#{made.scope.org}#{day}")
+        yield made
+
+
+def wider(counter: Counter, shards: int) -> Counter:
+    return counter._replace(shards=shards)
+
+
+async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_counted(rec: Recording) -> None:
+    """An org's configuration was changed while calls were under way, or the fleet's defaults are being changed."""
+    for shards in (8, 16, 8, 64, 32):
+        for _ in range(3):
+            rec.spend(1, wider(rec.counter(), shards), wider(rec.counter(), 8))
+            rec.spend(2, wider(rec.counter(), 16))
+        assert await rec.recorder.flush()
+    assert rec.recorder.sender.refused == []
+    one = Aggregator(rec.store, rec.clock, 60)
+    await one.run()
+    total = await rec.store.get(total_key(rec.counter()))
+    assert total is not None
+    # Calls that name one counter twice, which only a test does, count twice.
+    assert (total["requests"], total["cost_usd_micros"] * 10**6) == (15 * 3, 15 * 4)  # type: ignore[operator]
+    await rec.clock.advance(60)
+    rec.spend(5, wider(rec.counter(), 8))
+    assert await rec.recorder.flush()
+    await one.run()
+    total = await rec.store.get(total_key(rec.counter()))
+    assert total is not None
+    assert total["requests"] == 46
+
+
+async def test_a_process_that_was_idle_for_months_flushes_what_it_spends_then(rec: Recording) -> None:
+    await rec.clock.advance(90 * 86_400)
+    rec.spend(7)
+    assert await rec.recorder.flush()
+    assert (await rec.counted(), rec.recorder.sender.refused) == ((1, 7), [])
+
+
+async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec: Recording) -> None:
+    rec.store.is_away = True
+    rec.spend(1)
+    await rec.recorder.flush()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        rec.spend(1)
+        await rec.recorder.flush()
+    assert len(rec.segments()) == 2
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert all(sealed.next_path is None for sealed in rec.recorder._waiting)  # all that ended is on the disk
+    rec.store.is_away = False
+    assert await rec.recorder.flush()
+    assert await rec.counted() == (51, 51)
+
+
+async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(rec: Recording) -> None:
+    rec.store.is_away = True
+    async with Tasks(rec.clock) as tasks:
+        tasks.start("time", rec.recorder.keep_time)
+        tasks.start("flushing", rec.recorder.keep_flushing)
+        for _ in range(120):
+            rec.spend(10**12)
+            rec.recorder.hurry()
+            await rec.clock.advance(0.5)
+            await arrived(rec)
+    assert len(rec.store.transactions) < 10
+
+
+async def test_calls_that_cost_nothing_do_not_fill_the_disk(rec: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
+    for _ in range(500):
+        rec.journal.record(rec.begin(), None)
+        if rec.journal.is_full:
+            assert await rec.recorder.flush()
+    assert sum(path.stat().st_size for path in rec.segments()) < 25_000
+    assert await rec.counted() == (0, 0)
+
+
+async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recording) -> None:
+    for _ in range(100):
+        rec.spend(1)
+        rec.begin()
+    (path,) = rec.segments()
+    found = read(path)
+    assert len({id(intent.account) for intent in found.open.values()}) == 1
+    assert len(found.tally._by_account) == 1
+
+
+async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pytest.LogCaptureFixture) -> None:
+    listed = schema.active_counter("20261118", rec.scope, "premium", "DAY#20261118")
+    await rec.store.put(Put(listed._replace(sk="nonsense"), {"shards_8": True}))
+    await rec.store.put(Put(listed._replace(sk=f"{rec.scope.key}#LABEL#odd#DAY#20261118"), {"shards": 8}))
+    rec.spend(1, Counter("ORG#nobody", "premium", "DAY#20261118", 8))
+    assert await rec.recorder.flush()
+    assert len(rec.recorder.sender.refused) == 1
+    rec.spend(2)
+    assert await rec.recorder.flush()
+    caplog.set_level(logging.CRITICAL)
+    await Aggregator(rec.store, rec.clock, 60).run()
+    total = await rec.store.get(total_key(rec.counter()))
+    assert total is not None
+    assert total["requests"] == 1
+
+
+async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(exact_store: Store) -> None:
+    clock = ManualClock()  # noon
+    orgs = Orgs(exact_store, clock, Org(known_zone("UTC"), "APP", 8))
+    accounts = Accounts(orgs, clock)
+    caller = Caller("e0000000-0000-4000-8000-000000000001", "web", "c")
+
+    async def account() -> Account:
+        return accounts.known(caller, "premium") or await accounts.learned(caller, "premium")
+
+    before = await account()
+    changed = {"timezone": "Pacific/Kiritimati", "quota_scope": "ORG"}
+    await exact_store.update(Update(schema.org_config(caller.org), set=changed))
+    await orgs.refresh()
+    assert await account() is before
+    assert (accounts.known(caller, "economy") or before).counters[0].period == "DAY#20261118"
+    await clock.advance(12 * 3600)
+    after = await account()
+    assert [counter.period for counter in after.counters] == ["DAY#20261119"] * 2  # where it is the 19th since noon
+    await exact_store.update(Update(schema.org_config(caller.org), remove=tuple(changed)))
+
+
+async def test_recovering_twice_is_recovering_once(rec: Recording) -> None:
+    for _ in range(5):
+        rec.spend(1)
+    rec.begin(guess=9)
+    first, second = recover(rec.folder), recover(rec.folder)
+    assert [sealed.seal for sealed in first.sealed] == [sealed.seal for sealed in second.sealed]
+    assert first.sealed[0].seal.pico == 14
