@@ -123,6 +123,8 @@ class Pipeline:
             targets,
         )
         meter = await self._metering.meter(caller, choice, asked.operation, request.method, targets, len(body))
+        if meter.price_source:
+            told.append((b"x-price-keeper-price-source", meter.price_source.encode()))
         try:
             await self._forwarder.forward(call, responder, tuple(told), meter)
         finally:

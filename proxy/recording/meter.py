@@ -74,6 +74,10 @@ class Meter:
         intent = Intent(account, int(now * 1000), guess.input, guess.output, self._price.guess(guess))
         self._number = journal.intend(intent)
 
+    @property
+    def price_source(self) -> str:
+        return self._price.told.partition(" ")[0]
+
     def sent_to(self, target: Target) -> None:
         self._price = self._price_at(target)
         self._is_sent = True

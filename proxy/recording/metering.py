@@ -40,11 +40,17 @@ _DOTS = re.compile(r"\.{2,}")
 class Metered(Tap, Protocol):
     """A tap on an answer, which is told at last that the call has come to its end."""
 
+    @property
+    def price_source(self) -> str:
+        """Empty where nothing is paid."""
+
     def close(self) -> None: ...
 
 
 class Free:
     """Of a call that costs nothing."""
+
+    price_source = ""
 
     def sent_to(self, target: Target) -> None: ...
 

@@ -67,7 +67,8 @@ async def call(client: Any, operation: str, **arguments: Any) -> Any:
 @pytest.mark.parametrize("operation", ["converse", "converse_stream"])
 @pytest.mark.parametrize("label", ["premium", "economy"])
 async def test_conversations(port: DataPort, operation: str, label: str) -> None:
-    await call(port.client(), operation, modelId=label, **TURN)
+    answer = await call(port.client(), operation, modelId=label, **TURN)
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["x-price-keeper-price-source"] == "config"
     assert sums(port) == {label: of_ledger(port, label, PICO[label])}
 
 
