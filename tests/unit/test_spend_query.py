@@ -76,6 +76,13 @@ class Org:
         return {(each.app, each.label, each.day.isoformat()): each.counts.pico for each in found.spent}
 
 
+@pytest.fixture(autouse=True)
+def _list_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers' tables are shared by all tests, and a list of what was active on a day grows with each."""
+    mine = uuid4().hex
+    monkeypatch.setattr(schema, "active_counters", lambda day: f"ACTIVE#{mine}#{day}")
+
+
 @pytest.fixture
 async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[Recording]:
     async with recording(tmp_path / "journal", exact_store, ManualClock(NOON)) as made:
