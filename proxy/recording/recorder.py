@@ -131,8 +131,10 @@ class Recorder:
         async with self._flushing:
             self._began = self._clock.monotonic()
             try:
-                requests = 0
-                for _ in range(2):  # what waits goes first, and then what came while it waited
+                had_waited = bool(self._waiting)
+                requests = await self._seal()
+                await self._send_all()
+                if had_waited:  # what came since then is not sealed yet
                     requests += await self._seal()
                     await self._send_all()
             except (StoreError, OSError) as failure:

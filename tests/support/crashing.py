@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -26,7 +27,7 @@ from proxy.recording.lines import lines_in
 from proxy.recording.seal import Seal
 from proxy.recording.segment import SUFFIX
 from proxy.simulator import DEFAULT_KEYS, Keys
-from tests.support.commands import Sidecar, sidecar
+from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.servers import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, Caller
 
@@ -72,7 +73,7 @@ class Lineup:
             "listen": {"data": f"127.0.0.1:{self.port}", "control": "127.0.0.1:0"},
             "upstream": {"endpoint": self.bedrock},
             "store": self.store,
-            "journal": {"dir": "journal", "flush_interval_secs": 0.05, "flush_interval_max_secs": 0.2},
+            "journal": {"dir": "journal", "flush_interval_secs": 0.1, "flush_interval_max_secs": 0.3},
             "labels": labels,
         }
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -156,26 +157,16 @@ class Copies:
     def __init__(self, journal: Path, folder: Path) -> None:
         self._journal = journal
         self._folder = folder
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
 
     def __enter__(self) -> Copies:
         self._folder.mkdir()
-        self._thread.start()
+        command = [sys.executable, "-m", "tests.support.copying", str(self._journal), str(self._folder)]
+        self._process = subprocess.Popen(command, cwd=ROOT)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        seen: set[str] = set()
-        while not self._stop.wait(0.001):
-            for entry in os.listdir(self._journal) if self._journal.exists() else ():
-                if entry.endswith(SUFFIX) and entry not in seen:
-                    with suppress(FileNotFoundError):
-                        os.link(self._journal / entry, self._folder / entry)
-                        seen.add(entry)
+        self._process.kill()
+        self._process.wait()
 
 
 @dataclass
