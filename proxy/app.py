@@ -102,7 +102,7 @@ async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted,
     readiness = Readiness()
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
         telemetry = Telemetry()
-        control = await running.enter_async_context(_listening(_control(readiness, telemetry), config.listen.control))
+        control = await running.enter_async_context(_listening(_health(readiness, telemetry), config.listen.control))
         if config.listen.health is not None:
             await running.enter_async_context(_listening(_health(readiness, telemetry), config.listen.health))
         tasks = await running.enter_async_context(Tasks(clock))
@@ -190,12 +190,8 @@ class Aside(ThreadPoolExecutor):
         return future
 
 
-def _control(readiness: Readiness, telemetry: Telemetry) -> web.Application:
-    return _health(readiness, telemetry)
-
-
 def _health(readiness: Readiness, telemetry: Telemetry) -> web.Application:
-    """Alone on its port, for probes that cannot reach loopback."""
+    """On the control port, and alone on one for probes that cannot reach loopback."""
     app = web.Application()
     add_health(app, readiness)
     add_metrics(app, telemetry)

@@ -11,9 +11,9 @@ from proxy.app import opened_store
 from proxy.clock import Clock, SystemClock
 from proxy.commands.shared import Commands, add_config_option
 from proxy.config import Config, load
+from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.folder import locked
 from proxy.recording.leftovers import Leftovers, recover
-from proxy.recording.recorder import PICO_PER_USD
 from proxy.recording.sender import Sender
 from proxy.tasks import Tasks
 

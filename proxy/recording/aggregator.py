@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
+from proxy.calendar_days import day_text
 from proxy.clock import Clock
 from proxy.errors import ConditionFailed, StoreError
 from proxy.model import Scope
 from proxy.recording.entries import Counter, Counts
-from proxy.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, shards_of, utc_day_of
+from proxy.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, shards_of
 from proxy.stores import schema
 from proxy.stores.contract import (
     EXPIRY,
@@ -22,6 +24,7 @@ from proxy.stores.contract import (
     ItemMissing,
     Key,
     Missing,
+    Prefix,
     Put,
     Query,
     Store,
@@ -55,18 +58,11 @@ class Aggregator:
         """
         now = self._clock.now()
         since = -1 if self._has_looked_back else -KEEP_SHARDS_SECONDS // DAY_SECONDS
-        latest: dict[Counter, float] = {}  # for each, when the last day ends on which it was active
-        for offset in range(since, 2):
-            at = now + offset * DAY_SECONDS
-            async for row in every_row(self._store, Query("request-dedup", schema.active_counters(utc_day_of(at)))):
-                try:
-                    counter = counter_of(row.key.sk, shards_of(row.item))
-                except ValueError:
-                    _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
-                    continue
-                latest[counter] = at - at % DAY_SECONDS + DAY_SECONDS
-        for counter, day_end in latest.items():
-            await self._update(counter, day_end)
+        today = datetime.fromtimestamp(now, UTC).date()
+        days = [today + timedelta(days=offset) for offset in range(since, 2)]
+        for found in await listed(self._store, days):
+            midnight = datetime.combine(found.last_written, time(), UTC)
+            await self._update(found.counter, midnight.timestamp() + DAY_SECONDS)
         self._has_looked_back = True
 
     async def _update(self, counter: Counter, day_end: float) -> None:
@@ -97,11 +93,42 @@ class Aggregator:
         return True
 
 
+class Listed(NamedTuple):
+    """A counter, and the last UTC day on which somebody wrote to it."""
+
+    counter: Counter
+    last_written: date
+
+
+async def listed(
+    store: Store, utc_days: Iterable[date], org: str | None = None, *, consistent: bool = False
+) -> list[Listed]:
+    """What was written to on these UTC days, of one org or of all."""
+    found: dict[tuple[str, str, str], Listed] = {}
+    sort = Prefix(f"{Scope(org).key}#") if org is not None else None
+    for day in utc_days:
+        query = Query("request-dedup", schema.active_counters(day_text(day)), sort, consistent=consistent)
+        async for row in every_row(store, query):
+            try:
+                counter = counter_of(row.key.sk, shards_of(row.item))
+            except ValueError:
+                _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
+                continue
+            before = found.get(counter[:3])
+            # Entries may differ in the number of shards only if somebody changed it; then the most are read.
+            shards = max(counter.shards, before.counter.shards) if before else counter.shards
+            found[counter[:3]] = Listed(counter._replace(shards=shards), day)
+    return list(found.values())
+
+
+def shard_keys(counter: Counter) -> list[Key]:
+    scope = Scope.of_key(counter.scope)
+    return [schema.usage_shard(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
+
+
 async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
     """What was flushed, all of it: read consistently."""
-    scope = Scope.of_key(counter.scope)
-    keys = [schema.usage_shard(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
-    found = await store.get_many(keys, consistent=True)
+    found = await store.get_many(shard_keys(counter), consistent=True)
     return summed(item for item in found if item is not None)
 
 

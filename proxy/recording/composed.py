@@ -15,12 +15,13 @@ from proxy.clock import Clock
 from proxy.config import Config
 from proxy.errors import JournalUnusable
 from proxy.recording.aggregator import Aggregator
+from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.folder import locked
 from proxy.recording.journal import Journal
 from proxy.recording.leftovers import Leftovers, recover
 from proxy.recording.pace import Pace
 from proxy.recording.recorded import Recorded
-from proxy.recording.recorder import PICO_PER_USD, Recorder
+from proxy.recording.recorder import Recorder
 from proxy.recording.ulid import Ulids
 from proxy.stores.contract import Store
 from proxy.tasks import Tasks

@@ -14,6 +14,7 @@ from proxy.metering.bodies import NOT_CHARGED
 from proxy.metering.usage import Usage
 
 PICO_PER_MICRO = 10**6
+PICO_PER_USD = PICO_PER_MICRO * 10**6
 
 
 class Kind(StrEnum):

@@ -92,9 +92,10 @@ def recover(folder: Path) -> Leftovers:
         elif not each.is_ready:
             each.path.unlink()  # it was being begun; the one before it still says all that it would have said
         else:
-            sealed = _brought_to_its_end(each, is_last=each.ulid not in carried_on)
-            left.estimated += len(each.open) if each.ulid not in carried_on else 0
-            left.sealed += sealed
+            if each.ulid in carried_on:
+                each.open.clear()  # the next one says of them what is to be said
+            left.estimated += len(each.open)
+            left.sealed += _brought_to_its_end(each)
     if left.spoilt or left.estimated:
         _log.warning(
             "the journal in %s: %d calls whose end is unknown count as estimated; %d lines were torn",
@@ -119,22 +120,20 @@ def read(path: Path) -> Found:
     return found
 
 
-def _brought_to_its_end(found: Found, *, is_last: bool) -> list[Sealed]:
+def _brought_to_its_end(found: Found) -> list[Sealed]:
     os.truncate(found.path, found.end)
+    if not (found.open or found.tally.requests):
+        found.path.unlink()
+        return []
     segment = Segment(found.path.parent, found.ulid)
     try:
-        if is_last:
-            for number, intent in found.open.items():
-                receipt = Receipt(intent.guess, {"why": "unknown"})
-                segment.append(receipt.content(number))
-                found.tally.add(intent.account, receipt.counts)
-        if not found.tally.requests:
-            segment.discard()
-            return []
+        for number, intent in found.open.items():
+            receipt = Receipt(intent.guess, {"why": "unknown"})
+            segment.append(receipt.content(number))
+            found.tally.add(intent.account, receipt.counts)
         seal = Seal.of(found.ulid, found.tally)
         segment.append(seal.content())
         segment.sync()
     finally:
-        if found.tally.requests:
-            segment.close()
+        segment.close()
     return [Sealed(seal, found.path, is_left_over=True)]

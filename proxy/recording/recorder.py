@@ -14,13 +14,12 @@ from contextlib import suppress
 
 from proxy.clock import Clock
 from proxy.errors import CannotRecord, StoreError
-from proxy.recording.entries import PICO_PER_MICRO
+from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.journal import Journal, Sealed
 from proxy.recording.pace import Pace
 from proxy.recording.sender import Sender
 from proxy.stores.contract import Store
 
-PICO_PER_USD = PICO_PER_MICRO * 10**6
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
 
 _log = logging.getLogger("proxy.recording")
@@ -59,7 +58,7 @@ class Recorder:
 
     def admit(self) -> None:
         """Raises CannotRecord where a call must not be sent, because nobody could keep count of it."""
-        if self.journal.tally.pico + self._waiting_pico > self._max_unflushed_pico:
+        if self.unflushed_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD
             raise CannotRecord(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
         if self._refuses_without_store and self.store_trouble:

@@ -52,15 +52,11 @@ def _sum(values: list[Any]) -> tuple[Counter, Counts]:
 
 def _each_once(tally: Tally) -> dict[Counter, Counts]:
     """An org may have come to be spread over more shards while calls were under way: the greater number holds."""
-    shards: dict[tuple[str, str, str], int] = {}
-    for scope, label, period, count in tally.sums():
-        shards[scope, label, period] = max(count, shards.get((scope, label, period), 0))
-    sums: dict[Counter, Counts] = {}
+    sums: dict[tuple[str, str, str], tuple[int, Counts]] = {}
     for counter, counts in tally.sums().items():
-        name = counter[:3]
-        key = Counter(*name, shards[name])
-        sums[key] = sums[key].plus(counts) if key in sums else counts
-    return sums
+        shards, so_far = sums.get(counter[:3], (0, Counts()))
+        sums[counter[:3]] = max(counter.shards, shards), so_far.plus(counts)
+    return {Counter(*name, shards): counts for name, (shards, counts) in sums.items()}
 
 
 def _parts(tally: Tally) -> Iterator[Part]:

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from proxy.calendar_days import day_text
 from proxy.model import Scope
-from proxy.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, counter_of, summed, total_key
+from proxy.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, Listed, shard_keys, summed, total_key
 from proxy.recording.entries import Counter, Counts
-from proxy.recording.flush import COST, pico_of, shards_of
+from proxy.recording.flush import COST, pico_of
 from proxy.reporting.days import utc_end
-from proxy.stores import schema
-from proxy.stores.contract import Prefix, Query, Store, every_row
+from proxy.stores.contract import Store
 
 READ_AT_ONCE = 500  # counters, or as many as one org has, so that what is held of their shards stays small
-
-
-class Listed(NamedTuple):
-    """A counter, and the last UTC day on which somebody wrote to it."""
-
-    counter: Counter
-    last_written: date
 
 
 class Wanted(NamedTuple):
@@ -41,21 +31,6 @@ class Wanted(NamedTuple):
 class Read:
     counts: dict[Counter, Counts] = field(default_factory=dict)
     is_final: bool = True  # nothing had to be read from shards
-
-
-async def listed(store: Store, utc_days: Iterable[date], org: str | None) -> list[Listed]:
-    """What was written to on these UTC days, of one org or of all."""
-    found: dict[tuple[str, str, str], Listed] = {}
-    sort = Prefix(f"{Scope(org).key}#") if org is not None else None
-    for day in utc_days:
-        partition = schema.active_counters(day_text(day))
-        async for row in every_row(store, Query("request-dedup", partition, sort, consistent=True)):
-            counter = counter_of(row.key.sk, shards_of(row.item))
-            before = found.get(counter[:3])
-            # Entries may differ in the number of shards only if somebody changed it; then the most are read.
-            shards = max(counter.shards, before.counter.shards) if before else counter.shards
-            found[counter[:3]] = Listed(counter._replace(shards=shards), day)
-    return list(found.values())
 
 
 def wanted(found: Listed, day_end: float) -> Wanted:
@@ -98,11 +73,7 @@ def _scope(counter: Counter) -> Scope:
 
 
 async def _from_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, Counts]:
-    keys = [
-        schema.usage_shard(_scope(counter), counter.label, shard, counter.period)
-        for counter in counters
-        for shard in range(counter.shards)
-    ]
+    keys = [key for counter in counters for key in shard_keys(counter)]
     items = iter(await store.get_many(keys, consistent=True))
     found = {}
     for counter in counters:

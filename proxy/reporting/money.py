@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.recording.entries import PICO_PER_MICRO
+from proxy.recording.entries import PICO_PER_MICRO, PICO_PER_USD
 
-PICO_PER_USD = PICO_PER_MICRO * 10**6
 _DIGITS = 6
 
 

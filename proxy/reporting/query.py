@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from proxy.calendar_days import day_spans, org_date, parse_day
 from proxy.model import Scope
+from proxy.recording import aggregator
 from proxy.recording.entries import Counter, Counts
 from proxy.reporting import counted
 from proxy.reporting.attribution import Doubt, shares
@@ -40,7 +41,7 @@ async def report(
     store: Store, asked: Asked, org: str | None, names: Mapping[str, str | None], zone: ZoneInfo, now: float
 ) -> Report:
     """Of one org or of all. `names` are those of the registry; `zone` is that of orgs that say nothing of theirs."""
-    listed = await counted.listed(store, listing_days(asked, now), org)
+    listed = await aggregator.listed(store, listing_days(asked, now), org, consistent=True)
     orgs = [org] if org is not None else [Scope.of_key(each.counter.scope).org for each in listed]
     known = await tenants(store, orgs, names, zone)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
@@ -83,7 +84,7 @@ class _Calendar:
         return [day for day in days if day < self._today]
 
 
-def _wanted(listed: Iterable[counted.Listed], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
+def _wanted(listed: Iterable[aggregator.Listed], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
     for each in listed:
         end = calendars[Scope.of_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:

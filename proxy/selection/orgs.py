@@ -12,13 +12,12 @@ from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 from proxy.calendar_days import known_zone
-from proxy.clock import Clock
 from proxy.errors import StoreError
 from proxy.stores import schema
 from proxy.stores.contract import Item, Store
 
 REFRESH_SECONDS = 60.0
-MOST_ORGS = 10_000  # beyond it the one not asked for the longest is forgotten
+MOST_ORGS = 10_000  # beyond it the one known the longest is forgotten
 
 _log = logging.getLogger("proxy.selection")
 
@@ -33,9 +32,8 @@ class Org:
 class Orgs:
     """`default` is what holds for an org of which the store says nothing."""
 
-    def __init__(self, store: Store, clock: Clock, default: Org) -> None:
+    def __init__(self, store: Store, default: Org) -> None:
         self._store = store
-        self._clock = clock
         self._default = default
         self._known: dict[str, Org] = {}
 

@@ -134,7 +134,7 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
 
 async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(exact_store: Store) -> None:
     clock = ManualClock()  # noon
-    orgs = Orgs(exact_store, clock, Org(known_zone("UTC"), "APP", 8))
+    orgs = Orgs(exact_store, Org(known_zone("UTC"), "APP", 8))
     accounts = Accounts(orgs, clock)
     caller = Caller("e0000000-0000-4000-8000-000000000001", "web", "c")
 
