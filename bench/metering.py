@@ -1,6 +1,6 @@
-"""What metering adds to a call: its intent, reading its answer, its price and its receipt, with a journal on disk.
+"""What metering adds to a call: who pays, its intent, reading its answer, its price, its receipt, a journal on disk.
 
-Rounds of every kind take turns in one process, and the best counts. The floor is two system calls of that size.
+Rounds of every kind take turns in one process, and the best counts.
 
 Run as: python -m bench.metering
 """
@@ -8,32 +8,40 @@ Run as: python -m bench.metering
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import os
 import tempfile
-from collections.abc import Callable
-from functools import partial
-from itertools import count
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from decimal import Decimal
+from inspect import iscoroutinefunction
 from pathlib import Path
 from time import perf_counter
 
+from proxy import dataplane
+from proxy.app import opened_store
+from proxy.clock import SystemClock
 from proxy.config import Config
+from proxy.config.keys import Journal, Store
 from proxy.forwarding.eventstream import FrameWatcher, encode
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.upstream import Endpoint
-from proxy.metering.pricing import cost, label_tariff
 from proxy.metering.reading import reader_of
-from proxy.metering.usage import Usage
-from proxy.recording.entries import Account, Counter
-from proxy.recording.expected import Expected
-from proxy.recording.journal import Journal
-from proxy.recording.meter import Meter, Price
-from proxy.recording.ulid import Ulids
+from proxy.model import Caller
+from proxy.recording.composed import opened_recording
+from proxy.recording.metering import Metering
+from proxy.selection.labels import Choice
+from proxy.tasks import Tasks
 
-SCOPE = "ORG#550e8400-e29b-41d4-a716-446655440000#APP#web"
-TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "a-model", "/")
+LABEL = "premium"
+MODEL = Config.development().labels[LABEL].model
+CALLER = Caller("550e8400-e29b-41d4-a716-446655440000", "web", "client")
+CHOICE = Choice(LABEL, LABEL, MODEL)
+TARGETS = [Target(Endpoint("127.0.0.1", 1, False), "us-east-1", MODEL, "/")]
 HEADERS = [(b"content-type", b"application/json"), (b"x-amzn-requestid", b"7c9e6679-7425-40de-944b-e07fc1f90ae7")]
 STREAM = [(b"content-type", b"application/vnd.amazon.eventstream"), HEADERS[1]]
 ANSWER = json.dumps(
@@ -42,7 +50,8 @@ ANSWER = json.dumps(
         "output": {"message": {"role": "assistant", "content": [{"text": "An answer of some length. " * 20}]}},
         "stopReason": "end_turn",
         "usage": {"inputTokens": 120, "outputTokens": 130, "totalTokens": 250},
-    }
+    },
+    separators=(",", ":"),  # as Bedrock writes it
 ).encode()
 FRAMES = 200
 
@@ -57,31 +66,15 @@ def _frames() -> bytes:
 
 
 class Bench:
-    def __init__(self, folder: Path) -> None:
-        self.journal = Journal(folder, Ulids(lambda: 1_795_003_200.0, os.urandom), lambda *_: None)
-        self.account = Account.of([Counter(SCOPE, "premium", "DAY#20261118", 8)])
-        tariff = label_tariff(Config.development().labels["premium"])
-        plain = tariff.tiers["default"]
-        self.price = Price(partial(cost, tariff), f"{tariff.source} {tariff.version}", plain.input, plain.output)
-        self.expected = Expected()
+    def __init__(self, folder: Path, metering: Metering) -> None:
+        self.metering = metering
         self.file = os.open(folder / "floor", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        self.numbers = count()
         self.stream = _frames()
 
-    def metered(self) -> None:
+    async def metered(self) -> None:
         """All of it, as a Converse call has it."""
-        meter = Meter(
-            self.journal,
-            self.expected,
-            self.account,
-            Operation.CONVERSE,
-            "anthropic",
-            lambda _: self.price,
-            TARGET,
-            Usage(120, 500),
-            1_795_003_200.0,
-        )
-        meter.sent_to(TARGET)
+        meter = await self.metering.meter(CALLER, CHOICE, Operation.CONVERSE, b"POST", TARGETS, 480)
+        meter.sent_to(TARGETS[0])
         meter.head(200, HEADERS)
         meter.data(ANSWER)
         meter.end(True)
@@ -99,29 +92,56 @@ class Bench:
         reader_of(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], STREAM).feed(self.stream)
 
 
-def best_of(works: list[Callable[[], None]], rounds: int, times: int) -> list[float]:
+async def best_of(works: list[Callable[[], Awaitable[None] | None]], rounds: int, times: int) -> list[float]:
     best = [float("inf")] * len(works)
     gc.disable()
     for _ in range(rounds):
         for number, work in enumerate(works):
-            began = perf_counter()
-            for _ in range(times):
-                work()
-            best[number] = min(best[number], (perf_counter() - began) / times * 1e6)
+            best[number] = min(best[number], await _once(work, times))
     gc.enable()
     return best
+
+
+async def _once(work: Callable[[], Awaitable[None] | None], times: int) -> float:
+    began = perf_counter()
+    if iscoroutinefunction(work):
+        for _ in range(times):
+            await work()
+    else:
+        for _ in range(times):
+            work()
+    return (perf_counter() - began) / times * 1e6
+
+
+@asynccontextmanager
+async def metering_in(folder: Path) -> AsyncIterator[Metering]:
+    clock = SystemClock()
+    journal = Journal(dir=str(folder / "journal"), max_unflushed_usd=Decimal(10**6))  # as nothing is flushed
+    config = replace(Config.development(), journal=journal)
+    async with (
+        Tasks(clock) as tasks,
+        opened_store(Store(path=str(folder / "store.db")), clock, tasks) as store,
+        opened_recording(config, store, clock) as recording,
+    ):
+        tariffs = await dataplane.prices(config, store, clock, tasks)
+        yield dataplane.metering(config, store, recording.recorder, tariffs, clock, tasks)
+        recording.recorder.journal.close()
+
+
+async def compare(rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with metering_in(Path(folder)) as metering:
+            bench = Bench(Path(folder), metering)
+            metered, floor = await best_of([bench.metered, bench.floor], rounds, 2000)
+            watched, read = await best_of([bench.watched, bench.read], rounds, 20)
+    print(f"a request: {metered:.2f} us; two system calls that write as much: {floor:.2f} us")
+    print(f"a frame: {read / FRAMES:.3f} us, of which {watched / FRAMES:.3f} us are to see that it is sound")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
-        metered, floor = best_of([bench.metered, bench.floor], rounds, 2000)
-        watched, read = best_of([bench.watched, bench.read], rounds, 20)
-    print(f"a request: {metered:.2f} us, of which {floor:.2f} us are its two writes")
-    print(f"a frame: {read / FRAMES:.3f} us, of which {watched / FRAMES:.3f} us are to see that it is sound")
+    asyncio.run(compare(parser.parse_args().rounds))
 
 
 if __name__ == "__main__":

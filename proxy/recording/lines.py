@@ -1,6 +1,7 @@
 """A journal's lines: a checksum, a space, a JSON list, a line feed. Pure.
 
-A process may die, and a disk fill up, in the middle of a line. The checksum tells what was written whole.
+A process may die in the middle of a line, and a machine in the middle of a file. The checksum tells what was written
+whole. Where nothing was written yet there are zeros, which no line has in it.
 """
 
 from __future__ import annotations
@@ -31,16 +32,15 @@ def lines_in(data: bytes) -> Lines:
     """A line that is torn or spoilt is passed over: those behind it are still good."""
     found: list[list[Any]] = []
     at = end = spoilt = 0
-    while at < len(data):
-        stop = data.find(b"\n", at)
-        values = _values(data[at:stop]) if stop >= 0 else None
-        at = stop + 1 if stop >= 0 else len(data)
-        if values is None:
-            spoilt += 1
-        else:
+    while (stop := data.find(b"\n", at)) >= 0:
+        torn, _, text = data[at:stop].rpartition(b"\0")
+        values, at = _values(text), stop + 1
+        if values is not None:
             found.append(values)
             end = at
-    return Lines(found, spoilt, end)
+        if values is None or torn.strip(b"\0"):
+            spoilt += 1
+    return Lines(found, spoilt + bool(data[at:].strip(b"\0")), end)
 
 
 def _values(text: bytes) -> list[Any] | None:

@@ -1,0 +1,100 @@
+"""A segment of the journal: room that is taken beforehand, and a file that holds nothing but whole lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.recording import segment as module
+from proxy.recording.lines import line, lines_in
+from proxy.recording.segment import Segment
+
+NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
+@pytest.mark.parametrize("room", [0, 100, 5000, 64 * 1024])
+def test_lines_stand_one_behind_the_other_however_much_room_is_taken_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(module, "MOST_ROOM", room)
+    segment = Segment(tmp_path, NAME)
+    contents = [b'["I",%d,"%b"]' % (number, b"x" * (number * 37 % 9000)) for number in range(60)]
+    for content in contents:
+        segment.append(content)
+        assert lines_in(segment.path.read_bytes()).spoilt == 0
+    segment.append_all(contents)
+    segment.append(b"[]")
+    segment.close()
+    assert segment.path.read_bytes() == b"".join(map(line, [*contents, *contents, b"[]"]))
+
+
+def test_a_segment_that_is_opened_again_goes_on_where_it_ended(tmp_path: Path) -> None:
+    for content in (b"[1]", b"[2]", b"[3]"):
+        segment = Segment(tmp_path, NAME)
+        segment.append(content)
+        segment.close()
+    assert lines_in(segment.path.read_bytes()).values == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("written", [0, 1, 9])
+def test_a_disk_without_room_for_more_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    segment, write, calls = Segment(tmp_path, NAME), os.pwrite, []
+
+    def full(file: int, data: bytes, at: int) -> int:
+        calls.append(at)
+        if len(calls) == 1 and written:
+            return write(file, data[:written], at)
+        raise OSError(28, "No space left on device")
+
+    segment.append(b"[1]")
+    monkeypatch.setattr(os, "pwrite", full)
+    size = segment.path.stat().st_size
+    with pytest.raises(OSError, match="No space left"):
+        segment.append(b'["%b"]' % (b"x" * size))
+    assert segment.path.stat().st_size == size
+    segment.append(b"[2]")  # there is still room for this one
+    monkeypatch.setattr(os, "pwrite", write)
+    segment.append(b'["%b"]' % (b"y" * size))
+    segment.close()
+    assert lines_in(segment.path.read_bytes()).values == [[1], [2], ["y" * size]]
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from proxy.recording.segment import Segment
+segment = Segment(Path(sys.argv[1]), sys.argv[2])
+for number in range(1000):
+    segment.append(b"[%d]" % number)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_appended_is_there_when_the_process_is_killed_at_once(tmp_path: Path) -> None:
+    died = subprocess.run([sys.executable, "-c", DYING, str(tmp_path), NAME], check=False, timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    data = (tmp_path / f"{NAME}{module.SUFFIX}").read_bytes()
+    found = lines_in(data)
+    assert found.values == [[number] for number in range(1000)]
+    assert found.spoilt == 0
+    assert set(data[found.end :]) == {0}
+    again = Segment(tmp_path, NAME)  # by a successor who has not cut the zeros off
+    again.append(b'["S"]')
+    again.close()
+    assert lines_in(again.path.read_bytes()).values[-1] == ["S"]
+
+
+def test_a_hole_that_a_power_cut_left_costs_the_lines_in_it_and_no_other(tmp_path: Path) -> None:
+    whole = line(b"[1]") + line(b"[2]") + line(b"[3]")
+    torn = whole[:15] + bytes(40) + line(b"[4]") + bytes(7) + line(b"[5]") + b"0000 to" + bytes(9)
+    found = lines_in(torn)
+    assert found.values == [[1], [4], [5]]
+    assert found.spoilt == 2  # the second line, and what may have been the last
+    assert found.end == len(torn) - 16
