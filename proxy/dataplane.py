@@ -97,7 +97,7 @@ def metering(
     config: Config, store: Store, recorder: Recorder, tariffs: Tariffs, clock: Clock, tasks: Tasks
 ) -> Metering:
     defaults = config.defaults
-    orgs = Orgs(store, Org(known_zone(defaults.timezone), "APP", defaults.agg_shard_count))
+    orgs = Orgs(store, Org(known_zone(defaults.timezone), "APP", defaults.agg_shard_count), clock)
     tasks.every("orgs", ORGS_SECONDS, orgs.refresh, jitter=0.2)
     return Metering(config, recorder, Accounts(orgs, clock), tariffs, clock)
 

@@ -5,6 +5,7 @@ PriceKeeperError
 ├── ListenFailed           an address cannot be listened on
 ├── JournalInUse           another process writes to this journal
 ├── JournalUnusable        the journal's folder is not there, or not ours to write to
+│   └── JournalFull        its disk has no room left
 ├── Refusal                a request is answered with an error of ours, in AWS's form
 │   ├── InvalidRequest     400: something in it is wrong; the message names what is allowed
 │   ├── AccessDenied       403: no token, or one that is not good
@@ -56,6 +57,10 @@ class JournalInUse(PriceKeeperError):
 
 class JournalUnusable(PriceKeeperError):
     """A person has to mend it; the message says what is wrong."""
+
+
+class JournalFull(JournalUnusable):
+    """Room on the disk is all that is missing."""
 
 
 class Refusal(PriceKeeperError):

@@ -15,6 +15,7 @@ from proxy.clock import Clock
 from proxy.config import Config
 from proxy.errors import JournalUnusable
 from proxy.recording.aggregator import Aggregator
+from proxy.recording.beginning import begun
 from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.folder import locked
 from proxy.recording.journal import Journal
@@ -22,6 +23,7 @@ from proxy.recording.leftovers import Leftovers, recover
 from proxy.recording.pace import Pace
 from proxy.recording.recorded import Recorded
 from proxy.recording.recorder import Recorder
+from proxy.recording.sender import Sender
 from proxy.recording.ulid import Ulids
 from proxy.stores.contract import Store
 from proxy.tasks import Tasks
@@ -48,11 +50,13 @@ class Recording:
 
     async def finish(self) -> None:
         """What is recorded goes to the store if that can be had; if not, it waits for the next start."""
+        self.recorder.journal.pay_owed()  # else it would be estimated then
         try:
             async with asyncio.timeout(LAST_FLUSH_SECONDS):
                 await self.recorder.flush()
         except TimeoutError:
             _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
+        self.recorder.journal.pay_owed()  # what was flushed may have made room
         self.recorder.journal.close()
 
     def add_to(self, telemetry: Telemetry) -> None:
@@ -88,11 +92,12 @@ async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncI
         except (OSError, ValueError) as failure:
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
         recorded = Recorded()
-        journal = Journal(folder, Ulids(clock.now, os.urandom, left.newest), recorded.add)
+        ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
+        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids, recorded.add))
         recorder = Recorder(
             journal,
             left.sealed,
-            store,
+            sender,
             clock,
             Pace(config.journal.flush_interval_secs, config.journal.flush_interval_max_secs),
             max_unflushed_pico=int(config.journal.max_unflushed_usd * PICO_PER_USD),

@@ -13,12 +13,13 @@ from typing import Any
 from proxy.model import Scope
 from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
 from proxy.recording.seal import Part
+from proxy.recording.ulid import made_at
 from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, ItemMissing, Put, Update, Write
+from proxy.stores.contract import EXPIRY, ItemMissing, Key, Put, Update, Write
 
 DAY_SECONDS = 86_400
 KEEP_SHARDS_SECONDS = 35 * DAY_SECONDS
-KEEP_MARKERS_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older, or its marker might be gone
+KEEP_MARKERS_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older by its name, or its marker might be gone
 KEEP_TOTALS_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
 
 COST = "cost_usd_micros"
@@ -28,7 +29,9 @@ _COUNTED = Counts._fields[:-1]  # all but the money, by the names they have in t
 
 def writes(ulid: str, number: int, part: Part, now: float) -> list[Write]:
     """One transaction, whose first write fails if it was done before."""
-    marker = Put(schema.segment_marker(ulid, number), {EXPIRY: int(now) + KEEP_MARKERS_SECONDS}, ItemMissing())
+    # A clock that was set back left names in the future, which stay young for longer.
+    kept_until = int(max(now, made_at(ulid))) + KEEP_MARKERS_SECONDS
+    marker = Put(schema.segment_marker(ulid, number), {EXPIRY: kept_until}, ItemMissing())
     return [marker, *(_addition(ulid, counter, counts, now) for counter, counts in part)]
 
 
@@ -51,12 +54,24 @@ def utc_day_of(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y%m%d")
 
 
+def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
+    """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
+    from then on: so it would never be raised. While they are still there, the next total from them is the same."""
+    for counter, counts in part:
+        key = schema.daily_total(Scope.of_key(counter.scope), counter.label, counter.period)
+        yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
+
+
 def _addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
     shard = schema.shard_of(ulid, counter.shards)
     key = schema.usage_shard(Scope.of_key(counter.scope), counter.label, shard, counter.period)
+    return _added(key, counts, now, KEEP_SHARDS_SECONDS)
+
+
+def _added(key: Key, counts: Counts, now: float, keep_seconds: int) -> Update:
     added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNTED, counts, strict=False) if number}
     added[COST] = micros(counts.pico)
-    return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY: int(now) + KEEP_SHARDS_SECONDS})
+    return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY: int(now) + keep_seconds})
 
 
 def micros(pico: int) -> Decimal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from pathlib import Path
 from proxy.errors import JournalInUse, JournalUnusable
 
 LOCK = "lock"
+
+
+def has_no_room(failure: OSError) -> bool:
+    return failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

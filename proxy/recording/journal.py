@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from proxy.errors import CannotRecord, JournalUnusable
-from proxy.recording.entries import READY, Account, Intent, Receipt, Tally, head
+from proxy.errors import CannotRecord, JournalFull, JournalUnusable
+from proxy.recording.entries import Account, Intent, Receipt, Tally, head, ready
+from proxy.recording.folder import has_no_room
 from proxy.recording.seal import Seal
 from proxy.recording.segment import Segment, sync_file, sync_folder
-from proxy.recording.ulid import Ulids
+from proxy.recording.ulid import Ulids, made_at
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
+STALE_SECONDS = 86_400
 
 OnRecorded: TypeAlias = Callable[[Account, Receipt], None]
 
@@ -35,22 +37,25 @@ class Sealed:
 
     seal: Seal
     path: Path
-    next_path: Path | None = None  # of the one that carries it on; None once the seal stands in it
+    next_path: Path | None = None  # of the one that carries it on
+    estimates: tuple[bytes, ...] = ()  # receipts that go before the seal
+    is_frozen: bool = True  # the seal stands in it
     is_left_over: bool = False  # from a process that may have sent it, long ago
 
     def secure(self) -> None:
         """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
-        if self.next_path is None:
+        if self.is_frozen:
             return
-        sync_file(self.next_path)  # the calls that it carries on, first
-        sync_folder(self.path.parent)
+        if self.next_path is not None:
+            sync_file(self.next_path)  # the calls that it carries on, first
+            sync_folder(self.path.parent)
         ended = Segment(self.path.parent, self.seal.ulid)
         try:
-            ended.append(self.seal.content())
+            ended.append_all((*self.estimates, self.seal.content()))
             ended.sync()
         finally:
             ended.close()
-        self.next_path = None
+        self.is_frozen, self.estimates = True, ()
 
     def discard(self) -> None:
         """It is in the store."""
@@ -73,7 +78,8 @@ class Journal:
             self._segment = self._following("")
             sync_folder(folder)
         except OSError as failure:
-            raise JournalUnusable(f"cannot write to the journal in {folder}: {failure.strerror}") from None
+            kind = JournalFull if has_no_room(failure) else JournalUnusable
+            raise kind(f"cannot write to the journal in {folder}: {failure.strerror}") from None
 
     @property
     def open_calls(self) -> int:
@@ -83,15 +89,19 @@ class Journal:
     def is_full(self) -> bool:
         return self._segment.size > SEGMENT_BYTES
 
+    @property
+    def is_stale(self) -> bool:
+        """One that is old by its name waits for a person at the next start, so none is written to for long."""
+        return self._ulids.now() - made_at(self._segment.ulid) > STALE_SECONDS
+
     def intend(self, intent: Intent) -> int:
         """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""
-        number = self._number + 1
+        self._number = number = self._number + 1
         try:
             self._segment.append(intent.content(number))
         except OSError as failure:
             self._fails(failure)
             raise CannotRecord(f"what this call costs cannot be recorded: {failure.strerror}") from None
-        self._number = number
         self._open[number] = intent
         return number
 
@@ -100,18 +110,21 @@ class Journal:
         intent = self._open.get(number)
         if intent is None or number in self._owed:
             return
-        if not self._is_written(number, receipt):
-            self._owed[number] = receipt
-        else:
+        try:
             self._settle(number, intent, receipt)
+        except OSError as failure:
+            self._fails(failure)
+            self._owed[number] = receipt
 
     def pay_owed(self) -> None:
         """Tries again what the disk refused."""
         for number, receipt in tuple(self._owed.items()):
-            if not self._is_written(number, receipt):
+            try:
+                self._settle(number, self._open[number], receipt)
+            except OSError as failure:
+                self._fails(failure)
                 return
             del self._owed[number]
-            self._settle(number, self._open[number], receipt)
 
     @property
     def is_synced(self) -> bool:
@@ -128,7 +141,7 @@ class Journal:
 
         No thread may sync the journal meanwhile.
         """
-        if not (self.tally.requests or self.is_full):
+        if not (self.tally.requests or self.is_full or self.is_stale):
             return None
         ended = self._segment
         try:
@@ -139,7 +152,7 @@ class Journal:
         seal = Seal.of(ended.ulid, self.tally)
         self._segment, self.tally = following, Tally()
         ended.close()
-        return Sealed(seal, ended.path, following.path)
+        return Sealed(seal, ended.path, following.path, is_frozen=False)
 
     def close(self) -> None:
         """What is still open stays so, and is counted as estimated by whoever comes next."""
@@ -149,28 +162,22 @@ class Journal:
     def _following(self, before: str) -> Segment:
         """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
         segment = Segment(self._folder, self._ulids.new())
-        carried = (intent.content(number, b"C") for number, intent in self._open.items())
+        carried = [intent.carried(number) for number, intent in self._open.items()]
         try:
-            segment.append_all((head(segment.ulid, before), *carried, READY))
+            segment.append_all((head(segment.ulid, before), *carried, ready(before, len(carried))))
         except OSError:
             segment.discard()
             raise
         return segment
 
     def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
+        """Raises OSError if it cannot be written, and has not happened then."""
+        self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
+        self.trouble = ""
         del self._open[number]
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
             self._on_recorded(intent.account, receipt)
-
-    def _is_written(self, number: int, receipt: Receipt | None) -> bool:
-        try:
-            self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
-        except OSError as failure:
-            self._fails(failure)
-            return False
-        self.trouble = ""
-        return True
 
     def _fails(self, failure: OSError) -> None:
         if not self.trouble:

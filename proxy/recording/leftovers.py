@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxy.recording.entries import FORMAT, Account, Intent, Kind, Receipt, Tally
+from proxy.recording.entries import FORMAT, Account, Counter, Intent, Kind, Receipt, Tally
+from proxy.recording.folder import has_no_room
 from proxy.recording.journal import Sealed
 from proxy.recording.lines import lines_in
 from proxy.recording.seal import Seal
-from proxy.recording.segment import SUFFIX, Segment
+from proxy.recording.segment import SUFFIX
 from proxy.recording.ulid import is_ulid
 
 _log = logging.getLogger("proxy.recording")
 
 
 @dataclass(slots=True)
+class Known:
+    """What many calls and many seals name alike is held once: there may be a million of them."""
+
+    accounts: dict[tuple[Counter, ...], Account] = field(default_factory=dict)
+    counters: dict[Counter, Counter] = field(default_factory=dict)
+
+    def intent(self, values: list[Any]) -> Intent:
+        intent = Intent.from_values(values)
+        intent.account = self.accounts.setdefault(intent.account.counters, intent.account)
+        return intent
+
+
+@dataclass(slots=True)
 class Found:
-    """A segment as it lies there. `open` are the calls of which it does not say what became."""
+    """A segment as it lies there. `open` are the calls of which it does not say what became; those that were `carried`
+    into it are looked for in the `earlier` one where it has lost them itself."""
 
     path: Path
     ulid: str
-    before: str = ""
+    earlier: Found | None
+    known: Known
+    before: str | None = None  # until a line tells
+    carried: dict[int, Intent] = field(default_factory=dict)
+    lost: int = 0  # of those that were carried
     is_ready: bool = False
+    is_mended: bool = False  # some of what it comes to can be read in the earlier one only
     seal: Seal | None = None
     spoilt: int = 0
     end: int = 0
     open: dict[int, Intent] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
-    _accounts: dict[bytes, Account] = field(default_factory=dict)
 
     def take(self, values: list[Any]) -> None:
         match values[0]:
@@ -41,32 +59,57 @@ class Found:
                 if values[3] != FORMAT:
                     raise ValueError(f"{self.path} is a journal of another version, {values[3]}")
             case Kind.CARRIED:
-                self.open[values[1]] = self._intent(values)
+                self.carried[values[1]] = self.known.intent(values)
+            case Kind.READY:
+                self.before, told = values[1:] or (self.before, None)  # it once said no more than that it is the end
+                self.begin(told)
             case Kind.SEAL:
-                self.seal = Seal.from_values(values)
+                self.begin()
+                self.seal = Seal.from_values(values, self.known.counters)
             case _:
-                self.is_ready = True  # whatever became of the line that says so
+                self.begin()
                 self._take_of_ready(values)
+
+    def begin(self, told: int | None = None) -> None:
+        """Here ends what is carried, as many as the line says that tells so, or unknown if that line is spoilt."""
+        if self.is_ready:
+            return
+        self.is_ready = True
+        if told is None or told > len(self.carried):
+            self._look_for_carried(told)
+        self.lost = max(0, (told or 0) - len(self.carried))
+        self.open = dict(self.carried)
+
+    def _look_for_carried(self, told: int | None) -> None:
+        if self.earlier is None or self.earlier.ulid != self.before:
+            return
+        missing = [number for number in self.earlier.open if number not in self.carried]
+        # There are more of them only if the end of some is spoilt: those count where they began.
+        for number in missing if told is None else missing[: told - len(self.carried)]:
+            self.carried[number] = self.earlier.open[number]
+            self.is_mended = True
 
     def _take_of_ready(self, values: list[Any]) -> None:
         match values[0]:
             case Kind.INTENT:
-                self.open[values[1]] = self._intent(values)
+                self.open[values[1]] = self.known.intent(values)
             case Kind.RECORD:
                 self._settle(values[1], Receipt.from_values(values))
             case Kind.NOTHING:
                 self.open.pop(values[1], None)
 
-    def _intent(self, values: list[Any]) -> Intent:
-        """Calls of one account share it, as they did when they were made: there may be a million of them."""
-        intent = Intent.from_values(values)
-        intent.account = self._accounts.setdefault(intent.account.fragment, intent.account)
-        return intent
-
     def _settle(self, number: int, receipt: Receipt) -> None:
         intent = self.open.pop(number, None)
         if intent is not None:
             self.tally.add(intent.account, receipt.counts)
+
+    @property
+    def is_being_begun(self) -> bool:
+        """Only then is the one before it still there without a seal, and says all that this one would have said."""
+        earlier = self.earlier
+        return (
+            not self.is_ready and earlier is not None and earlier.seal is None and self.before in (None, earlier.ulid)
+        )
 
 
 @dataclass(slots=True)
@@ -76,26 +119,85 @@ class Leftovers:
     sealed: list[Sealed] = field(default_factory=list)
     spoilt: int = 0
     estimated: int = 0
+    lost: int = 0
     newest: str = ""  # of the segments there were
 
 
 def recover(folder: Path) -> Leftovers:
     """Under the journal's lock. Doing it again, after being killed in the middle, comes to the same. Raises OSError."""
     left = Leftovers()
-    found = list(_found_in(folder))
-    carried_on = {each.before for each in found if each.is_ready}
-    for each in found:
-        left.spoilt += each.spoilt
-        left.newest = each.ulid
-        if each.seal is not None:
-            left.sealed.append(Sealed(each.seal, each.path, is_left_over=True))
-        elif not each.is_ready:
-            each.path.unlink()  # it was being begun; the one before it still says all that it would have said
-        else:
-            if each.ulid in carried_on:
-                each.open.clear()  # the next one says of them what is to be said
-            left.estimated += len(each.open)
-            left.sealed += _brought_to_its_end(each)
+    known = Known()
+    earlier: Found | None = None
+    for path in sorted(path for path in folder.glob(f"*{SUFFIX}") if is_ulid(path.stem)):
+        found = read(path, earlier, known)
+        left.newest = found.ulid
+        left.spoilt += found.spoilt
+        if not found.is_ready:
+            path.unlink()
+            continue
+        if earlier is not None:
+            _end(earlier, found, left)
+        earlier = found
+    if earlier is not None:
+        _end(earlier, None, left)
+    _drop_empty(left)
+    _tell(folder, left)
+    return left
+
+
+def read(path: Path, earlier: Found | None = None, known: Known | None = None) -> Found:
+    """`earlier` is the one before it in the folder, as it was read."""
+    lines = lines_in(path.read_bytes())
+    found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.spoilt, end=lines.end)
+    for values in lines.values:
+        found.take(values)
+    if not found.is_being_begun:
+        found.begin()
+    found.earlier = None
+    return found
+
+
+def _end(found: Found, following: Found | None, left: Leftovers) -> None:
+    """The following one says of the calls that it carries what is to be said."""
+    if found.seal is not None:
+        left.sealed.append(Sealed(found.seal, found.path, is_left_over=True))
+        return
+    if following is not None and following.before == found.ulid:
+        for number in following.carried:
+            found.open.pop(number, None)
+    left.lost += found.lost
+    left.estimated += len(found.open)
+    is_empty = not (found.open or found.tally.requests)
+    left.sealed.append(Sealed(Seal.of(found.ulid, found.tally), found.path) if is_empty else _brought_to_its_end(found))
+
+
+def _drop_empty(left: Leftovers) -> None:
+    """At last, as the one behind may have been mended with what stands in it. One that has others before it goes in its
+    turn, since it tells which of their calls were carried on, should a seal of theirs be missing."""
+    while left.sealed and left.sealed[0].is_frozen and not left.sealed[0].seal.requests:
+        left.sealed.pop(0).discard()
+
+
+def _brought_to_its_end(found: Found) -> Sealed:
+    os.truncate(found.path, found.end)
+    estimates = []
+    for number, intent in found.open.items():
+        receipt = Receipt(intent.guess, {"why": "unknown"})
+        estimates.append(receipt.content(number))
+        found.tally.add(intent.account, receipt.counts)
+    seal = Seal.of(found.ulid, found.tally)
+    sealed = Sealed(seal, found.path, estimates=tuple(estimates), is_frozen=False, is_left_over=True)
+    try:
+        sealed.secure()
+    except OSError as failure:
+        # What it comes to can be worked out again, unless that takes another file, which may go before it.
+        if found.is_mended or not has_no_room(failure):
+            raise
+        _log.warning("segment %s cannot be sealed: %s", found.ulid, failure.strerror)
+    return sealed
+
+
+def _tell(folder: Path, left: Leftovers) -> None:
     if left.spoilt or left.estimated:
         _log.warning(
             "the journal in %s: %d calls whose end is unknown count as estimated; %d lines were torn",
@@ -103,37 +205,5 @@ def recover(folder: Path) -> Leftovers:
             left.estimated,
             left.spoilt,
         )
-    return left
-
-
-def _found_in(folder: Path) -> Iterator[Found]:
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        if is_ulid(path.stem):
-            yield read(path)
-
-
-def read(path: Path) -> Found:
-    lines = lines_in(path.read_bytes())
-    found = Found(path, path.stem, spoilt=lines.spoilt, end=lines.end)
-    for values in lines.values:
-        found.take(values)
-    return found
-
-
-def _brought_to_its_end(found: Found) -> list[Sealed]:
-    os.truncate(found.path, found.end)
-    if not (found.open or found.tally.requests):
-        found.path.unlink()
-        return []
-    segment = Segment(found.path.parent, found.ulid)
-    try:
-        for number, intent in found.open.items():
-            receipt = Receipt(intent.guess, {"why": "unknown"})
-            segment.append(receipt.content(number))
-            found.tally.add(intent.account, receipt.counts)
-        seal = Seal.of(found.ulid, found.tally)
-        segment.append(seal.content())
-        segment.sync()
-    finally:
-        segment.close()
-    return [Sealed(seal, found.path, is_left_over=True)]
+    if left.lost:
+        _log.error("the journal in %s: %d calls stood in torn lines only, and do not count", folder, left.lost)

@@ -18,7 +18,6 @@ from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.journal import Journal, Sealed
 from proxy.recording.pace import Pace
 from proxy.recording.sender import Sender
-from proxy.stores.contract import Store
 
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
 
@@ -33,7 +32,7 @@ class Recorder:
         self,
         journal: Journal,
         leftovers: Iterable[Sealed],
-        store: Store,
+        sender: Sender,
         clock: Clock,
         pace: Pace,
         *,
@@ -41,7 +40,7 @@ class Recorder:
         refuses_without_store: bool = False,
     ) -> None:
         self.journal = journal
-        self.sender = Sender(store, clock)
+        self.sender = sender
         self._clock = clock
         self._pace = pace
         self._max_unflushed_pico = max_unflushed_pico
@@ -115,8 +114,12 @@ class Recorder:
             await self.flush()
 
     async def keep_on_disk(self) -> None:
-        """Once: what was written is on the disk, and what the disk refused is tried again."""
+        """Once: what was written is on the disk, and what the disk refused is tried again. A segment that is full ends,
+        however long the store takes over those before it."""
         self.journal.pay_owed()
+        if self.journal.is_full:
+            with suppress(OSError):  # the next flush tells of it
+                await self._seal()
         if self.journal.is_synced:
             return
         async with self._files:
@@ -155,13 +158,13 @@ class Recorder:
             if sealed is not None:
                 self._waiting.append(sealed)
                 self._waiting_pico += sealed.seal.pico
-            for each in self._waiting:
-                if each.next_path is not None:
+            for each in tuple(self._waiting):  # whose first may go to the store meanwhile
+                if not each.is_frozen:
                     await asyncio.to_thread(each.secure)
         return sealed.seal.requests if sealed is not None else 0
 
     async def _send_all(self) -> None:
-        while self._waiting:
+        while self._waiting and self._waiting[0].is_frozen:  # one that has just ended may not be on the disk yet
             await self.sender.send(self._waiting[0])
             self._waiting_pico -= self._waiting.popleft().seal.pico
 

@@ -40,14 +40,16 @@ class Seal:
         return orjson.dumps([Kind.SEAL.value, self.ulid, self.pico, self.requests, parts])
 
     @classmethod
-    def from_values(cls, values: list[Any]) -> Seal:
+    def from_values(cls, values: list[Any], known: dict[Counter, Counter]) -> Seal:
+        """Counters that are `known` are shared, for many seals may name the same ones."""
         _, ulid, pico, requests, parts = values
-        return cls(ulid, pico, requests, tuple(tuple(_sum(each) for each in part) for part in parts))
+        return cls(ulid, pico, requests, tuple(tuple(_sum(each, known) for each in part) for part in parts))
 
 
-def _sum(values: list[Any]) -> tuple[Counter, Counts]:
+def _sum(values: list[Any], known: dict[Counter, Counter]) -> tuple[Counter, Counts]:
     width = len(Counter._fields)
-    return Counter(*values[:width]), Counts(*values[width:])
+    counter = Counter(*values[:width])
+    return known.setdefault(counter, counter), Counts(*values[width:])
 
 
 def _each_once(tally: Tally) -> dict[Counter, Counts]:

@@ -6,13 +6,13 @@ import asyncio
 import logging
 
 from proxy.clock import Clock
-from proxy.errors import ReasonCode, Rejected, TransactionFailed
+from proxy.errors import JournalFull, ReasonCode, Rejected, TransactionFailed
 from proxy.recording import flush
 from proxy.recording.entries import Counter
 from proxy.recording.journal import Sealed
 from proxy.recording.seal import Part
 from proxy.recording.ulid import made_at
-from proxy.stores.contract import Store
+from proxy.stores.contract import Store, Write
 
 MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever the clocks say
 
@@ -32,16 +32,17 @@ class Sender:
         self.refused: list[str] = []  # segments that stay where they are, for a person to look at
 
     async def send(self, sealed: Sealed) -> None:
-        """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again."""
+        """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again; and
+        JournalFull for one without its seal that never will be."""
         seal = sealed.seal
         if sealed.is_left_over and not self._force and self._is_too_old(seal.ulid):
-            self._leave(seal.ulid, "it is so old that it might count twice")
+            self._leave(sealed, "it is so old that it might count twice")
             return
         try:
             for number, part in enumerate(seal.parts):
                 await self._send_part(seal.ulid, number, part)
         except (Rejected, ValueError) as failure:  # the latter where a key can be none of the store's
-            self._leave(seal.ulid, str(failure))
+            self._leave(sealed, str(failure))
             return
         self.sent += 1
         self.requests += seal.requests
@@ -51,17 +52,26 @@ class Sender:
     def _is_too_old(self, ulid: str) -> bool:
         return self._clock.now() - made_at(ulid) > flush.KEEP_MARKERS_SECONDS - MARGIN_SECONDS
 
-    def _leave(self, ulid: str, why: str) -> None:
-        """It must not hold up what can be counted."""
+    def _leave(self, sealed: Sealed, why: str) -> None:
+        """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
+        ulid = sealed.seal.ulid
+        if not sealed.is_frozen:
+            raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
         self.refused.append(ulid)
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
 
     async def _send_part(self, ulid: str, number: int, part: Part) -> None:
         now = self._clock.now()
         self._turn_to(flush.utc_day_of(now))
-        entries = flush.active_entries(part, self._day, self._listed, now)
+        entries: list[Write] = [*flush.active_entries(part, self._day, self._listed, now)]
+        writes = flush.writes(ulid, number, part, now)
+        if self._is_too_old(ulid):
+            # They do not fit into one transaction with the totals, and do no harm where nothing follows them.
+            if entries:
+                await self._store.transact(entries)
+            entries = [*flush.additions_to_totals(part, now)]
         try:
-            await self._store.transact([*flush.writes(ulid, number, part, now), *entries])
+            await self._store.transact([*writes, *entries])
         except TransactionFailed as failure:
             if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                 raise

@@ -13,12 +13,12 @@ class Ulids:
     """Each is greater than the one before, and than `after`, even if the clock stands still or goes back."""
 
     def __init__(self, now: Callable[[], float], chance: Callable[[int], bytes], after: str = "") -> None:
-        self._now = now
+        self.now = now
         self._chance = chance
         self._last = _millis(after) if after else 0
 
     def new(self) -> str:
-        self._last = max(int(self._now() * 1000), self._last + 1)
+        self._last = max(int(self.now() * 1000), self._last + 1)
         return _text(self._last << _CHANCE_BITS | int.from_bytes(self._chance(_CHANCE_BITS // 8)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter as Times
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,7 +31,7 @@ def account(call: int, scope: str) -> Account:
     return Account.of([Counter(scope, f"call{call}", "DAY#20261118", 8), Counter(scope, "all", "DAY#20261118", 8)])
 
 
-WRITE = os.write
+WRITE = os.pwrite
 
 
 class Disk:
@@ -40,10 +40,10 @@ class Disk:
     def __init__(self) -> None:
         self.room: int | None = None
 
-    def write(self, file: int, data: bytes) -> int:
+    def write(self, file: int, data: bytes, at: int) -> int:
         if self.room is None:
-            return WRITE(file, data)
-        written = WRITE(file, data[: self.room]) if self.room else 0
+            return WRITE(file, data, at)
+        written = WRITE(file, data[: self.room], at) if self.room else 0
         if not written:
             raise OSError(28, "No space left on device")
         self.room = 0
@@ -51,12 +51,14 @@ class Disk:
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(room_taken=st.sampled_from((0, 300, 5000)))
+    def begin(self, room_taken: int) -> None:
+        """Where no room is taken beforehand, each line asks the disk for its own."""
         self.folder = Path(mkdtemp())
         self.disk = Disk()
-        self.patch = mock.patch("os.write", self.disk.write)
-        self.patch.start()
+        self.patches = ExitStack()
+        self.patches.enter_context(mock.patch("os.pwrite", self.disk.write))
+        self.patches.enter_context(mock.patch("proxy.recording.segment.MOST_ROOM", room_taken))
         self.calls = count()
         self.chance = count(1)
         self.under_way: list[int] = []  # the numbers of those whose end the journal has not been told
@@ -79,7 +81,7 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "folder"):
             self.disk.room = None
             self._check()
-            self.patch.stop()
+            self.patches.close()
             shutil.rmtree(self.folder)
 
     @rule(scope=st.sampled_from(SCOPES))
@@ -155,12 +157,12 @@ class Machine(RuleBasedStateMachine):
         """Stopped after some of its writes."""
         left = iter(range(2))
 
-        def some(file: int, data: bytes) -> int:
+        def some(file: int, data: bytes, at: int) -> int:
             if next(left, None) is None:
                 raise OSError(5, "killed")
-            return WRITE(file, data)
+            return WRITE(file, data, at)
 
-        with mock.patch("os.write", some), suppress(OSError):
+        with mock.patch("os.pwrite", some), suppress(OSError):
             recover(self.folder)
 
     def _count(self, sealed: Sealed) -> None:

@@ -198,7 +198,7 @@ class Books:
                 case Kind.NOTHING:
                     self.nothing += 1
                 case Kind.SEAL:
-                    self.seals[path.stem] = Seal.from_values(values)
+                    self.seals[path.stem] = Seal.from_values(values, {})
 
     @property
     def exact(self) -> dict[str, Counts]:

@@ -21,6 +21,7 @@ from proxy.recording.leftovers import Leftovers, recover
 from proxy.recording.pace import Pace
 from proxy.recording.recorder import Recorder
 from proxy.recording.segment import SUFFIX
+from proxy.recording.sender import Sender
 from proxy.recording.ulid import Ulids
 from proxy.stores.contract import Store, Write
 from tests.support.clock import ManualClock
@@ -121,7 +122,7 @@ def _recorder(
     return Recorder(
         journal,
         leftovers.sealed,
-        store,
+        Sender(store, clock),
         clock,
         Pace(1.0, 15.0),
         max_unflushed_pico=int(max_usd * USD),

@@ -6,18 +6,23 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from proxy.errors import CannotRecord, JournalInUse, JournalUnusable
+from proxy.errors import CannotRecord, JournalInUse, JournalUnusable, StoreUnavailable
+from proxy.recording import segment
+from proxy.recording.aggregator import Aggregator, shard_keys, total_key
 from proxy.recording.entries import Counts, Receipt
+from proxy.recording.flush import pico_of
 from proxy.recording.folder import locked
 from proxy.recording.leftovers import recover
 from proxy.recording.seal import SUMS_PER_PART
 from proxy.recording.sender import Sender
+from proxy.recording.ulid import made_at
 from proxy.stores import schema
-from proxy.stores.contract import Store, Update
+from proxy.stores.contract import EXPIRY, Delete, Put, Store, Update
 from proxy.tasks import Tasks
 from tests.support.clock import ManualClock, settle
 from tests.support.recording import USD, Recording, recording
@@ -169,6 +174,70 @@ async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
         assert await late.counted() == (1, 100)
 
 
+async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recording) -> None:
+    """And one whose shards are still there, once; also where the answer is lost."""
+    counters = [rec.counter("premium"), *(rec.counter(f"label{number}") for number in range(SUMS_PER_PART))]
+    gone, stays = counters[0], counters[1]
+    for counter in counters:
+        rec.spend(100, counter)
+    assert await rec.recorder.flush()
+    aggregator = Aggregator(rec.store, rec.clock, 60)
+    for counter in (gone, stays):
+        await aggregator._update(counter, 0)
+    for counter in counters:
+        rec.spend(11, counter)
+    rec.store.is_away = True
+    await rec.recorder.flush()
+    rec.store.is_away = False
+    await rec.clock.advance(40 * 86_400)
+    for key in shard_keys(gone):
+        await rec.store.delete(Delete(key))
+    forced = Sender(rec.store, rec.clock, force=True)
+    rec.store.faults = ["after", "after", "after"]
+    (sealed,) = rec.recorder._waiting
+    for _ in range(6):
+        with suppress(StoreUnavailable):
+            await forced.send(sealed)
+    for _ in range(2):
+        for counter in (gone, stays):
+            total = await rec.store.get(total_key(counter), consistent=True)
+            assert total is not None
+            assert (total["requests"], pico_of(total["cost_usd_micros"])) == (2, 111)  # type: ignore[arg-type]
+            await aggregator._update(counter, 0)
+    assert all(len(writes) <= 100 for writes in rec.store.transactions)
+    listed = schema.active_counter("20261228", rec.scope, "premium", "DAY#20261118")
+    assert await rec.store.get(listed) is not None
+
+
+async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact_store: Store) -> None:
+    async with recording(tmp_path / "journal", exact_store) as idle:
+        carried = idle.begin(guess=1000)
+        for _ in range(40):
+            await idle.clock.advance(86_401)
+            assert await idle.recorder.flush()
+        idle.spend(7)
+        idle.journal.record(carried, Receipt(Counts(1, pico=3)))
+    async with recording(tmp_path / "journal", exact_store, idle.clock, idle.scope) as late:
+        assert await late.recorder.flush()
+        assert (await late.counted(), late.recorder.sender.refused) == ((2, 10), [])
+
+
+async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_path: Path, exact_store: Store) -> None:
+    clock = ManualClock(ManualClock().now() + 20 * 86_400)
+    async with recording(tmp_path / "journal", exact_store, clock) as ahead:
+        ahead.spend(1)
+    clock.set_wall(clock.now() - 20 * 86_400)
+    async with recording(tmp_path / "journal", exact_store, clock, ahead.scope) as rec:
+        name = rec.leftovers.newest
+        assert await rec.recorder.flush()
+        rec.spend(2)
+        assert await rec.recorder.flush()
+        assert (await rec.counted(), rec.recorder.sender.refused) == ((2, 3), [])
+        for writes in rec.store.transactions:
+            assert isinstance(writes[0], Put)
+            assert writes[0].item[EXPIRY] >= made_at(name) + 35 * 86_400 - 1  # type: ignore[operator]
+
+
 # Policy.
 
 
@@ -205,23 +274,26 @@ async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact
 async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
     rec: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number, write = rec.begin(guess=9), os.write
+    monkeypatch.setattr(segment, "MOST_ROOM", 0)  # from the next segment on
+    rec.spend(4)
+    assert await rec.recorder.flush()
+    number, write = rec.begin(guess=9), os.pwrite
 
-    def full(file: int, data: bytes) -> int:
+    def full(file: int, data: bytes, at: int) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(CannotRecord, match="No space left on device"):
         rec.begin()
     rec.journal.record(number, Receipt(Counts(1, pico=3)))
     with pytest.raises(CannotRecord, match="No space left"):
         await rec.recorder.check()
     await rec.recorder.flush()
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     await rec.recorder.keep_on_disk()
     await rec.recorder.check()
     assert await rec.recorder.flush()
-    assert await rec.counted() == (1, 3)
+    assert await rec.counted() == (2, 7)
 
 
 def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:

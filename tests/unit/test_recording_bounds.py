@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from proxy.calendar_days import known_zone
+from proxy.forwarding.forwarder import Target
+from proxy.forwarding.model_path import Operation
+from proxy.forwarding.upstream import Endpoint
+from proxy.metering.pricing import Price, Priced
+from proxy.metering.usage import Usage
 from proxy.model import Caller
 from proxy.recording import aggregator as aggregating
 from proxy.recording import journal as limits
 from proxy.recording.accounts import Accounts
 from proxy.recording.aggregator import Aggregator, total_key
 from proxy.recording.entries import Account, Counter
-from proxy.recording.leftovers import read, recover
+from proxy.recording.expected import Expected
+from proxy.recording.journal import Sealed
+from proxy.recording.leftovers import Known, read, recover
+from proxy.recording.meter import Meter, Terms
 from proxy.selection.orgs import Org, Orgs
 from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Update
+from proxy.stores.contract import Put, Store, Update, Write
 from proxy.tasks import Tasks
-from tests.support.clock import ManualClock
+from tests.support.clock import ManualClock, settle
 from tests.support.recording import Recording, recording
 from tests.unit.test_recorder import arrived
 
@@ -77,7 +87,7 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
         await rec.recorder.flush()
     assert len(rec.segments()) == 2
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert all(sealed.next_path is None for sealed in rec.recorder._waiting)  # all that ended is on the disk
+    assert all(sealed.is_frozen for sealed in rec.recorder._waiting)  # all that ended is on the disk
     rec.store.is_away = False
     assert await rec.recorder.flush()
     assert await rec.counted() == (51, 51)
@@ -102,7 +112,8 @@ async def test_calls_that_cost_nothing_do_not_fill_the_disk(rec: Recording, monk
         rec.journal.record(rec.begin(), None)
         if rec.journal.is_full:
             assert await rec.recorder.flush()
-    assert sum(path.stat().st_size for path in rec.segments()) < 25_000
+    assert len(rec.segments()) == 1
+    assert rec.journal._segment.size < 25_000
     assert await rec.counted() == (0, 0)
 
 
@@ -113,7 +124,96 @@ async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recor
     (path,) = rec.segments()
     found = read(path)
     assert len({id(intent.account) for intent in found.open.values()}) == 1
-    assert len(found.tally._by_account) == 1
+    found.tally.sums()
+    assert len(found.tally._sums) == 1
+
+
+async def test_counters_that_many_segments_name_are_held_once(tmp_path: Path, exact_store: Store) -> None:
+    scope = None
+    for _ in range(5):
+        async with recording(tmp_path, exact_store, scope=scope) as rec:
+            scope = rec.scope
+            for label in ("premium", "economy"):
+                rec.spend(1, rec.counter(label))
+                rec.begin(rec.counter(label))
+    recover(tmp_path)
+    seals = [sealed.seal for sealed in recover(tmp_path).sealed]
+    assert len(seals) == 5
+    assert len({id(counter) for seal in seals for part in seal.parts for counter, _ in part}) == 2
+
+
+async def test_accounts_of_many_segments_are_held_once(rec: Recording) -> None:
+    rec.store.is_away = True
+    rec.begin()
+    rec.spend(1)
+    await rec.recorder.flush()
+    known = Known()
+    found = [read(path, None, known) for path in rec.segments()]
+    assert len(found) == 2
+    assert len({id(intent.account) for each in found for intent in each.open.values()}) == 1
+
+
+async def begins_to_flush(rec: Recording, patch: pytest.MonkeyPatch) -> tuple[asyncio.Task[bool], asyncio.Event]:
+    """The store answers once the event is set."""
+    patch.setattr(limits, "SEGMENT_BYTES", 5_000)
+    asked, answers, transact = asyncio.Event(), asyncio.Event(), rec.store.transact
+
+    async def hangs(writes: Sequence[Write], *, token: str | None = None) -> None:
+        asked.set()
+        await answers.wait()
+        await transact(writes, token=token)
+
+    patch.setattr(rec.store, "transact", hangs)
+    rec.spend(1)
+    flushing = asyncio.create_task(rec.recorder.flush())
+    await asked.wait()
+    return flushing, answers
+
+
+async def test_a_full_segment_ends_while_the_store_does_not_answer(
+    rec: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushing, answers = await begins_to_flush(rec, monkeypatch)
+    for _ in range(20):
+        for _ in range(10):
+            rec.spend(1)
+        await rec.recorder.keep_on_disk()
+        assert rec.journal._segment.size < 10_000
+    assert rec.recorder.waiting_segments > 5
+    answers.set()
+    assert await flushing
+    assert await rec.recorder.flush()
+    assert await rec.counted() == (201, 201)
+
+
+async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
+    rec: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushing, answers = await begins_to_flush(rec, monkeypatch)
+    goes_on, secure, send = threading.Event(), Sealed.secure, rec.recorder.sender.send
+
+    def slowly(sealed: Sealed) -> None:
+        assert goes_on.wait(60)
+        secure(sealed)
+
+    async def checked(sealed: Sealed) -> None:
+        assert sealed.is_frozen
+        await send(sealed)
+
+    monkeypatch.setattr(Sealed, "secure", slowly)
+    monkeypatch.setattr(rec.recorder.sender, "send", checked)
+    while not rec.journal.is_full:
+        rec.spend(1)
+    on_disk = asyncio.create_task(rec.recorder.keep_on_disk())
+    await settle()
+    assert rec.recorder.waiting_segments == 2
+    answers.set()
+    assert await flushing
+    assert (await rec.counted(), rec.recorder.waiting_segments) == ((1, 1), 1)
+    goes_on.set()
+    await on_disk
+    assert await rec.recorder.flush()
+    assert rec.recorder.unflushed_pico == 0
 
 
 async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +234,7 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
 
 async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(exact_store: Store) -> None:
     clock = ManualClock()  # noon
-    orgs = Orgs(exact_store, Org(known_zone("UTC"), "APP", 8))
+    orgs = Orgs(exact_store, Org(known_zone("UTC"), "APP", 8), clock)
     accounts = Accounts(orgs, clock)
     caller = Caller("e0000000-0000-4000-8000-000000000001", "web", "c")
 
@@ -151,6 +251,28 @@ async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(exact_store: St
     after = await account()
     assert [counter.period for counter in after.counters] == ["DAY#20261119"] * 2  # where it is the 19th since noon
     await exact_store.update(Update(schema.org_config(caller.org), remove=tuple(changed)))
+
+
+async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
+    rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Reader:
+        def usage(self) -> Usage:
+            raise ValueError("what the model said")
+
+    monkeypatch.setattr("proxy.recording.meter.reader_of", lambda *_: Reader())
+    price = Price(lambda _: Priced(5), "config")
+    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    account = Account.of([rec.counter()])
+    terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), Expected())
+    meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())
+    meter.sent_to(target)
+    meter.head(200, [])
+    meter.end(True)
+    assert await rec.recorder.flush()
+    assert await rec.counted() == (1, 5)
+    assert "ValueError" in caplog.text
+    assert "model said" not in caplog.text
 
 
 async def test_recovering_twice_is_recovering_once(rec: Recording) -> None:

@@ -1,0 +1,242 @@
+"""A start and an end on a disk without room: what is left over makes the room itself, and nothing counts twice."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.config import Config
+from proxy.errors import JournalFull, JournalUnusable
+from proxy.recording import segment
+from proxy.recording.beginning import begun
+from proxy.recording.composed import opened_recording
+from proxy.recording.entries import Counts, Receipt
+from proxy.recording.journal import Sealed
+from proxy.recording.leftovers import recover
+from proxy.recording.lines import line
+from proxy.recording.sender import Sender
+from proxy.stores.contract import Store
+from tests.support.clock import ManualClock
+from tests.support.recording import Recording, recording
+
+PWRITE = os.pwrite
+
+
+def a_disk_of(room: Callable[[], bool], code: int = errno.ENOSPC) -> Callable[[int, bytes, int], int]:
+    def write(file: int, data: bytes, at: int) -> int:
+        if not room():
+            raise OSError(code, os.strerror(code))
+        return PWRITE(file, data, at)
+
+    return write
+
+
+def config_of(folder: Path) -> Config:
+    plain = Config(labels=Config.development().labels)
+    return replace(plain, journal=replace(plain.journal, dir=str(folder)))
+
+
+async def left_by_a_killed_process(folder: Path, store: Store) -> Recording:
+    """Two segments, neither sealed: one call is recorded in each, one is carried on and ends, one is under way."""
+    async with recording(folder, store) as rec:
+        carried = rec.begin(guess=1000)
+        rec.spend(10)
+        assert rec.journal.seal() is not None
+        rec.journal.record(carried, Receipt(Counts(1, pico=200)))
+        rec.begin(guess=4)
+    assert len(rec.segments()) == 2
+    return rec
+
+
+@pytest.mark.parametrize("files_with_room", [0, 1])
+async def test_what_is_left_over_makes_the_room_for_a_start(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, files_with_room: int
+) -> None:
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    before = rec.segments()
+    monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: not all(path.exists() for path in before[files_with_room:])))
+    async with opened_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
+        monkeypatch.setattr(os, "pwrite", PWRITE)
+        assert started.recorder.sender.sent >= 1
+        assert all(sealed.is_frozen for sealed in started.leftovers.sealed)
+        assert await started.recorder.flush()
+        assert await rec.counted() == (3, 214)
+        await started.finish()
+
+
+async def test_without_room_and_store_a_start_says_what_is_missing(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = await left_by_a_killed_process(tmp_path / "journal", exact_store)
+    rec.store.is_away = True
+    monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
+    with pytest.raises(JournalFull, match=r"No space left on device; .* cannot be flushed to make room: away"):
+        async with opened_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
+            pass
+    with pytest.raises(JournalFull, match=r"cannot write to the journal in .*: No space left on device"):
+        async with opened_recording(config_of(tmp_path / "new"), rec.store, ManualClock()):
+            pass
+    monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False, errno.EIO))
+    rec.store.is_away = False
+    with pytest.raises(JournalUnusable, match="Input/output error"):  # no flush would mend that
+        async with opened_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
+            pass
+    monkeypatch.setattr(os, "pwrite", PWRITE)
+    async with opened_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()) as started:
+        assert await started.recorder.flush()
+        assert await rec.counted() == (3, 214)
+
+
+async def test_a_disk_that_breaks_is_not_one_without_room(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
+    left = recover(tmp_path)
+    monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False, errno.EIO))
+    with pytest.raises(JournalUnusable, match=r"cannot seal what is left .*: Input/output error") as caught:
+        await begun(tmp_path, left, Sender(rec.store, rec.clock), lambda: rec.journal)
+    assert not isinstance(caught.value, JournalFull)
+    assert rec.store.transactions == []
+
+
+async def test_none_goes_before_one_that_could_not_be_sealed(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could tell at the next start that the call it began has ended since."""
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    rec.store.faults = ["rejected"]
+    monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
+    with pytest.raises(JournalFull, match=r"has no room to seal segment .*: never"):
+        async with opened_recording(config_of(tmp_path), rec.store, ManualClock()):
+            pass
+    assert len(rec.segments()) == 2
+    for sealed in recover(tmp_path).sealed:  # as a replay does it
+        await Sender(rec.store, rec.clock).send(sealed)
+    assert await rec.counted() == (3, 214)
+
+
+async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "MOST_ROOM", 0)
+    async with (
+        opened_recording(config_of(tmp_path), exact_store, ManualClock()) as started,
+        recording(tmp_path / "other", exact_store) as rec,
+    ):
+        rec.recorder = started.recorder
+        number = rec.begin(guess=1000)
+        monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
+        rec.journal.record(number, Receipt(Counts(1, pico=3)))
+        monkeypatch.setattr(os, "pwrite", PWRITE)
+        await started.finish()
+        assert await rec.counted() == (1, 3)
+
+
+# What a flipped bit leaves of it.
+
+
+def spoil(path: Path, text: bytes) -> None:
+    data = path.read_bytes()
+    assert data.count(text) == 1
+    path.write_bytes(data.replace(text, text.lower()))
+
+
+async def sums(store: Store, rec: Recording) -> tuple[int, int]:
+    for sealed in recover(rec.folder).sealed:
+        await Sender(store, rec.clock).send(sealed)
+    return await rec.counted()
+
+
+@pytest.mark.parametrize("text", [b'["H"', b'["C"', b'["E"'])
+async def test_what_is_carried_is_told_twice(tmp_path: Path, exact_store: Store, text: bytes) -> None:
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    spoil(rec.segments()[1], text)
+    assert await sums(exact_store, rec) == (3, 214)
+
+
+async def test_an_end_mark_that_tells_nothing_is_read_too(tmp_path: Path, exact_store: Store) -> None:
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    for path in rec.segments():
+        path.write_bytes(re.sub(rb'.{8} \["E",.*\n', line(b'["E"]'), path.read_bytes()))
+    assert await sums(exact_store, rec) == (3, 214)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_it_is_whole(
+    tmp_path: Path, exact_store: Store, is_gone: bool
+) -> None:
+    async with recording(tmp_path, exact_store) as rec:
+        rec.begin(guess=1000)
+        rec.spend(10)
+        sealed = rec.journal.seal()
+        assert sealed is not None
+        sealed.secure()
+        if is_gone:
+            await Sender(exact_store, rec.clock).send(sealed)
+    spoil(rec.segments()[-1], b'["E"')
+    assert await sums(exact_store, rec) == (2, 1010)
+
+
+async def test_a_call_whose_receipt_is_spoilt_is_estimated(tmp_path: Path, exact_store: Store) -> None:
+    async with recording(tmp_path, exact_store) as rec:
+        rec.begin(guess=1000)
+        rec.journal.record(rec.begin(guess=7), Receipt(Counts(1, pico=10)))
+        rec.journal.seal()
+    spoil(rec.segments()[0], b'["R"')
+    assert await sums(exact_store, rec) == (2, 1007)
+
+
+async def test_a_segment_that_came_to_nothing_tells_for_as_long_as_it_is_asked(
+    tmp_path: Path, exact_store: Store
+) -> None:
+    async with recording(tmp_path, exact_store) as rec:
+        carried = rec.begin(guess=1000)
+        rec.spend(10)
+        rec.journal.seal()
+        rec.journal.record(carried, None)
+    recover(tmp_path)
+    spoil(rec.segments()[0], b'["S"')
+    assert await sums(exact_store, rec) == (1, 10)
+    assert rec.segments() == []
+
+
+async def test_what_is_found_in_the_segment_before_is_so_again(tmp_path: Path, exact_store: Store) -> None:
+    """The one before comes to nothing, and stays until what was found in it stands elsewhere."""
+    async with recording(tmp_path, exact_store) as rec:
+        rec.begin(guess=1000)
+        rec.journal.tally.requests = 1  # as if it were full
+        rec.journal.seal()
+    first, second = rec.segments()
+    spoil(second, b'["C"')
+
+    def dies(*_: object) -> None:
+        raise OSError(errno.EIO, "killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sealed, "secure", dies)
+        with pytest.raises(OSError, match="killed"):
+            recover(tmp_path)
+    assert rec.segments() == [first, second]
+    assert await sums(exact_store, rec) == (1, 1000)
+
+
+async def test_a_call_whose_lines_are_all_torn_is_told_of(
+    tmp_path: Path, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    rec = await left_by_a_killed_process(tmp_path, exact_store)
+    first, second = rec.segments()
+    spoil(second, b'["C"')
+    first.unlink()
+    caplog.set_level(logging.WARNING)
+    left = recover(tmp_path)
+    assert (left.spoilt, left.lost, left.estimated) == (1, 1, 1)
+    assert "1 calls stood in torn lines only" in caplog.text
+    assert recover(tmp_path).lost == 0  # once it is sealed, the loss has been told
