@@ -26,6 +26,7 @@ from proxy.forwarding import chat_usage, request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder, Target
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
+from proxy.metering import guardrails
 from proxy.metering.streams import usage_event_only
 from proxy.model import Caller
 from proxy.recording.metering import Metering
@@ -122,7 +123,8 @@ class Pipeline:
             lambda model: to_be_sent(asked.body_for(model, body)),
             targets,
         )
-        meter = await self._metering.meter(caller, choice, asked.operation, request.method, targets, len(body))
+        units = await _off_the_loop(body, guardrails.units_asked, asked.operation, request.headers, body)
+        meter = await self._metering.meter(caller, choice, asked.operation, request.method, targets, len(body), units)
         if meter.price_source:
             told.append((b"x-price-keeper-price-source", meter.price_source.encode()))
         try:

@@ -53,11 +53,19 @@ class TierPrices:
 
 
 @dataclass(frozen=True, slots=True)
+class LongContext(TierPrices):
+    """The prices of a whole call whose input, with all that a cache read and wrote, is larger than this."""
+
+    above_input_tokens: int = field(kw_only=True, metadata=reads(must_be.between(1000, 100_000_000)))
+
+
+@dataclass(frozen=True, slots=True)
 class Prices(TierPrices):
-    """The prices of the default tier, and those of the other tiers and of the optimized latency mode."""
+    """The prices of the default tier, and those of the other tiers, the optimized latency mode and long contexts."""
 
     service_tiers: Mapping[Tier, TierPrices] = field(default_factory=lambda: MappingProxyType({}), kw_only=True)
     latency_optimized: TierPrices | None = field(default=None, kw_only=True)
+    long_context: LongContext | None = field(default=None, kw_only=True)
 
     def each(self) -> Iterator[tuple[tuple[str, ...], TierPrices]]:
         """Every table of prices with its path below this one."""
@@ -66,6 +74,8 @@ class Prices(TierPrices):
             yield ("service_tiers", tier), prices
         if self.latency_optimized is not None:
             yield ("latency_optimized",), self.latency_optimized
+        if self.long_context is not None:
+            yield ("long_context",), self.long_context
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-_SPEAKS_OF_SECRETS = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
+# Tokens of input are counted, and no secret.
+_SPEAKS_OF_SECRETS = re.compile(r"secret|passw|(?<!input_)token|credential|private|api_?key", re.IGNORECASE)
 _NAMES_A_SECRET = re.compile(
     r"(.*[_-])?(secrets?|passwords?|passwd|token|credentials?|(private|api)[_-]?key)", re.IGNORECASE
 )

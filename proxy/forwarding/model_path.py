@@ -34,6 +34,8 @@ _VERSION = re.compile(r"DRAFT|[1-9][0-9]{0,7}")
 class Operation(Enum):
     """What Bedrock is asked to do; the value is the path that asks for it."""
 
+    __hash__ = object.__hash__  # each is there once, and an Enum's own is slow for what is looked up in every call
+
     INVOKE = "/model/{id}/invoke"
     INVOKE_STREAM = "/model/{id}/invoke-with-response-stream"
     INVOKE_BIDIRECTIONAL = "/model/{id}/invoke-with-bidirectional-stream"

@@ -26,8 +26,6 @@ _HEADERS = {
     "cacheReadInputTokenCount": b"x-amzn-bedrock-cache-read-input-token-count",
     "cacheWriteInputTokenCount": b"x-amzn-bedrock-cache-write-input-token-count",
 }
-_NEVER_USUAL = frozenset(("cacheDetails", "cacheReadInputTokenCount", "cacheWriteInputTokenCount"))
-
 _TIER_HEADER = b"x-amzn-bedrock-service-tier"
 _LATENCY_HEADER = b"x-amzn-bedrock-performanceconfig-latency"
 
@@ -60,26 +58,6 @@ class _NotACount(Exception):
 
 
 def converse(document: Json) -> Usage | None:
-    return _usual_converse(document) or _any_converse(document)
-
-
-def _usual_converse(document: Json) -> Usage | None:
-    """The answer that nearly all are: no cache was written to, and nothing is said of tier or mode."""
-    if not isinstance(document, dict) or "serviceTier" in document or "performanceConfig" in document:
-        return None
-    usage = document.get("usage")
-    if type(usage) is not dict or not _NEVER_USUAL.isdisjoint(usage):
-        return None
-    written = usage.get("cacheWriteInputTokens", 0)
-    if type(written) is not int or written:
-        return None
-    told, output, cached = usage.get("inputTokens"), usage.get("outputTokens"), usage.get("cacheReadInputTokens", 0)
-    if type(told) is int and type(output) is int and type(cached) is int and 0 <= told <= MOST_TOKENS:
-        return Usage(told, output, cached) if 0 <= output <= MOST_TOKENS and 0 <= cached <= MOST_TOKENS else None
-    return None
-
-
-def _any_converse(document: Json) -> Usage | None:
     counts = said_by(_converse, _within(document, "usage"))
     if counts.input is None or counts.output is None:
         return None

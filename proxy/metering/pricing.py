@@ -6,15 +6,15 @@ by the one it began with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
-from proxy.config.prices import Guardrails
 from proxy.metering.usage import Usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
@@ -30,14 +30,31 @@ Source = Literal["config", "aws", "aws+config"]
 _ORDINARY_TIERS = ("", DEFAULT_TIER, "standard")
 _ORDINARY_LATENCIES = ("", "standard")
 
+_make = tuple.__new__  # of a named tuple, in half the time
 _NO_FLAGS: frozenset[str] = frozenset()
 _UNKNOWN = frozenset((PRICE_UNKNOWN,))
 _NONE_KNOWN = (None,) * len(KINDS)
+_NO_END: Final = 10**18
 
 
 class Priced(NamedTuple):
     pico: int
     flags: frozenset[str] = _NO_FLAGS
+
+
+class LongPrices(NamedTuple):
+    """Of whole calls with more input than `above`, what a cache read and wrote included; in the default tier."""
+
+    above: int
+    prices: PicoPrices
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """How what was used becomes money, and where that is written."""
+
+    of: Callable[[Usage], Priced]
+    told: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +63,25 @@ class Tariff:
     latencies: Mapping[str, PicoPrices]  # of the default tier, by performance mode, where it is not the ordinary one
     version: str  # the same figures from the same source have the same one
     source: Source
-    dearest: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tiers and modes
+    long_context: LongPrices | None = None
+    dearest: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
+    usual: PicoPrices = field(init=False, repr=False, compare=False)
+    usual_up_to: int = field(init=False, repr=False, compare=False)  # tokens of input
+    price: Price = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dearest", _dearest([*self.tiers.values(), *self.latencies.values()]))
+        long = self.long_context
+        tables = [*self.tiers.values(), *self.latencies.values(), *([] if long is None else [long.prices])]
+        object.__setattr__(self, "dearest", _dearest(tables))
+        object.__setattr__(self, "usual", self.tiers[DEFAULT_TIER])
+        object.__setattr__(self, "usual_up_to", _NO_END if long is None else long.above)
+        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}"))
 
-    def at(self, tier: str, latency: str) -> PicoPrices | None:
+    def at(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
         """None: nobody has told what such a call costs."""
+        if self.long_context is not None and whole_input > self.usual_up_to:
+            is_usual = tier in _ORDINARY_TIERS and latency in _ORDINARY_LATENCIES
+            return self.long_context.prices if is_usual else None
         if latency in _ORDINARY_LATENCIES:
             return self.tiers[DEFAULT_TIER] if tier in _ORDINARY_TIERS else self.tiers.get(tier)
         return self.latencies.get(latency) if tier in _ORDINARY_TIERS else None
@@ -66,14 +95,14 @@ def _dearest(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
 
 
 def cost(tariff: Tariff, usage: Usage) -> Priced:
-    """Additive: two usages of one tier and mode cost together what they cost apart."""
-    input, output, *cached, tier, latency, _ = usage
-    if not (tier or latency or any(cached)):  # as nearly all are
-        usual = tariff.tiers[DEFAULT_TIER]
-        return Priced(input * usual.input + output * usual.output)
-    counts = (input, output, *cached)
+    """Additive, but for long contexts: two usages of one tier and mode cost together what they cost apart."""
+    input, output, read, written_5m, written_1h, tier, latency, _ = usage
+    if not (tier or latency or read or written_5m or written_1h or input > tariff.usual_up_to):  # as nearly all are
+        usual = tariff.usual
+        return _make(Priced, (input * usual[0] + output * usual[1], _NO_FLAGS))
+    counts = usage[:5]
     pico, flags = 0, _NO_FLAGS
-    prices = tariff.at(tier, latency) or _NONE_KNOWN
+    prices = tariff.at(tier, latency, sum(counts) - output) or _NONE_KNOWN
     for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
         if not tokens:
             continue
@@ -88,20 +117,25 @@ def cost(tariff: Tariff, usage: Usage) -> Priced:
 
 def tariff_of(prices: TierPrices) -> Tariff:
     """As the configuration says, and nobody else."""
-    tiers, latencies = {DEFAULT_TIER: prices.pico_per_token}, {}
+    tiers, latencies, long = {DEFAULT_TIER: prices.pico_per_token}, {}, None
     if isinstance(prices, Prices):
         tiers |= {tier: table.pico_per_token for tier, table in prices.service_tiers.items()}
         if prices.latency_optimized is not None:
             latencies[OPTIMIZED] = prices.latency_optimized.pico_per_token
-    return Tariff(MappingProxyType(tiers), MappingProxyType(latencies), f"config-{_digest(tiers, latencies)}", "config")
+        if prices.long_context is not None:
+            long = LongPrices(prices.long_context.above_input_tokens, prices.long_context.pico_per_token)
+    version = f"config-{_digest(tiers, latencies, long)}"
+    return Tariff(MappingProxyType(tiers), MappingProxyType(latencies), version, "config", long)
 
 
 def label_tariff(label: Label, place: Endpoint | None = None) -> Tariff:
     return tariff_of(label.prices_usd_per_1m if place is None else label.prices_at(place))
 
 
-def _digest(*tables: Mapping[str, PicoPrices]) -> str:
-    figures = [[(name, *table[name]) for name in sorted(table)] for table in tables]
+def _digest(tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices], long: LongPrices | None) -> str:
+    figures = [[(name, *table[name]) for name in sorted(table)] for table in (tiers, latencies)]
+    if long is not None:
+        figures.append([(str(long.above), *long.prices)])
     return sha256(repr(figures).encode()).hexdigest()[:8]
 
 
@@ -122,12 +156,12 @@ class Listed(NamedTuple):
 
 
 def overlaid(config: Tariff, listed: Listed, day: str) -> Tariff:
-    """The list's prices; where it tells none, the configuration's hold."""
-    tiers = _over(config.tiers, listed.tiers)
+    """The list's prices; where it tells none, the configuration's hold, as they always do for long contexts."""
+    tiers, long = _over(config.tiers, listed.tiers), config.long_context
     latencies = _over(config.latencies, listed.latencies)
-    if _has_all(listed.tiers, tiers) and _has_all(listed.latencies, latencies):
+    if long is None and _has_all(listed.tiers, tiers) and _has_all(listed.latencies, latencies):
         return Tariff(tiers, latencies, day, "aws")
-    return Tariff(tiers, latencies, f"{day}+{config.version}", "aws+config")
+    return Tariff(tiers, latencies, f"{day}+{config.version}", "aws+config", long)
 
 
 def _over(known: Mapping[str, PicoPrices], told: Mapping[str, Mapping[str, int]]) -> Mapping[str, PicoPrices]:
@@ -180,43 +214,3 @@ def _is_plausible(kind: str, price: int, beside: int, is_same_kind: bool) -> boo
 def _usd(pico: int) -> str:
     """For a person: USD for a million tokens."""
     return f"{Decimal(pico) / 10**6:f}"
-
-
-# ---------------------------------------------------------------- guardrails
-
-# From the names that Bedrock counts units under to the keys of the configuration.
-_POLICIES: Mapping[str, str] = MappingProxyType(
-    {
-        "topicPolicyUnits": "topic",
-        "contentPolicyUnits": "content",
-        "contentPolicyImageUnits": "content_image",
-        "wordPolicyUnits": "word",
-        "sensitiveInformationPolicyUnits": "sensitive_information",
-        "contextualGroundingPolicyUnits": "contextual_grounding",
-        "automatedReasoningPolicyUnits": "automated_reasoning",
-        "contentFilter": "check_content_filter",
-        "promptAttack": "check_prompt_attack",
-        "sensitiveInformation": "check_sensitive_information",
-    }
-)
-_FREE = "sensitiveInformationPolicyFreeUnits"
-_REASONING_UNITS, _REASONING_POLICIES = "automatedReasoningPolicyUnits", "automatedReasoningPolicies"
-
-
-def guardrail_prices(config: Guardrails) -> Mapping[str, int]:
-    """Pico-dollars for one unit, under the names that Bedrock counts units by."""
-    return MappingProxyType({name: config.pico_per_unit(policy) for name, policy in _POLICIES.items()})
-
-
-def guardrail_cost(prices: Mapping[str, int], units: Mapping[str, int]) -> Priced:
-    """Units of a policy that nobody knows cost as much as the dearest policy's. Free units cost nothing."""
-    dearest = max(prices.values())
-    pico, flags = 0, _NO_FLAGS
-    for name, count in units.items():
-        if not count or name in (_FREE, _REASONING_POLICIES):
-            continue
-        if name not in prices:
-            flags = _UNKNOWN
-        times = max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1  # it is sold by the policy
-        pico += count * times * prices.get(name, dearest)
-    return Priced(pico, flags)

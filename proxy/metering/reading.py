@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import orjson
 
 from proxy.exchange import Header
 from proxy.forwarding.eventstream import FrameWatcher
 from proxy.forwarding.model_path import Operation
-from proxy.metering import bodies
+from proxy.metering import bodies, usual
 from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
 from proxy.metering.usage import Usage
 
+JSON = b"application/json"
 EVENT_STREAM = b"application/vnd.amazon.eventstream"
 SERVER_SENT_EVENTS = b"text/event-stream"
 
 # Of an answer in one piece. A longer one, such as a film, is known by its headers or estimated.
 MOST_BYTES = 16 * 1024 * 1024
 BYTES_A_TOKEN = 4  # of text, in the mean; where nothing better is known
+TOKENS_AN_IMAGE = 1500  # about what models count that sell images by the token
+_IMAGE = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # or a sound: base64, and no text
+
+
+Meaning: TypeAlias = Callable[[Any], Usage | None]
 
 
 class Reader(Protocol):
@@ -41,18 +48,25 @@ class Reader(Protocol):
 
 def reader_of(operation: Operation, format: str, kind: bytes, headers: list[Header]) -> Reader:
     """`kind` is the answer's content type."""
+    if kind == JSON:  # as most are
+        return _whole(operation, format, headers)
     if kind.startswith(EVENT_STREAM):
         if operation is Operation.CONVERSE_STREAM:
             return _Frames(ConverseStream(format), CONVERSE_WANTED)
         return _Frames(InvocationStream(dict(headers)), INVOCATION_WANTED)
     if kind.startswith(SERVER_SENT_EVENTS):
-        return _Events()
+        return ChatStream()
+    return _whole(operation, format, headers)
+
+
+def _whole(operation: Operation, format: str, headers: list[Header]) -> Reader:
+    if operation is Operation.CONVERSE:
+        return _Whole(bodies.converse, usual.converse)
     meaning = _MEANINGS.get(operation)
     return _Whole(meaning or (lambda document: bodies.invocation(format, document, dict(headers))))
 
 
-_MEANINGS: Mapping[Operation, Callable[[Any], Usage | None]] = {
-    Operation.CONVERSE: bodies.converse,
+_MEANINGS: Mapping[Operation, Meaning] = {
     Operation.CHAT_COMPLETIONS: bodies.chat,
     Operation.APPLY_GUARDRAIL: bodies.guardrail,
     Operation.CHECK_GUARDRAILS: bodies.guardrail,
@@ -63,10 +77,12 @@ _MEANINGS: Mapping[Operation, Callable[[Any], Usage | None]] = {
 class _Whole:
     """Kept until its end, and then read."""
 
-    __slots__ = ("_meaning", "_parts", "_size")
+    __slots__ = ("_meaning", "_parts", "_size", "_usual")
 
-    def __init__(self, meaning: Callable[[Any], Usage | None]) -> None:
+    def __init__(self, meaning: Meaning, usual: Callable[[bytes], Usage | None] | None = None) -> None:
+        """`usual` is asked first: it is quick, and may know nothing."""
         self._meaning = meaning
+        self._usual = usual
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -78,19 +94,22 @@ class _Whole:
             self._parts.clear()
 
     def usage(self) -> Usage | None:
-        return self._meaning(self._document())
-
-    def _document(self) -> Any:
+        parts = self._parts
+        answer = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._usual is not None and (told := self._usual(answer)) is not None:
+            return told
         try:
-            return orjson.loads(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
+            document = orjson.loads(answer)
         except orjson.JSONDecodeError:
-            return {}  # the headers may still say it
+            document = {}  # the headers may still say it
+        return self._meaning(document)
 
     def partial(self) -> Usage | None:
         return self.usage()
 
     def estimate_output(self) -> int:
-        return self._size // BYTES_A_TOKEN
+        images = _IMAGE.findall(b"".join(self._parts))
+        return (self._size - sum(map(len, images))) // BYTES_A_TOKEN + TOKENS_AN_IMAGE * len(images)
 
     @property
     def has_failed(self) -> bool:
@@ -119,11 +138,3 @@ class _Frames:
 
     def estimate_output(self) -> int:
         return self._stream.estimate_output()
-
-
-class _Events(ChatStream):
-    __slots__ = ()
-
-    @property
-    def has_failed(self) -> bool:
-        return False

@@ -212,14 +212,16 @@ def _has_reason(place: Any) -> bool:
 # Inside a text its quotes would be escaped, so this is always a member, and not the null that announces one.
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _TIER = re.compile(rb'"service_tier"\s*:\s*"([a-z_-]{1,40})"')
+_ERROR = re.compile(rb'"error"\s*:\s*[^\sn]')
 _DONE = b"[DONE]"
 _END = b"\n\n"
 
 
 class ChatStream:
-    """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that."""
+    """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that. One
+    that tells of an error ends what is said: neither it nor any event behind it counts."""
 
-    __slots__ = ("_bytes", "_events", "_is_over", "_lines", "_tier", "_usage")
+    __slots__ = ("_bytes", "_events", "_has_failed", "_is_over", "_lines", "_tier", "_usage")
 
     def __init__(self) -> None:
         self._events = _Events()
@@ -228,6 +230,7 @@ class ChatStream:
         self._tier = ""
         self._usage: Usage | None = None
         self._is_over = False
+        self._has_failed = False
 
     def feed(self, data: bytes) -> None:
         if b"\r" in data:
@@ -236,7 +239,8 @@ class ChatStream:
         whole = self._events.take(data)
         if not whole:
             return
-        self._lines += whole.count(b"\ndata:") + whole.startswith(b"data:")
+        if not self._has_failed:
+            self._count(whole)
         if not self._tier and (told := _TIER.search(whole)):  # each event has it, but maybe not the one with the usage
             self._tier = bodies.tier_of({"service_tier": told[1].decode()}, _NO_HEADERS)
         if _USAGE.search(whole) or _DONE in whole:
@@ -256,8 +260,19 @@ class ChatStream:
         if told is not None:
             return told.output
         counted = 0 if self._usage is None else self._usage.output
+        if self.has_failed and not self._lines:
+            return counted
         excess = self._bytes - self._lines * ORDINARY_FRAME
         return max(counted, TOKENS_A_FRAME * self._lines, excess // BYTES_A_TOKEN)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._has_failed or _tells_error(self._events.unfinished)
+
+    def _count(self, whole: bytes) -> None:
+        said = _before_error(whole) if b'"error"' in whole else whole
+        self._lines += said.count(b"\ndata:") + said.startswith(b"data:")
+        self._has_failed = len(said) < len(whole)
 
     def _told(self) -> Usage | None:
         told = self._usage
@@ -284,6 +299,23 @@ def usage_event_only(event: bytes) -> bool:
     if not isinstance(document, dict) or document.get("choices") != [] or "error" in document:
         return False
     return isinstance(document.get("usage"), dict)
+
+
+def _before_error(events: bytes) -> bytes:
+    """Those before the first that tells of an error; all, if none does."""
+    at = 0
+    for event in events.split(_END):
+        if _tells_error(event):
+            return events[:at]
+        at += len(event) + len(_END)
+    return events
+
+
+def _tells_error(event: bytes) -> bool:
+    if len(event) > LARGEST_EVENT or not _ERROR.search(event):
+        return False
+    document = _json(_data(event))
+    return isinstance(document, dict) and bool(document.get("error"))
 
 
 def _data(event: bytes) -> bytes:

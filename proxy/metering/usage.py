@@ -20,3 +20,8 @@ class Usage(NamedTuple):
     tier: str = ""  # the service tier of the answer; empty where it says none
     latency: str = ""  # its performance configuration; empty where it says none
     units: Mapping[str, int] = _NO_UNITS  # a guardrail's, by policy
+
+
+def plain_usage(input: int, output: int, cache_read: int) -> Usage:
+    """As nearly all is: made in half the time."""
+    return tuple.__new__(Usage, (input, output, cache_read, 0, 0, "", "", _NO_UNITS))

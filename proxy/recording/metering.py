@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from typing import Protocol
 
 from proxy.clock import Clock
@@ -14,14 +16,17 @@ from proxy.errors import InvalidRequest
 from proxy.exchange import Header
 from proxy.forwarding.forwarder import Tap, Target
 from proxy.forwarding.model_path import Operation
+from proxy.metering.guardrails import estimated, guardrail_cost, guardrail_prices
 from proxy.metering.price_updates import Tariffs
-from proxy.metering.pricing import DEFAULT_TIER, Priced, Tariff, cost, guardrail_cost, guardrail_prices
+from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import BYTES_A_TOKEN
-from proxy.metering.usage import Usage
+from proxy.metering.usage import Usage, plain_usage
 from proxy.model import Caller
 from proxy.recording.accounts import Accounts
 from proxy.recording.expected import Expected
-from proxy.recording.meter import Meter, Price, PriceAt
+from proxy.recording.guarded import GuardedMeter, with_units
+from proxy.recording.jobs import JobMeter, Jobs
+from proxy.recording.meter import Meter, PriceAt, Terms
 from proxy.recording.recorder import Recorder
 from proxy.selection.labels import Choice
 
@@ -33,8 +38,10 @@ _GUARDRAILS = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
 _BYTES_A_UNIT = 1000
 _UNKNOWN_POLICY = "unknown"  # costs as much as the dearest
 _UNLABELLED = "unlabelled."
-_NO_LABEL = re.compile(r"[^A-Za-z0-9._-]")
-_DOTS = re.compile(r"\.{2,}")
+_NO_LABEL = re.compile(r"[^A-Za-z0-9]+")
+_PLAIN_ID = re.compile(r"[A-Za-z0-9]+(?:[.:-][A-Za-z0-9]+)*")
+_LONGEST_PLAIN = 64 - len(_UNLABELLED)
+_DIGEST = 12  # of hexadecimal digits
 
 
 class Metered(Tap, Protocol):
@@ -74,7 +81,8 @@ class Metering:
         self._tariffs = tariffs
         self._clock = clock
         self._expected: dict[str, Expected] = {}
-        self._prices: dict[tuple[str, str, str], tuple[Tariff, Price]] = {}
+        self._kept_terms: dict[tuple[str, Operation], Terms] = {}
+        self._jobs = Jobs()
 
     async def meter(
         self,
@@ -84,57 +92,70 @@ class Metering:
         method: bytes,
         targets: Sequence[Target],
         body_bytes: int,
+        guardrail_units: int = 0,
     ) -> Metered:
-        """Its intent is in the journal then. Raises CannotRecord and InvalidRequest."""
+        """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
+        call which names a guardrail is taken to have asked for."""
         label = choice.label
         if operation in FREE or method != b"POST":
             return Free()
         self._recorder.admit()
-        counted_as, price_at, guess = self._terms(label, choice.model, operation, body_bytes)
+        terms = self._terms(label, choice.model, operation)
+        made: Callable[..., Meter] = Meter
+        guess = terms.guess(body_bytes)
+        if guardrail_units:
+            terms = replace(terms, price_at=self._with_units(terms.price_at))
+            guess = guess._replace(units=estimated(guardrail_units, guess.output))
+            made = partial(GuardedMeter, guardrail_units)
+        elif operation is Operation.ASYNC_INVOKES:
+            made = partial(JobMeter, self._jobs, caller)
+        counted_as = terms.counted_as
         account = self._accounts.known(caller, counted_as) or await self._accounts.learned(caller, counted_as)
-        format = self._labels[label].format if label in self._labels else ""
-        return Meter(
-            self._recorder.journal,
-            self._expected_of(counted_as),
-            account,
-            operation,
-            format,
-            price_at,
-            targets[0],
-            guess,
-            self._clock.now(),
-        )
+        return made(self._recorder.journal, terms, account, targets[0], guess, self._clock.now())
 
-    def _terms(self, label: str, model: str, operation: Operation, body_bytes: int) -> tuple[str, PriceAt, Usage]:
+    def _terms(self, label: str, model: str, operation: Operation) -> Terms:
+        """Where each call would need the same ones again, they are kept."""
+        kept = self._kept_terms.get((label or model, operation))
+        if kept is not None:
+            return kept
+        terms = self._made_terms(label, model, operation)
+        if len(self._kept_terms) >= MOST_EXPECTED:
+            self._kept_terms.clear()
+        self._kept_terms[label or model, operation] = terms
+        return terms
+
+    def _made_terms(self, label: str, model: str, operation: Operation) -> Terms:
         if operation in _GUARDRAILS:
-            guess = Usage(units={_UNKNOWN_POLICY: body_bytes // _BYTES_A_UNIT + 1})
-            return GUARDRAIL_LABEL, _always(self._unit_price()), guess
+            return Terms(GUARDRAIL_LABEL, operation, "", _always(self._unit_price()), _units, Expected())
         if operation is Operation.ASYNC_INVOKES:
-            return ASYNC_JOB_LABEL, _always(self._job_price(label)), Usage()
+            price = self._job_price(label)
+            return Terms(ASYNC_JOB_LABEL, operation, "", _always(price), lambda _: Usage(), Expected())
         counted_as = label or model_label(model)
-        guess = Usage(body_bytes // BYTES_A_TOKEN + 1, self._expected_of(counted_as).output)
-        return counted_as, partial(self._token_price, label), guess
+        format = self._labels[label].format if label in self._labels else ""
+        expected, price_at = self._expected_of(counted_as), partial(self._token_price, label)
+        return Terms(counted_as, operation, format, price_at, partial(_tokens, expected), expected)
 
-    def _unit_price(self) -> Price:
+    def _unit_prices(self) -> Mapping[str, int]:
         if self._guardrails is None:
             raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
-        prices = self._guardrails
-        return Price(lambda usage: guardrail_cost(prices, usage.units), "config", unit=max(prices.values()))
+        return self._guardrails
+
+    def _with_units(self, price_at: PriceAt) -> PriceAt:
+        prices = self._unit_prices()
+        return lambda target: with_units(price_at(target), prices)
+
+    def _unit_price(self) -> Price:
+        prices = self._unit_prices()
+        return Price(lambda usage: guardrail_cost(prices, usage.units), "config")
 
     def _job_price(self, label: str) -> Price:
         pico = self._labels[label].pico_per_async_job if label in self._labels else None
         if pico is None:
             raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
-        return Price(lambda _: Priced(pico), "config", job=pico)
+        return Price(lambda _: Priced(pico), "config")
 
     def _token_price(self, label: str, target: Target) -> Price:
-        tariff = self._tariffs.for_label(label, target.region, target.model)
-        key = (label, target.region, target.model if label else "")
-        known = self._prices.get(key)
-        if known is None or known[0] is not tariff:
-            told, plain = f"{tariff.source} {tariff.version}", tariff.tiers[DEFAULT_TIER]
-            known = self._prices[key] = tariff, Price(partial(cost, tariff), told, plain.input, plain.output)
-        return known[1]
+        return self._tariffs.for_label(label, target.region, target.model).price
 
     def _expected_of(self, label: str) -> Expected:
         found = self._expected.get(label)
@@ -145,11 +166,23 @@ class Metering:
         return found
 
 
+def _units(body_bytes: int) -> Usage:
+    return Usage(units={_UNKNOWN_POLICY: body_bytes // _BYTES_A_UNIT + 1})
+
+
+def _tokens(expected: Expected, body_bytes: int) -> Usage:
+    return plain_usage(body_bytes // BYTES_A_TOKEN + 1, expected.output, 0)
+
+
 def _always(price: Price) -> PriceAt:
     return lambda _: price
 
 
 def model_label(model: str) -> str:
-    """Under what the spend of a model without a label is counted: the end of its id, as far as that can be a label."""
-    name = _NO_LABEL.sub("-", model.rpartition("/")[2]).strip(".-")
-    return (_UNLABELLED + _DOTS.sub(".", name))[:64]
+    """Under what the spend of a model without a label is counted: its id, which is only spelt with other characters, or
+    of a longer or unusual one, such as an ARN, what can be kept and a digest. No two models have the same."""
+    if len(model) <= _LONGEST_PLAIN and _PLAIN_ID.fullmatch(model):
+        return _UNLABELLED + model.replace(":", "_")
+    digest = sha256(model.encode()).hexdigest()[:_DIGEST]
+    kept = _NO_LABEL.sub("-", model.rpartition("/")[2])[: _LONGEST_PLAIN - _DIGEST - 2].strip("-")
+    return f"{_UNLABELLED}{kept}__{digest}"  # two in a row are in no plain id

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from proxy.simulator import guardrails
 from proxy.simulator.call import SERVER_SENT, TIERS, Answer, Call, chosen
 from proxy.simulator.families import openai
 from proxy.simulator.families.family import required
@@ -28,13 +29,15 @@ def complete(turns: Turns, call: Call) -> Answer:
     prompt = openai.FAMILY.read(body)
     tier = _tier(call, body)
     said = turns.take(call, model, prompt)
+    watched = guardrails.of_headers(call.headers, body, said.text)
+    used = guardrails.used(said.usage, watched)
     if body.get("stream"):
         options = body.get("stream_options")
         tells = isinstance(options, dict) and options.get("include_usage") is True and call.wishes.usage != "none"
-        frames = _frames(said, model, tier, tells)
-        return Answer(frames=frames, headers={"Content-Type": SERVER_SENT}, usage=said.usage)
-    document = {**openai.FAMILY.whole(body, said, model), **tier}
-    return Answer(call.rendered(document), usage=said.usage)
+        frames = _frames(said, model, tier, tells, guardrails.marks(watched))
+        return Answer(frames=frames, headers={"Content-Type": SERVER_SENT}, usage=used)
+    document = {**openai.FAMILY.whole(body, said, model), **tier, **guardrails.marks(watched)}
+    return Answer(call.rendered(document), usage=used)
 
 
 def _tier(call: Call, body: dict[str, Any]) -> dict[str, str]:
@@ -44,11 +47,15 @@ def _tier(call: Call, body: dict[str, Any]) -> dict[str, str]:
     return {"service_tier": tier} if (tier := call.wishes.tier or asked) else {}
 
 
-def _frames(said: Completion, model: Model, tier: dict[str, str], tells: bool) -> Iterator[bytes]:
+def _frames(
+    said: Completion, model: Model, tier: dict[str, str], tells: bool, marks: dict[str, Any]
+) -> Iterator[bytes]:
     """A stream that will tell its usage says so in every chunk before the one that does."""
     pending = {"usage": None} if tells else {}
-    for chunk in openai.bare_chunks(said, model):
+    *chunks, last = openai.bare_chunks(said, model)
+    for chunk in chunks:
         yield sent(chunk | tier | pending)
+    yield sent(last | tier | pending | marks)
     if tells:
         yield sent(openai.usage_chunk(said, model) | tier)
     yield _DONE

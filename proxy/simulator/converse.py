@@ -22,24 +22,28 @@ _DEFAULT_MAX_TOKENS = 4096
 
 def converse(turns: Turns, call: Call) -> Answer:
     model, body, said = _turn(turns, call)
+    watched = guardrails.of_conversation(body, said.text)
     document = {
         "output": {"message": {"role": "assistant", "content": [conversation.block(said)]}},
         "stopReason": conversation.STOP_REASONS[said.stop],
         **_closing(call, body, said, model),
+        **guardrails.trace(watched),
     }
-    return Answer(call.rendered(document), usage=said.usage)
+    return Answer(call.rendered(document), usage=guardrails.used(said.usage, watched))
 
 
 def converse_stream(turns: Turns, call: Call) -> Answer:
     model, body, said = _turn(turns, call)
-    closing = call.told(_closing(call, body, said, model))
+    watched = guardrails.of_conversation(body, said.text)
+    closing = call.told(_closing(call, body, said, model) | guardrails.trace(watched))
 
     def frames() -> Iterator[bytes]:
         for kind, content in conversation.events(said):
             yield event(kind, content)
         yield event("metadata", closing)
 
-    return Answer(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=said.usage)
+    used = guardrails.used(said.usage, watched)
+    return Answer(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=used)
 
 
 def count_tokens(call: Call) -> Answer:
@@ -96,9 +100,6 @@ def _closing(call: Call, body: dict[str, Any], said: Completion, model: Model) -
     tier = call.wishes.tier or (body.get("serviceTier") or {}).get("type")
     if tier:
         closing["serviceTier"] = {"type": tier}
-    trace = guardrails.trace(body, said.text)
-    if trace:
-        closing["trace"] = {"guardrail": trace}
     return closing
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.simulator.call import Answer, Call
@@ -23,6 +24,9 @@ _IDENTIFIER = re.compile(r"[a-z0-9]+|arn:aws(-[^:]+)?:bedrock:[a-z0-9-]{1,20}:[0
 _VERSION = re.compile(r"[1-9][0-9]{0,7}|DRAFT")
 
 _CHECKS = ("contentFilter", "promptAttack", "sensitiveInformation")
+
+_HEADER, _TRACE = "X-Amzn-Bedrock-GuardrailIdentifier", "X-Amzn-Bedrock-Trace"
+_TEXTS = ("messages", "content", "text", "prompt", "inputText", "message", "system", "texts")
 
 Json = dict[str, Any]
 
@@ -80,22 +84,72 @@ def _result(name: str, wanted: Json) -> Json:
     return {"results": [{"category": each["category"], "severityScore": 0.0} for each in wanted["categories"]]}
 
 
-def trace(body: Json, said: str) -> Json | None:
-    """What a conversation tells about its guardrail, if it has one and asks for that."""
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A call of a model that a guardrail watches over: how long what was asked and said is, and whether it tells."""
+
+    identifier: str
+    asked: int
+    said: int
+    tells: bool
+
+    @property
+    def usage(self) -> Usage:
+        before, after = _units(self.asked, 0), _units(self.said, 0)
+        return Usage(guardrail_units={name: before[name] + after[name] for name in before})
+
+    def assessments(self) -> tuple[Json, Json]:
+        before, after = (_assessment(_units(length, 0), length, False) for length in (self.asked, self.said))
+        return before, after
+
+
+def of_conversation(body: Json, said: str) -> Watched | None:
     config = body.get("guardrailConfig") or {}
-    if config.get("trace") not in ("enabled", "enabled_full") or not config.get("guardrailIdentifier"):
+    if not config.get("guardrailIdentifier"):
         return None
-    identifier = str(config["guardrailIdentifier"])
     asked = sum(len(block.get("text", "")) for message in body["messages"] for block in message["content"])
-    before, after = (_assessment(_units(length, 0), length, False) for length in (asked, len(said)))
-    return {"inputAssessment": {identifier: before}, "outputAssessments": {identifier: [after]}}
+    tells = config.get("trace") in ("enabled", "enabled_full")
+    return Watched(str(config["guardrailIdentifier"]), asked, len(said), tells)
 
 
-def marks(headers: Mapping[str, str]) -> Json:
-    """What InvokeModel adds to a body when a guardrail watches over it."""
-    if "X-Amzn-Bedrock-GuardrailIdentifier" not in headers:
+def of_headers(headers: Mapping[str, str], body: Json, said: str) -> Watched | None:
+    """Of InvokeModel and chat completions, whose bodies say nothing of guardrails."""
+    if _HEADER not in headers:
+        return None
+    return Watched(headers[_HEADER], _text(body), len(said), headers.get(_TRACE, "") in ("ENABLED", "ENABLED_FULL"))
+
+
+def _text(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(_text(inner) for name, inner in value.items() if name in _TEXTS)
+    if isinstance(value, list):
+        return sum(map(_text, value))
+    return len(value) if isinstance(value, str) else 0
+
+
+def trace(watched: Watched | None) -> Json:
+    """What a conversation tells about its guardrail, if it has one and asks for that."""
+    if watched is None or not watched.tells:
         return {}
-    return {"amazon-bedrock-guardrailAction": "NONE"}
+    before, after = watched.assessments()
+    told = {"inputAssessment": {watched.identifier: before}, "outputAssessments": {watched.identifier: [after]}}
+    return {"trace": {"guardrail": told}}
+
+
+def marks(watched: Watched | None) -> Json:
+    """What InvokeModel adds to a body, or to a stream's last chunk, when a guardrail watches over it."""
+    if watched is None:
+        return {}
+    marked: Json = {"amazon-bedrock-guardrailAction": "NONE"}
+    if watched.tells:
+        before, after = watched.assessments()
+        told = {"input": {watched.identifier: before}, "outputs": [{watched.identifier: after}]}
+        marked["amazon-bedrock-trace"] = {"guardrail": told}
+    return marked
+
+
+def used(usage: Usage, watched: Watched | None) -> Usage:
+    return usage if watched is None else usage + watched.usage
 
 
 def _text_units(characters: int) -> int:

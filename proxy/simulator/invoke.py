@@ -23,12 +23,13 @@ _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
 
 def invoke(turns: Turns, call: Call) -> Answer:
     family, model, body, said = _turn(turns, call)
-    document = {**family.whole(body, said, model), **guardrails.marks(call.headers)}
+    watched = guardrails.of_headers(call.headers, body, said.text)
+    document = {**family.whole(body, said, model), **guardrails.marks(watched)}
     headers = {"Content-Type": JSON, **_echoed(call)}
     headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
     if call.wishes.usage != "none":
         headers.update(_counts(said, model, family))
-    return Answer(call.rendered(document), headers=headers, usage=said.usage)
+    return Answer(call.rendered(document), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
 def invoke_stream(turns: Turns, call: Call) -> Answer:
@@ -36,16 +37,18 @@ def invoke_stream(turns: Turns, call: Call) -> Answer:
     if family.chunks is None:
         raise invalid("The model is unsupported for streaming.")
     chunks = family.chunks(body, said, model)
+    watched = guardrails.of_headers(call.headers, body, said.text)
 
     def frames() -> Iterator[bytes]:
         held = next(chunks)
         for chunk in chunks:
             yield _frame(call, held)
             held = chunk
-        yield _frame(call, {**held, "amazon-bedrock-invocationMetrics": _metrics(said, model)})
+        metrics = _metrics(said, model)
+        yield _frame(call, {**held, **guardrails.marks(watched), "amazon-bedrock-invocationMetrics": metrics})
 
     headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echoed(call)}
-    return Answer(frames=frames(), headers=headers, usage=said.usage)
+    return Answer(frames=frames(), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
 def _turn(turns: Turns, call: Call) -> tuple[Family, Model, dict[str, Any], Completion]:

@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from proxy.config import Config
-from proxy.config.prices import Guardrails, UnitPrices
+from proxy.config.prices import Guardrails, LongContext, UnitPrices
 from proxy.model import Scope
 from proxy.recording.entries import Counts
 from tests.support.data_port import APP, ORG, DataPort, data_port
@@ -31,6 +31,10 @@ QUESTION = {"guardrailIdentifier": "g1", "guardrailVersion": "1", "source": "INP
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
     labels = dict(Config.development().labels)
+    long = LongContext(*(Decimal(usd) for usd in ("6", "22.5", "0.6", "7.5", "12")), above_input_tokens=200_000)
+    labels["premium"] = replace(
+        labels["premium"], prices_usd_per_1m=replace(labels["premium"].prices_usd_per_1m, long_context=long)
+    )
     labels["film"] = replace(labels["economy"], model="amazon.nova-reel-v1:0", price_usd_per_async_job=JOB_USD)
     labels["chat"] = replace(labels["economy"], model=CHAT["model"], format="openai")
     async with data_port(tmp_path, labels=labels, guardrails=GUARDRAILS) as opened:
@@ -90,6 +94,38 @@ async def test_invocations_with_caches_of_both_lengths(port: DataPort, operation
     assert sums(port) == {"premium": first.plus(second)}
 
 
+@pytest.mark.parametrize(("tokens", "prices"), [(200_000, (3, 15)), (200_001, (6, "22.5"))])
+@pytest.mark.parametrize("operation", ["converse", "converse_stream"])
+async def test_long_contexts(port: DataPort, operation: str, tokens: int, prices: tuple[Any, Any]) -> None:
+    client = port.client(x_simulate_input_tokens=str(tokens))
+    await call(client, operation, modelId="premium", **TURN)
+    assert sums(port) == {"premium": of_ledger(port, "premium", (*prices, 0, 0, 0))}
+
+
+async def test_a_long_context_that_is_never_answered_was_taken_for_one(port: DataPort) -> None:
+    client = port.client(x_simulate_fault="reset")
+    long = [{"role": "user", "content": [{"text": "word " * 180_000}]}]
+    with pytest.raises(Exception, match=r"."):
+        await call(client, "converse", modelId="premium", messages=long)
+    found = sums(port)["premium"]
+    assert found.input_tokens > 200_000 * found.requests
+    assert found.pico == found.input_tokens * 6 * 10**6 + found.output_tokens * 225 * 10**5
+
+
+async def test_an_intent_of_a_long_context_has_its_price(port: DataPort) -> None:
+    """So that a process that dies has not counted too little."""
+    client = port.client(read_timeout=1, x_simulate_latency_ms="60000")
+    client.meta.config.retries["total_max_attempts"] = 1
+    long = [{"role": "user", "content": [{"text": "word " * 180_000}]}]
+    task = asyncio.create_task(call(client, "converse", modelId="premium", messages=long))
+    await eventually(lambda: port.recording.recorder.journal.open_calls > 0)
+    (intent, *_) = port.recording.recorder.journal._open.values()
+    assert intent.input_tokens > 200_000
+    assert intent.pico == intent.input_tokens * 6 * 10**6 + intent.output_tokens * 225 * 10**5
+    with pytest.raises(Exception, match=r"."):
+        await task
+
+
 async def test_counting_tokens_is_free(port: DataPort) -> None:
     await call(port.client(), "count_tokens", modelId="premium", input={"converse": TURN})
     assert (sums(port), port.recording.recorder.journal.open_calls) == ({}, 0)
@@ -109,6 +145,40 @@ async def test_a_job_has_a_price_of_its_own(port: DataPort) -> None:
     start = {"modelInput": {"a": 1}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/x"}}}
     await call(port.client(), "start_async_invoke", modelId="film", **start)
     assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+
+
+async def start(port: DataPort, token: str = "", client: Any = None, **more: Any) -> str:
+    """The job's ARN."""
+    told = {"clientRequestToken": token} if token else {}
+    output = {"s3OutputDataConfig": {"s3Uri": "s3://bucket/x"}}
+    call = (client or port.client()).start_async_invoke
+    job = {"modelId": "film", "modelInput": {"a": 1}, "outputDataConfig": output} | told | more
+    return str((await asyncio.to_thread(call, **job))["invocationArn"])
+
+
+async def test_a_job_is_paid_once_however_often_its_start_is_repeated(port: DataPort) -> None:
+    assert len({await start(port, "one") for _ in range(3)}) == 1
+    assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+    assert port.recording.recorder.journal.open_calls == 0
+    assert len({await start(port, "two"), await start(port), await start(port)}) == 3
+    assert sums(port) == {"async-jobs": Counts(4, pico=4 * 15 * 10**11)}
+
+
+async def test_a_job_that_is_refused_costs_nothing(port: DataPort) -> None:
+    await start(port, "one")
+    with pytest.raises(ClientError, match="ConflictException"):
+        await start(port, "one", modelInput={"a": 2})
+    with pytest.raises(ClientError):
+        await start(port, client=port.client(x_simulate_fault="quota"))
+    assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+    assert port.recording.recorder.journal.open_calls == 0
+
+
+async def test_a_job_whose_answer_is_lost_may_have_begun(port: DataPort) -> None:
+    with pytest.raises(Exception, match=r"."):
+        await start(port, client=port.client(x_simulate_fault="reset"))
+    found = sums(port)["async-jobs"]
+    assert found.requests == found.estimated_requests == len(port.bedrock.ledger)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +218,20 @@ async def test_chat_streams_are_counted_whether_or_not_their_caller_asks(port: D
     assert port.bedrock.ledger[-1].body.count(b"include_usage") == 1
     assert sums(port)["chat"] == before.plus(of_ledger(port, "chat", PICO["economy"]))
     assert sums(port)["chat"].estimated_requests == 0
+
+
+@pytest.mark.parametrize("frames", [0, 1, 5])
+async def test_an_error_in_a_chats_stream_costs_what_was_said_before(port: DataPort, frames: int) -> None:
+    wishes = {"x-simulate-fault": "exception-frame", "x-simulate-after-frames": str(frames)}
+    headers = {"authorization": f"Bearer {port.token}"} | wishes
+    body = CHAT | {"model": "chat", "stream": True}
+    async with aiohttp.ClientSession() as http, http.post(port.url + CHAT_PATH, json=body, headers=headers) as answer:
+        assert b'"error"' in await answer.read()
+    assert port.recording.recorder.journal.open_calls == 0
+    found = sums(port)
+    assert bool(found) is bool(frames)
+    if found:
+        assert (found["chat"].estimated_requests, found["chat"].output_tokens) == (1, 4 * frames)
 
 
 async def test_errors_cost_nothing(port: DataPort) -> None:

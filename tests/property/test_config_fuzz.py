@@ -194,6 +194,10 @@ OTHERS: dict[tuple[str, ...], list[str]] = {
     ("auth", "max_sessions"): ["0", "10"],
     ("labels", "standard", "prices_usd_per_1m", "input"): ["3", "0.25", "0.0000001"],
     ("labels", "economy", "prices_usd_per_1m", "service_tiers"): ["{flex: {input: 1, output: 2}}", "{}"],
+    ("labels", "economy", "prices_usd_per_1m", "long_context"): [
+        "null",
+        "{above_input_tokens: 200000, input: 1, output: 2}",
+    ],
     ("defaults", "refresh_interval_tight_secs"): ["59", "301"],
     ("default_price",): ["null", "{input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1}"],
     ("auth", "identity"): ["null", "", "{org: 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b, app: b}"],

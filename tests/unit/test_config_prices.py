@@ -55,14 +55,19 @@ def test_a_place_may_have_prices_of_its_own() -> None:
 
 def test_every_table_of_prices_is_known_by_its_path() -> None:
     prices = (
-        "{input: 1, output: 2, latency_optimized: {input: 3, output: 4}, service_tiers: {flex: {input: 5, output: 6}}}"
+        "{input: 1, output: 2, latency_optimized: {input: 3, output: 4}, service_tiers: {flex: {input: 5, output: 6}}, "
+        "long_context: {above_input_tokens: 200000, input: 7, output: 8}}"
     )
     found = parse(label(prices=prices), "", {}).labels["one"].prices_usd_per_1m
     assert {path: table.input for path, table in found.each()} == {
         (): 1,
         ("service_tiers", "flex"): 5,
         ("latency_optimized",): 3,
+        ("long_context",): 7,
     }
+    assert found.long_context is not None
+    assert found.long_context.above_input_tokens == 200_000
+    assert found.long_context.pico_per_token == PicoPrices(7_000_000, 8_000_000, None, None, None)
 
 
 def test_prices_come_from_the_price_list_unless_negotiated() -> None:
@@ -125,6 +130,38 @@ def test_a_model(model: str) -> None:
             label(prices="{input: 1, output: 1, service_tiers: {flexx: {input: 1, output: 1}}}"),
             "5: labels.one.prices_usd_per_1m.service_tiers.flexx: "
             'expected one of flex, priority, reserved (did you mean "flex"?)',
+        ),
+        *(
+            (
+                label(prices=f"{{input: 1, output: 1, long_context: {{{table}}}}}"),
+                f"5: labels.one.prices_usd_per_1m.long_context{what}",
+            )
+            for table, what in (
+                ("input: 2, output: 2", ".above_input_tokens: required, but missing"),
+                ("above_input_tokens: 200000, output: 2", ".input: required, but missing"),
+                (
+                    "above_input_tokens: 200, input: 2, output: 2",
+                    ".above_input_tokens: expected 1000 to 100000000, found 200",
+                ),
+                (
+                    "above_input_tokens: 0.2, input: 2, output: 2",
+                    ".above_input_tokens: expected a whole number, found 0.2",
+                ),
+                (
+                    "above_tokens: 9000, above_input_tokens: 9000, input: 2, output: 2",
+                    '.above_tokens: unknown key; did you mean "above_input_tokens"?',
+                ),
+            )
+        ),
+        (
+            label(
+                format="anthropic",
+                prices="\n      {input: 1, output: 1, cache_read: 1, cache_write_5m: 1, cache_write_1h: 1,"
+                "\n      long_context: {above_input_tokens: 9000, input: 1, output: 1, cache_read: 1, "
+                "cache_write_5m: 1}}",
+            ),
+            "7: labels.one.prices_usd_per_1m.long_context.cache_write_1h: required, but missing: "
+            "models of format anthropic read and write caches",
         ),
         (
             label(prices="{input: 1, output: 1, service_tiers: {default: {input: 1, output: 1}}}"),

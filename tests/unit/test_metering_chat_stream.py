@@ -172,6 +172,45 @@ def test_events_that_cannot_be_read_say_nothing(event):
     assert fed(event, TYPICAL).usage() == fed(TYPICAL, event).usage() == EXPECTED
 
 
+# ---------------------------------------------------------------- errors
+
+ERROR = {"error": {"message": "no", "type": "server_error", "param": None, "code": "ServiceUnavailable"}}
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        sent(ERROR),
+        sent(ERROR, b"\r\n"),
+        sent(ERROR).rstrip(),
+        sent(ERROR) + DONE,
+        b": keep alive\n\n" + sent(ERROR),
+        b"event: error\n" + sent(ERROR) + sent(spoken("x" * 9999)),
+        sent({"error": "no"}),
+        sent({"error": {"message": "x" * 9999}}),
+    ],
+)
+def test_an_error_before_anything_was_said_leaves_nothing_to_pay(wire):
+    for size in (1, 7, len(wire)):
+        stream = fed(*(wire[at : at + size] for at in range(0, len(wire), size)))
+        assert (stream.has_failed, stream.usage(), stream.estimate_output()) == (True, None, 0)
+
+
+def test_what_was_said_before_an_error_is_counted_and_nothing_behind_it():
+    for end in (b"", DONE, sent(spoken("late"))):
+        stream = fed(sent(spoken("hello")) * 3 + sent(ERROR), end)
+        assert (stream.has_failed, stream.usage(), stream.estimate_output()) == (True, None, 3 * TOKENS_A_FRAME)
+    assert fed(sent(spoken("hello")), sent(ERROR)).estimate_output() == TOKENS_A_FRAME
+
+
+@pytest.mark.parametrize("more", [{"error": None}, {"error": {}}, {"x": {"error": {"message": "no"}}}])
+def test_what_is_no_error(more):
+    stream = fed(sent(spoken('{"error": {"message": "no"}}', **more)))
+    assert (stream.has_failed, stream.estimate_output()) == (False, TOKENS_A_FRAME)
+    stream.feed(sent(telling()))
+    assert stream.usage() == EXPECTED
+
+
 # ---------------------------------------------------------------- memory
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
-from proxy.config.prices import Guardrails, UnitPrices
+from proxy.config.prices import LongContext
 from proxy.metering.pricing import (
     KINDS,
     PRICE_UNKNOWN,
@@ -20,8 +20,6 @@ from proxy.metering.pricing import (
     Priced,
     Tariff,
     cost,
-    guardrail_cost,
-    guardrail_prices,
     label_tariff,
     misread,
     overlaid,
@@ -116,7 +114,9 @@ def plain_cost(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str)
     tables = [table for _, table in prices.each()]
     is_plain, is_default = latency in ("", "standard"), tier in ("", "default", "standard")
     table: TierPrices | None = None
-    if is_plain:
+    if prices.long_context is not None and sum(tokens) - tokens[1] > prices.long_context.above_input_tokens:
+        table = prices.long_context if is_plain and is_default else None
+    elif is_plain:
         table = prices if is_default else prices.service_tiers.get(tier)  # type: ignore[call-overload]
     elif is_default and latency == "optimized":
         table = prices.latency_optimized
@@ -131,8 +131,18 @@ def plain_cost(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str)
     return total
 
 
+LONG_PRICES = st.builds(
+    lambda prices, table, above: replace(
+        prices, long_context=LongContext(*(getattr(table, kind) for kind in KINDS), above_input_tokens=above)
+    ),
+    ALL_PRICES,
+    TABLES,
+    st.sampled_from([1000, 200_000, 5_000_000]),
+)
+
+
 @settings(max_examples=tries(200))
-@given(ALL_PRICES, TOKENS, TIERS, LATENCIES)
+@given(ALL_PRICES | LONG_PRICES, TOKENS, TIERS, LATENCIES)
 def test_a_cost_is_exact(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str) -> None:
     priced = cost(tariff_of(prices), Usage(*tokens, tier, latency))
     assert Fraction(priced.pico, 10**12) == plain_cost(prices, tokens, tier, latency)
@@ -155,6 +165,53 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 def test_nothing_unknown_is_free(prices: Prices, kind: str, tier: str, latency: str) -> None:
     priced = cost(tariff_of(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
+
+
+# ---------------------------------------------------------------- long contexts
+
+LONG = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), above_input_tokens=200_000))
+
+
+@pytest.mark.parametrize(
+    ("usage", "micros"),
+    [
+        (Usage(200_000, 1000), "615000"),
+        (Usage(200_001, 1000), "1222506"),  # all of it, the output too
+        (Usage(1, 1000, cache_read=200_000), "142506"),
+        (Usage(1, 1000, cache_read=199_999), "75002.7"),
+        (Usage(1, 0, 100_000, 50_000, 50_000), "1035006"),
+        (Usage(0, 10**6), "15000000"),  # however much is said
+        (Usage(200_001, 1000, tier="default", latency="standard"), "1222506"),
+    ],
+)
+def test_a_call_with_more_input_than_usual_has_prices_of_its_own(usage: Usage, micros: str) -> None:
+    assert cost(tariff_of(LONG), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
+
+
+def test_of_a_long_context_in_another_tier_or_mode_nobody_knows_the_price() -> None:
+    for usage in (Usage(300_000, tier="priority"), Usage(300_000, latency="optimized")):
+        assert cost(tariff_of(LONG), usage) == Priced(300_000 * 6_000_000, UNKNOWN)
+    assert cost(tariff_of(LONG), Usage(200_000, tier="priority")).flags == frozenset()
+
+
+def test_the_dearest_price_may_be_a_long_contexts() -> None:
+    assert tariff_of(LONG).dearest == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
+    assert cost(tariff_of(LONG), Usage(1, tier="new")) == Priced(6_000_000, UNKNOWN)
+
+
+def test_the_version_tells_of_long_contexts() -> None:
+    more = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), above_input_tokens=200_001))
+    assert len({tariff_of(prices).version for prices in (CLAUDE, LONG, more)}) == 3
+    assert tariff_of(LONG).version == tariff_of(replace(LONG)).version
+
+
+def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
+    config = tariff_of(LONG)
+    both = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000, **WRITES}
+    tariff = overlaid(config, listed(both, default=both, priority=both), "2026-11-18")
+    assert (tariff.source, tariff.version) == ("aws+config", f"2026-11-18+{config.version}")
+    assert cost(tariff, Usage(200_000)).pico == 200_000 * 3_300_000
+    assert cost(tariff, Usage(200_001)).pico == 200_001 * 6_000_000
 
 
 # ---------------------------------------------------------------- tariffs
@@ -263,31 +320,3 @@ def test_a_kind_that_is_not_configured_is_seen_beside_the_input(kind: str, price
 def test_a_free_price_is_only_ever_free() -> None:
     assert misread(tariff_of(NOVA), listed(default={"cache_write_5m": 0})) == ""
     assert misread(tariff_of(NOVA), listed(default={"cache_write_5m": 1})) != ""
-
-
-# ---------------------------------------------------------------- guardrails
-
-UNITS = guardrail_prices(Guardrails(UnitPrices(*usd("0.15 0.75 0.15 0.10 0.10 0.17 0.07 0.08 0.10"))))
-
-
-@pytest.mark.parametrize(
-    ("units", "micros"),
-    [
-        ({}, 0),
-        ({"topicPolicyUnits": 1, "contentPolicyUnits": 2}, 450),
-        ({"wordPolicyUnits": 1000, "sensitiveInformationPolicyFreeUnits": 1000}, 0),
-        ({"sensitiveInformationPolicyUnits": 3, "contextualGroundingPolicyUnits": 1}, 400),
-        ({"contentPolicyImageUnits": 2}, 1500),
-        ({"automatedReasoningPolicyUnits": 1}, 170),
-        ({"automatedReasoningPolicyUnits": 2, "automatedReasoningPolicies": 2}, 680),
-        ({"automatedReasoningPolicyUnits": 2, "automatedReasoningPolicies": 0}, 340),
-        ({"contentFilter": 1, "promptAttack": 1, "sensitiveInformation": 1}, 250),
-    ],
-)
-def test_units_of_a_guardrail(units: dict[str, int], micros: int) -> None:
-    assert guardrail_cost(UNITS, units) == Priced(micros * 10**6, frozenset())
-
-
-def test_units_of_a_policy_nobody_knows_cost_as_much_as_the_dearest() -> None:
-    assert guardrail_cost(UNITS, {"newPolicyUnits": 2}) == Priced(1500 * 10**6, UNKNOWN)
-    assert guardrail_cost(UNITS, {"newPolicyUnits": 0}) == Priced(0, frozenset())

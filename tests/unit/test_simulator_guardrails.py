@@ -8,24 +8,31 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from proxy.simulator.call import Call
+from proxy.simulator.call import Answer, Call
 from proxy.simulator.guardrails import FORBIDDEN
 from proxy.simulator.refusals import Refusal
 from proxy.simulator.routes import find
 from proxy.simulator.service import Service
 from proxy.simulator.wishes import HEALTHY
 from tests.support.clock import ManualClock
-from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
+from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, TURN
 
 APPLY = "/guardrail/gr1/version/DRAFT/apply"
 CHECKS = "/guardrail-checks/invoke"
 
 
-def ask(path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+NAMED = {"X-Amzn-Bedrock-GuardrailIdentifier": "gr1", "X-Amzn-Bedrock-GuardrailVersion": "1"}
+
+
+def answered(path: str, body: dict[str, Any], **headers: str) -> Answer:
     route = find("POST", path)
     assert route is not None
     call = Call(route, CIMultiDict(headers), json.dumps(body).encode(), HEALTHY)
-    return dict(json.loads(Service(ManualClock(), "us-east-1", 1024).answer(call).body))
+    return Service(ManualClock(), "us-east-1", 1024).answer(call)
+
+
+def ask(path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    return dict(json.loads(answered(path, body, **headers).body))
 
 
 def texts(*lengths: int) -> dict[str, Any]:
@@ -115,5 +122,31 @@ def test_nobody_who_did_not_ask_gets_a_trace(config):
 def test_an_invoked_model_marks_that_a_guardrail_watched():
     path = f"/model/{CLAUDE}/invoke"
     assert "amazon-bedrock-guardrailAction" not in ask(path, CLAUDE_BODY)
-    watched = ask(path, CLAUDE_BODY, **{"X-Amzn-Bedrock-GuardrailIdentifier": "gr1"})
+    watched = ask(path, CLAUDE_BODY, **NAMED)
     assert watched["amazon-bedrock-guardrailAction"] == "NONE"
+    assert "amazon-bedrock-trace" not in watched
+    traced = ask(path, CLAUDE_BODY, **NAMED, **{"X-Amzn-Bedrock-Trace": "ENABLED"})["amazon-bedrock-trace"]
+    (after,) = traced["guardrail"]["outputs"]
+    for assessed in (traced["guardrail"]["input"], after):
+        assert assessed["gr1"]["invocationMetrics"]["usage"]["contentPolicyUnits"] == 1
+
+
+def test_units_are_used_whether_or_not_anybody_is_told() -> None:
+    for config in ({}, {"trace": "enabled"}):
+        document = TURN | {"guardrailConfig": {"guardrailIdentifier": "gr1", "guardrailVersion": "1", **config}}
+        for operation in ("converse", "converse-stream"):
+            assert units_used(f"/model/{CLAUDE}/{operation}", document) == 2
+    assert units_used(f"/model/{CLAUDE}/converse", TURN) == 0
+    for operation in ("invoke", "invoke-with-response-stream"):
+        assert units_used(f"/model/{CLAUDE}/{operation}", CLAUDE_BODY, **NAMED) == 2
+        assert units_used(f"/model/{CLAUDE}/{operation}", CLAUDE_BODY) == 0
+    for streams in (False, True):
+        assert units_used(CHAT_PATH, CHAT | {"stream": streams}, **NAMED) == 2
+        assert units_used(CHAT_PATH, CHAT | {"stream": streams}) == 0
+
+
+def units_used(path: str, body: dict[str, Any], **headers: str) -> int:
+    """Of the topic policy, as the ledger has them: one each way."""
+    usage = answered(path, body, **headers).usage
+    assert usage is not None
+    return usage.guardrail_units.get("topicPolicyUnits", 0)

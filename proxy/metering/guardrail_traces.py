@@ -1,0 +1,170 @@
+"""Reads a guardrail's units from the trace in an answer of a model, beside whatever else reads the answer. Pure.
+
+    Converse, and its stream's metadata    trace.guardrail.inputAssessment.{id}, outputAssessments.{id}[]
+    InvokeModel, its stream, and chats     amazon-bedrock-trace.guardrail.input.{id}, outputs[].{id}
+
+Below each {id} there is `invocationMetrics.usage`, and it is looked for in any depth: the two differ in names only.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from proxy.forwarding.eventstream import Frame, FrameWatcher
+from proxy.metering import bodies
+from proxy.metering.guardrails import added, estimated
+from proxy.metering.reading import EVENT_STREAM, MOST_BYTES, SERVER_SENT_EVENTS, Reader
+from proxy.metering.usage import Usage
+
+LARGEST_PIECE = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
+
+_OF_CONVERSE, _OF_MODELS = "trace", "amazon-bedrock-trace"
+_OF_MODELS_PLAIN = _OF_MODELS.encode()
+_METRICS = "invocationMetrics"
+
+
+class Guarded:
+    """A reader that adds units to what another one reads. `asked` are those that the request is taken for."""
+
+    __slots__ = ("_asked", "_reader", "_trace")
+
+    def __init__(self, reader: Reader, kind: bytes, asked: int) -> None:
+        """`kind` is the answer's content type."""
+        self._reader = reader
+        self._asked = asked
+        self._trace = _trace_in(kind)
+
+    def feed(self, data: bytes) -> None:
+        self._reader.feed(data)
+        self._trace.feed(data)
+
+    def usage(self) -> Usage | None:
+        return self._with_units(self._reader.usage())
+
+    def partial(self) -> Usage | None:
+        return self._with_units(self._reader.partial())
+
+    def estimate_output(self) -> int:
+        return self._reader.estimate_output()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._reader.has_failed
+
+    def units(self, output_tokens: int) -> Mapping[str, int]:
+        return self._trace.units() or estimated(self._asked, output_tokens)
+
+    def _with_units(self, told: Usage | None) -> Usage | None:
+        return None if told is None else told._replace(units=self.units(told.output))
+
+
+class _Trace(Protocol):
+    def feed(self, data: bytes) -> None: ...
+
+    def units(self) -> Mapping[str, int]:
+        """Empty where no trace tells them."""
+
+
+def _trace_in(kind: bytes) -> _Trace:
+    if kind.startswith(EVENT_STREAM):
+        return _Frames()
+    return _Lines() if kind.startswith(SERVER_SENT_EVENTS) else _Whole()
+
+
+class _Whole:
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= MOST_BYTES:
+            self._parts.append(data)
+
+    def units(self) -> Mapping[str, int]:
+        return added(_told(_parsed(b"".join(self._parts)))) if self._size <= MOST_BYTES else {}
+
+
+class _Frames:
+    __slots__ = ("_found", "_watcher")
+
+    def __init__(self) -> None:
+        self._watcher = FrameWatcher({"metadata": LARGEST_PIECE, "chunk": LARGEST_PIECE})
+        self._found: list[Mapping[str, int]] = []
+
+    def feed(self, data: bytes) -> None:
+        for frame in self._watcher.feed(data):
+            if frame.kind == "event" and frame.payload_size == len(frame.payload):
+                self._found += _told(_document(frame))
+
+    def units(self) -> Mapping[str, int]:
+        return added(self._found)
+
+
+class _Lines:
+    """Of server-sent events: a trace stands in one line."""
+
+    __slots__ = ("_found", "_held", "_is_skipping")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._found: list[Mapping[str, int]] = []
+        self._is_skipping = False  # the rest of a line that is too long
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._held = (self._held + data).split(b"\n")
+        for line in lines:
+            if not self._is_skipping and len(line) <= LARGEST_PIECE and _OF_MODELS_PLAIN in line:
+                self._found += _told(_parsed(line.removeprefix(b"data:")))
+            self._is_skipping = False
+        if len(self._held) > LARGEST_PIECE:
+            self._held, self._is_skipping = b"", True
+
+    def units(self) -> Mapping[str, int]:
+        return added([*self._found, *_told(_parsed(self._held.removeprefix(b"data:")))])
+
+
+def _document(frame: Frame) -> Any:
+    """An event of Converse's, or what a chunk of InvokeModel's has in base64."""
+    event = _parsed(frame.payload)
+    if frame.name != "chunk":
+        return event
+    try:
+        inner = b64decode(event["bytes"])
+    except (LookupError, TypeError, ValueError):
+        return None
+    return _parsed(inner) if _OF_MODELS_PLAIN in inner else None
+
+
+def _told(document: Any) -> list[Mapping[str, int]]:
+    """The units of each assessment; none at all where one of them tells what cannot be counted."""
+    if not isinstance(document, dict):
+        return []
+    usages = [bodies.guardrail(each) for name in (_OF_CONVERSE, _OF_MODELS) for each in _metrics(document.get(name))]
+    return [] if None in usages else [usage.units for usage in usages if usage is not None]
+
+
+def _metrics(trace: Any) -> Iterator[dict[str, Any]]:
+    places = [trace.get("guardrail")] if isinstance(trace, dict) else []
+    while places:
+        place = places.pop()
+        if isinstance(place, dict):
+            found = place.get(_METRICS)
+            if isinstance(found, dict):
+                yield found
+            places += [value for name, value in place.items() if name != _METRICS]
+        elif isinstance(place, list):
+            places += place
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return None

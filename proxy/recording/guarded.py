@@ -1,0 +1,46 @@
+"""The meter of a call of a model that names a guardrail: its units are counted and paid with the call's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from proxy.exchange import Header
+from proxy.metering.guardrail_traces import Guarded
+from proxy.metering.guardrails import guardrail_cost
+from proxy.metering.pricing import Price, Priced
+from proxy.metering.reading import Reader
+from proxy.metering.usage import Usage
+from proxy.recording.meter import CONTENT_TYPE, Meter
+
+
+def with_units(price: Price, prices: Mapping[str, int]) -> Price:
+    """The price of tokens, and of a guardrail's units beside them."""
+    return replace(price, of=_both(price.of, prices))
+
+
+def _both(of_tokens: Callable[[Usage], Priced], prices: Mapping[str, int]) -> Callable[[Usage], Priced]:
+    def both(usage: Usage) -> Priced:
+        tokens, units = of_tokens(usage), guardrail_cost(prices, usage.units)
+        return Priced(tokens.pico + units.pico, tokens.flags | units.flags)
+
+    return both
+
+
+class GuardedMeter(Meter):
+    __slots__ = ("_asked_units",)
+
+    def __init__(self, asked_units: int, *of_the_call: Any) -> None:
+        """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
+        super().__init__(*of_the_call)
+        self._asked_units = asked_units
+
+    def head(self, status: int, headers: list[Header]) -> None:
+        super().head(status, headers)
+        if self._reader is not None:
+            self._reader = Guarded(self._reader, dict(headers).get(CONTENT_TYPE, b""), self._asked_units)
+
+    def _seen(self, reader: Reader) -> Usage:
+        usage = super()._seen(reader)
+        return usage._replace(units=reader.units(usage.output)) if isinstance(reader, Guarded) else usage

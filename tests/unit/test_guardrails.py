@@ -1,0 +1,264 @@
+"""Guardrails: which calls name one, however it is spelt; their units by trace or estimate; and what units cost."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from proxy.config.prices import Guardrails, UnitPrices
+from proxy.exchange import Header
+from proxy.forwarding.model_path import Operation
+from proxy.metering.bodies import METRICS
+from proxy.metering.guardrail_traces import LARGEST_PIECE, Guarded
+from proxy.metering.guardrails import (
+    ESTIMATED_UNITS,
+    GUARDRAIL_ESTIMATED,
+    IDENTIFIER,
+    estimated,
+    guardrail_cost,
+    guardrail_prices,
+    may_be_named,
+    units_asked,
+)
+from proxy.metering.pricing import PRICE_UNKNOWN, Priced
+from proxy.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, reader_of
+from proxy.recording.entries import Account, Counter, Counts, Intent, Kind
+from proxy.simulator.frames import event
+
+UNKNOWN = frozenset((PRICE_UNKNOWN,))
+NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'
+HEADERS = {IDENTIFIER: b"g"}
+
+
+def is_named(operation: Operation, body: str | bytes, headers: dict[bytes, bytes] | None = None) -> bool:
+    data = body.encode() if isinstance(body, str) else body
+    return units_asked(operation, headers or {}, data) > 0
+
+
+# ---------------------------------------------------------------- calls that name one
+
+
+@pytest.mark.parametrize(
+    "key", ["guardrailConfig", "\\u0067uardrailConfig", "guardrail\\u0043onfig", "g\\u0075ardrailConfi\\u0067"]
+)
+@pytest.mark.parametrize("operation", [Operation.CONVERSE, Operation.CONVERSE_STREAM])
+def test_a_conversation_names_it_in_its_body(operation: Operation, key: str) -> None:
+    assert is_named(operation, f'{{"messages": [], "{key}": {NAMED}}}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"messages": []}',
+        '{"messages": [{"content": [{"text": "what is \\"guardrailConfig\\"?"}]}]}',
+        '{"messages": [{"guardrailConfig": {"guardrailIdentifier": "g"}}]}',
+        '{"messages": ["guardrailConfig"]}',
+        '{"guardrailConfig": null}',
+        '{"guardrailConfig": { }}',
+        '{"messages": ["\\u0041n escaped letter"]}',
+        '{"amazon-bedrock-guardrailConfig": {"tagSuffix": "x"}}',
+    ],
+)
+def test_a_conversation_that_names_none(body: str) -> None:
+    assert not is_named(Operation.CONVERSE, body)
+
+
+def test_what_many_encoders_escape_makes_nobody_look_closer() -> None:
+    body = json.dumps({"messages": ["é\x1b<\x00>&'" * 9]}).replace("<", "\\u003c").encode()
+    assert b"\\u00e9" in body
+    assert b"\\u003c" in body
+    assert not may_be_named(Operation.CONVERSE, {}, body)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_no_encoding_evades_it(encoding: str) -> None:
+    assert is_named(Operation.CONVERSE, f'{{"guardrailConfig": {NAMED}}}'.encode(encoding))
+
+
+@pytest.mark.parametrize("body", [f'{{"guardrailConfig": null, "guardrailConfig": {NAMED}}}', '{"guardrailConfig": {'])
+def test_what_nobody_can_be_sure_of_names_one(body: str) -> None:
+    assert is_named(Operation.CONVERSE, body)
+
+
+@pytest.mark.parametrize(
+    ("operation", "does"),
+    [
+        (Operation.INVOKE, True),
+        (Operation.INVOKE_STREAM, True),
+        (Operation.CHAT_COMPLETIONS, True),
+        (Operation.CONVERSE, True),
+        (Operation.COUNT_TOKENS, False),
+        (Operation.APPLY_GUARDRAIL, False),  # it has units of its own
+        (Operation.ASYNC_INVOKES, False),
+    ],
+)
+def test_who_names_it_in_a_header(operation: Operation, does: bool) -> None:
+    assert is_named(operation, "{}", HEADERS) is does
+    assert not is_named(operation, "{}")
+
+
+def test_a_models_own_body_names_none() -> None:
+    assert not is_named(Operation.INVOKE, f'{{"guardrailConfig": {NAMED}}}')
+
+
+@pytest.mark.parametrize(
+    ("texts", "units"),
+    [
+        ([""], 1),
+        (["x " * 400], 1),
+        (["x " * 2000], 5),  # with what stands around it
+        (["é " * 400], 1),  # six bytes each, as it is written
+        (["a\\ " * 200, "\n " * 200], 2),
+        ([b64encode(b"image" * 10_000).decode()], 2),
+        ([b64encode(b"image" * 10_000).decode(), "word " * 1000], 7),
+    ],
+)
+def test_a_request_is_taken_for_as_many_units_as_its_text_has_thousands(texts: list[str], units: int) -> None:
+    assert units_asked(Operation.INVOKE, HEADERS, json.dumps(texts).encode()) == units
+
+
+# ---------------------------------------------------------------- units by the trace
+
+BEFORE = {"topicPolicyUnits": 3, "contentPolicyUnits": 3, "automatedReasoningPolicies": 2}
+AFTER = {"topicPolicyUnits": 1, "wordPolicyUnits": 2, "automatedReasoningPolicies": 2}
+BOTH = {"topicPolicyUnits": 4, "contentPolicyUnits": 3, "wordPolicyUnits": 2, "automatedReasoningPolicies": 2}
+
+
+def assessed(usage: dict[str, Any]) -> dict[str, Any]:
+    return {"topicPolicy": {"topics": []}, "invocationMetrics": {"guardrailProcessingLatency": 9, "usage": usage}}
+
+
+def of_converse(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) -> dict[str, Any]:
+    told = {"inputAssessment": {"g": assessed(before)}, "outputAssessments": {"g": [assessed(after)]}}
+    return {"trace": {"guardrail": told}, "usage": {"inputTokens": 7, "outputTokens": 300}}
+
+
+def of_invoke(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) -> dict[str, Any]:
+    told = {"modelOutput": ["x"], "input": {"g": assessed(before)}, "outputs": [{"g": assessed(after)}]}
+    counted = {"inputTokenCount": 7, "outputTokenCount": 300}
+    return {"amazon-bedrock-trace": {"guardrail": told}, METRICS: counted}
+
+
+def chunk(document: dict[str, Any]) -> bytes:
+    return event("chunk", {"bytes": b64encode(json.dumps(document).encode()).decode()})
+
+
+def sent(document: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+SAID = {"choices": [{"delta": {"content": "x"}}]}
+OF_OPENAI = {"usage": {"prompt_tokens": 7, "completion_tokens": 300}}
+OF_CLAUDE = {"usage": {"input_tokens": 7, "output_tokens": 300}}
+LAST = {"choices": [], **OF_OPENAI}
+
+
+def answers(converse: dict[str, Any], invoke: dict[str, Any]) -> Iterator[tuple[Operation, bytes, bytes]]:
+    """Of every operation, in each form, with one of these traces."""
+    plain = b"application/json"
+    yield Operation.CONVERSE, plain, json.dumps(converse).encode()
+    yield Operation.INVOKE, plain, json.dumps(invoke | OF_CLAUDE).encode()
+    yield Operation.CHAT_COMPLETIONS, plain, json.dumps(invoke | OF_OPENAI).encode()
+    delta = event("contentBlockDelta", {"delta": {"text": "hello"}})
+    yield Operation.CONVERSE_STREAM, EVENT_STREAM, delta + event("metadata", converse)
+    yield Operation.INVOKE_STREAM, EVENT_STREAM, chunk({"type": "x"}) + chunk({"type": "x"}) + chunk(invoke)
+    chats = sent(SAID) + sent(SAID | invoke) + sent(LAST)
+    yield Operation.CHAT_COMPLETIONS, SERVER_SENT_EVENTS, chats + b"data: [DONE]\n\n"
+    yield Operation.CHAT_COMPLETIONS, SERVER_SENT_EVENTS, (sent(SAID) + sent(LAST | invoke)).strip()
+
+
+def read(operation: Operation, kind: bytes, answer: bytes, size: int = 10**9) -> Guarded:
+    headers: list[Header] = [(b"content-type", kind)]
+    reader = Guarded(reader_of(operation, "anthropic", kind, headers), kind, 5)
+    for at in range(0, len(answer), size):
+        reader.feed(answer[at : at + size])
+    return reader
+
+
+@pytest.mark.parametrize(("operation", "kind", "answer"), list(answers(of_converse(), of_invoke())))
+def test_a_trace_tells_the_units_of_both_ways(operation: Operation, kind: bytes, answer: bytes) -> None:
+    for size in (1, 97, 10**9):
+        usage = read(operation, kind, answer, size).usage()
+        assert usage is not None
+        assert (usage.input, usage.output, usage.units) == (7, 300, BOTH)
+
+
+NO_TRACE = ({"usage": of_converse()["usage"]}, {METRICS: of_invoke()[METRICS]})
+NO_COUNT = (of_converse({"topicPolicyUnits": -1}), of_invoke({"topicPolicyUnits": "4"}))
+EMPTY = (of_converse({}, {}), of_invoke({}, {}))
+TOO_LONG = ({"x": "x" * LARGEST_PIECE} | of_converse(), {"x": "x" * LARGEST_PIECE} | of_invoke())
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "answer"),
+    [
+        *(case for told in (NO_TRACE, NO_COUNT, EMPTY) for case in answers(*told)),
+        *(case for case in answers(*TOO_LONG) if case[1] != b"application/json" and case[2].endswith(b"\n")),
+    ],
+)
+def test_without_a_trace_units_are_estimated_and_tokens_are_exact(
+    operation: Operation, kind: bytes, answer: bytes
+) -> None:
+    usage = read(operation, kind, answer, 65_537).usage()
+    assert usage is not None
+    assert (usage.input, usage.output) == (7, 300)
+    assert usage.units == estimated(5, 300) == {ESTIMATED_UNITS: 5 + 2}
+
+
+def test_an_answer_that_tells_no_usage_tells_no_units() -> None:
+    reader = read(Operation.CONVERSE, b"application/json", b'{"message": "no"}')
+    assert (reader.usage(), reader.partial(), reader.has_failed) == (None, None, False)
+
+
+# ---------------------------------------------------------------- the intent
+
+
+def test_an_intent_keeps_its_units_and_is_read_back() -> None:
+    account = Account.of([Counter("org", "premium", "DAY#20261118", 8)])
+    for intent in (Intent(account, 1, 2, 3, 4), Intent(account, 1, 2, 3, 4, 5)):
+        for kind in (Kind.INTENT, Kind.CARRIED):
+            values = json.loads(intent.content(9, kind.value))
+            assert values[:2] == [kind.value, 9]
+            again = Intent.from_values(values)
+            assert again.guess == intent.guess == Counts(1, 1, 2, 3, guardrail_units=intent.guardrail_units, pico=4)
+            assert again.account.counters == account.counters
+
+
+# ---------------------------------------------------------------- what units cost
+
+USD = "0.15 0.75 0.15 0.10 0.10 0.17 0.07 0.08 0.10"
+UNITS = guardrail_prices(Guardrails(UnitPrices(*map(Decimal, USD.split()))))
+
+
+@pytest.mark.parametrize(
+    ("units", "micros"),
+    [
+        ({}, 0),
+        ({"topicPolicyUnits": 1, "contentPolicyUnits": 2}, 450),
+        ({"wordPolicyUnits": 1000, "sensitiveInformationPolicyFreeUnits": 1000}, 0),
+        ({"sensitiveInformationPolicyUnits": 3, "contextualGroundingPolicyUnits": 1}, 400),
+        ({"contentPolicyImageUnits": 2}, 1500),
+        ({"automatedReasoningPolicyUnits": 1}, 170),
+        ({"automatedReasoningPolicyUnits": 2, "automatedReasoningPolicies": 2}, 680),
+        ({"automatedReasoningPolicyUnits": 2, "automatedReasoningPolicies": 0}, 340),
+        ({"contentFilter": 1, "promptAttack": 1, "sensitiveInformation": 1}, 250),
+    ],
+)
+def test_units_of_a_guardrail(units: dict[str, int], micros: int) -> None:
+    assert guardrail_cost(UNITS, units) == Priced(micros * 10**6, frozenset())
+
+
+def test_units_of_a_policy_nobody_knows_cost_as_much_as_the_dearest() -> None:
+    assert guardrail_cost(UNITS, {"newPolicyUnits": 2}) == Priced(1500 * 10**6, UNKNOWN)
+    assert guardrail_cost(UNITS, {"newPolicyUnits": 0}) == Priced(0, frozenset())
+
+
+def test_estimated_units_are_as_dear_and_are_flagged() -> None:
+    flags = frozenset((GUARDRAIL_ESTIMATED,))
+    assert guardrail_cost(UNITS, {ESTIMATED_UNITS: 2}) == Priced(1500 * 10**6, flags)
+    assert guardrail_cost(UNITS, {ESTIMATED_UNITS: 1, "new": 1}) == Priced(1500 * 10**6, flags | UNKNOWN)

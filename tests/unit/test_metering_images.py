@@ -1,0 +1,55 @@
+"""What is estimated of an answer in one piece that tells no usage: text by its length, images by their number."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+
+import pytest
+
+from proxy.forwarding.model_path import Operation
+from proxy.metering.reading import BYTES_A_TOKEN, MOST_BYTES, TOKENS_AN_IMAGE, reader_of
+
+IMAGE = b64encode(bytes(range(256)) * 4096).decode()
+TEXT = "not a word of this is an image, or a sound. " * 100
+
+
+def estimated(answer: bytes, size: int = 65_536) -> int:
+    reader = reader_of(Operation.INVOKE, "nova", b"application/json", [])
+    for at in range(0, len(answer), size):
+        reader.feed(answer[at : at + size])
+    assert reader.usage() is None
+    return reader.estimate_output()
+
+
+@pytest.mark.parametrize(
+    ("document", "images"),
+    [
+        ({"images": [IMAGE]}, 1),
+        ({"images": [IMAGE, IMAGE, IMAGE], "error": None}, 3),
+        ({"artifacts": [{"base64": IMAGE.replace("/", "_").replace("+", "-"), "finishReason": "SUCCESS"}]}, 1),
+        ({"url": f"data:image/png;base64,{IMAGE}"}, 1),
+    ],
+)
+def test_an_image_is_no_text(document: object, images: int) -> None:
+    assert estimated(json.dumps(document).encode()) == pytest.approx(images * TOKENS_AN_IMAGE, abs=30)
+
+
+def test_text_is_as_long_as_it_is() -> None:
+    for text in (TEXT, "a" * 999, json.dumps([0.125] * 1024)):
+        answer = json.dumps({"text": text}).encode()
+        assert estimated(answer) == len(answer) // BYTES_A_TOKEN
+
+
+def test_both_are_counted_where_there_are_both() -> None:
+    answer = json.dumps({"text": TEXT, "images": [IMAGE]}).encode()
+    assert estimated(answer) == pytest.approx(len(TEXT) // BYTES_A_TOKEN + TOKENS_AN_IMAGE, abs=30)
+
+
+def test_an_image_that_was_cut_is_one() -> None:
+    answer = json.dumps({"images": [IMAGE]}).encode()[:500_000]
+    assert estimated(answer) == pytest.approx(TOKENS_AN_IMAGE, abs=30)
+
+
+def test_what_is_too_long_to_be_kept_is_counted_by_its_length() -> None:
+    assert estimated(b'"' + b"a" * MOST_BYTES, 1024 * 1024) == MOST_BYTES // BYTES_A_TOKEN

@@ -1,0 +1,64 @@
+"""Under which label a model is counted that has none: one that can be read, and that no other model has."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.model import is_label
+from proxy.recording.metering import model_label
+from tests.support.effort import tries
+
+ARN = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123"
+LONG = "vendor." + "very-long-name-" * 5
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("amazon.nova-lite-v1:0", "unlabelled.amazon.nova-lite-v1_0"),
+        ("us.anthropic.claude-opus-4-8", "unlabelled.us.anthropic.claude-opus-4-8"),
+        ("m", "unlabelled.m"),
+    ],
+)
+def test_the_label_of_a_plain_id_is_the_id(model: str, label: str) -> None:
+    assert model_label(model) == label
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("vendor.m-v1:0", "vendor.m-v1-0"),
+        ("vendor.m-v1:0", "vendor.m-v1_0"),
+        ("a.b", "a..b"),
+        ("a.b", "a.b-"),
+        ("m", "-m"),
+        ("a:b", "a/a:b"),
+        (LONG + "1", LONG + "2"),
+        (ARN, ARN.replace("1234", "9999")),
+        (ARN, "abc123"),
+        ("---", "..."),
+        (model_label(ARN).removeprefix("unlabelled."), ARN),
+    ],
+)
+def test_two_models_never_share_one(one: str, other: str) -> None:
+    assert model_label(one) != model_label(other)
+    assert is_label(model_label(one))
+    assert is_label(model_label(other))
+
+
+NAMES = st.text("ab.:-_/", max_size=70)
+
+
+@settings(max_examples=tries(300))
+@given(NAMES, NAMES)
+def test_whatever_they_are_called(one: str, other: str) -> None:
+    assert (model_label(one) == model_label(other)) is (one == other)
+    assert is_label(model_label(one))
+
+
+def test_what_can_be_read_of_a_longer_name_is_kept() -> None:
+    assert model_label(ARN).startswith("unlabelled.abc123__")
+    assert model_label(LONG).startswith("unlabelled.vendor-very-long-name-very-long")
+    assert len(model_label(LONG)) <= 64
