@@ -41,6 +41,16 @@ TOTALS_WRITTEN = _metric("totals_written_total", "counter", "totals that this pr
 TOTALS_FRESH = _metric("totals_left_alone_total", "counter", "totals that somebody else had just brought up to date")
 PRICE_AGE = _metric("price_age_seconds", "gauge", "since the AWS Price List was read for a label's place")
 PRICE_TROUBLE = _metric("price_trouble", "gauge", "1 where a label's prices are not those of today")
+SCOPES = _metric("scopes", "gauge", "orgs and apps whose budgets are held in memory")
+SCOPES_STALE = _metric("scopes_stale", "gauge", "scopes whose budget could not be looked up when it was time to")
+LOOKS = _metric("budget_looks_total", "counter", "looks at the store for a scope's budget, by whether they failed")
+MOVES = _metric("budget_moves_total", "counter", "times that this process moved an active label on for the whole fleet")
+SERVED_ELSEWHERE = _metric("served_by_another_label_total", "counter", "calls that another label served than was asked")
+QUOTA_REFUSALS = _metric("quota_refusals_total", "counter", "calls refused because every quota that may pay is spent")
+ALERTS_RAISED = _metric("alerts_raised_total", "counter", "alerts that this process raised, by threshold in percent")
+WEBHOOKS_DELIVERED = _metric("webhooks_delivered_total", "counter", "alerts that the webhook's receiver has taken")
+WEBHOOKS_FAILED = _metric("webhooks_failed_total", "counter", "attempts that failed, by whether it was the last one")
+WEBHOOKS_WAITING = _metric("webhooks_waiting", "gauge", "alerts that the webhook's receiver has not taken yet")
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 

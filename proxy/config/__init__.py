@@ -2,6 +2,7 @@
 
 keys        every key, its default, and the rules between keys: the part that knows this product
 prices      the keys of labels and their prices
+alerts      the keys of alerts
 checks      what a single value of this product must be
 reader      nodes to dataclasses, by the types of their fields
 overrides   the environment, laid over the file

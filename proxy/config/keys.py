@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from proxy.config import checks as must_be
+from proxy.config.alerts import Alerts
 from proxy.config.checks import Address
 
 # Prices are keys as well; they fill a file of their own.
@@ -246,6 +247,7 @@ class Config:
     store: Store = Store()
     journal: Journal = Journal()
     aggregator: Aggregator = Aggregator()
+    alerts: Alerts = field(default=Alerts())
     auth: Auth = Auth()
     on_store_down: Literal["serve", "refuse"] = "serve"
     unlabelled: Literal["reject", "meter"] = "reject"

@@ -1,0 +1,354 @@
+"""Webhooks over real TLS: what a receiver gets, and where they never go."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from proxy.alerts.addresses import is_public
+from proxy.alerts.deliveries import Deliveries
+from proxy.alerts.outbox import Outbox
+from proxy.alerts.raising import Alerts
+from proxy.alerts.webhook import Allows, Answer, Webhook
+from proxy.clock import SystemClock
+from proxy.surface.tls import local_authority, server_context
+from proxy.tasks import Tasks
+from tests.support.alerts import DAY, USD, Rows, scope
+from tests.support.wire import descriptors, eventually, quiet
+
+SECRET = b"correct horse battery staple"
+BODY = b'{"id":"id-1"}'
+NOW = 1_795_003_200.9
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Got:
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Server:
+    """A receiver on 127.0.0.1, whose certificate a local authority has signed."""
+
+    port: int
+    tls: ssl.SSLContext
+    got: list[Got] = field(default_factory=list)
+    handle: Handle | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.got.append(Got(request.raw_path, headers, await request.read()))
+        return await self.handle(request) if self.handle is not None else web.Response(status=204)
+
+    def url(self, host: str = "localhost", rest: str = "/hook") -> str:
+        return f"https://{host}:{self.port}{rest}"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    return local_authority(tmp_path_factory.mktemp("tls"), time.time())
+
+
+@asynccontextmanager
+async def serving(authority: tuple[Path, Path, Path]) -> AsyncIterator[Server]:
+    ca, certificate, key = authority
+    app = web.Application()
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    server = Server(0, ssl.create_default_context(cafile=ca))
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(certificate, key)).start()
+        server.port = runner.addresses[0][1]
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def server(authority: tuple[Path, Path, Path]) -> AsyncIterator[Server]:
+    async with serving(authority) as made:
+        yield made
+
+
+class Dns(AbstractResolver):
+    """Answers with these addresses, another list each time if there are several."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        self.asked += 1
+        addresses = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def on_this_machine(address: str) -> bool:
+    """The rule of these tests; for the rest it is the real one."""
+    return address == "127.0.0.1" or is_public(address)
+
+
+@asynccontextmanager
+async def calling(
+    server: Server, url: str | None = None, *, allows: Allows = on_this_machine, **how: Any
+) -> AsyncIterator[Webhook]:
+    how = {"resolver": Dns(["127.0.0.1"]), "tls": server.tls} | how
+    webhook = Webhook(url or server.url(), SECRET, lambda: NOW, allows=allows, **how)
+    try:
+        yield webhook
+    finally:
+        await webhook.close()
+
+
+def responds(status: int, **headers: str) -> Handle:
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(status=status, headers=headers)
+
+    return handle
+
+
+async def test_the_receiver_can_tell_that_it_is_ours(server: Server) -> None:
+    async with calling(server, server.url(rest="/a%2Fb?x=%3D&y=%41")) as webhook:
+        assert (await webhook.send("id-1", BODY)).is_taken
+    (got,) = server.got
+    assert (got.path, got.body) == ("/a%2Fb?x=%3D&y=%41", BODY)
+    timestamp = got.headers["x-price-keeper-timestamp"]
+    assert timestamp == "1795003200"
+    expected = hmac.new(SECRET, timestamp.encode() + b"." + got.body, hashlib.sha256).hexdigest()
+    assert got.headers["x-price-keeper-signature"] == f"v1={expected}"
+    assert got.headers["x-price-keeper-delivery"] == "id-1"
+    assert got.headers["content-type"] == "application/json"
+    assert SECRET.decode() not in str(got.headers)
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 400, 410, 429, 500, 503])
+async def test_an_answer_is_its_status(server: Server, status: int) -> None:
+    server.handle = responds(status)
+    async with calling(server) as webhook:
+        assert await webhook.send("id-1", BODY) == Answer(status)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(server: Server, status: int, authority: tuple[Path, Path, Path]) -> None:
+    async with serving(authority) as elsewhere, calling(server) as webhook:
+        server.handle = responds(status, Location=elsewhere.url("127.0.0.1"))
+        answer = await webhook.send("id-1", BODY)
+        assert (answer, answer.is_taken, answer.is_final) == (Answer(status), False, False)
+        await quiet()
+        assert elsewhere.got == []
+    assert len(server.got) == 1
+
+
+PRIVATE = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "fd00:ec2::254", "::ffff:127.0.0.1", "64:ff9b::7f00:1"]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+async def test_a_name_that_leads_to_a_private_address_is_not_connected_to(server: Server, address: str) -> None:
+    for answer in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
+        async with calling(server, allows=is_public, resolver=Dns(answer)) as webhook:
+            assert (await webhook.send("id-1", BODY)).trouble == f"its address is not a public one: {address}"
+    assert server.got == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[::1]"])
+async def test_a_literal_private_address_is_not_connected_to(server: Server, host: str) -> None:
+    dns = Dns(["8.8.8.8"])
+    async with calling(server, server.url(host), allows=is_public, resolver=dns) as webhook:
+        assert "its address is not a public one" in (await webhook.send("id-1", BODY)).trouble
+    assert (dns.asked, server.got) == (0, [])
+
+
+@pytest.mark.parametrize("host", ["localhost", "0x7f000001", "0x7f.1", "localhost."])
+async def test_whatever_the_systems_resolver_makes_of_a_name_is_looked_at(server: Server, host: str) -> None:
+    async with calling(server, server.url(host), allows=is_public, resolver=None) as webhook:
+        answer = await webhook.send("id-1", BODY)
+        assert answer.trouble.startswith(("its address is not a public one: ", "not reached: ", "no whole answer: "))
+    assert server.got == []
+
+
+async def test_a_name_that_changes_its_mind_gains_nothing(server: Server) -> None:
+    """The first answer is good. The second, were anybody to ask again for the same connection, would not be."""
+    dns = Dns(["127.0.0.1"], ["127.0.0.2"])
+    async with calling(server, resolver=dns) as webhook:
+        assert (await webhook.send("id-1", BODY)).is_taken
+        assert dns.asked == 1
+        assert (await webhook.send("id-1", BODY)).trouble == "its address is not a public one: 127.0.0.2"
+        assert dns.asked == 2
+    assert len(server.got) == 1
+
+
+async def test_a_proxy_of_the_environment_is_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with calling(server) as webhook:
+        assert (await webhook.send("id-1", BODY)).is_taken
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(server: Server) -> None:
+    async with calling(server, tls=None) as webhook:
+        assert (await webhook.send("id-1", BODY)).trouble == "its certificate is not trusted"
+    async with calling(server, server.url("alerts.example.com")) as webhook:  # trusted, but of somebody else
+        assert (await webhook.send("id-1", BODY)).trouble == "its certificate is not trusted"
+    assert server.got == []
+
+
+def test_only_https_is_spoken() -> None:
+    with pytest.raises(ValueError, match="https"):
+        Webhook("http://example.com/", SECRET, lambda: NOW)
+
+
+async def test_a_receiver_that_hangs_is_left(server: Server) -> None:
+    gate = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        await gate.wait()
+        return web.Response()
+
+    server.handle = hang
+    async with calling(server, seconds=0.2) as webhook:
+        began = time.monotonic()
+        assert (await webhook.send("id-1", BODY)).trouble == "no answer within 0.2 s"
+        assert time.monotonic() - began < 2
+    gate.set()
+
+
+async def test_a_name_server_that_hangs_is_left(server: Server) -> None:
+    class Silent(Dns):
+        async def resolve(self, *_: Any, **__: Any) -> list[ResolveResult]:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async with calling(server, seconds=0.1, resolver=Silent([])) as webhook:
+        assert (await webhook.send("id-1", BODY)).trouble == "no answer within 0.1 s"
+
+
+async def test_an_endless_answer_is_not_read(server: Server) -> None:
+    sent = 0
+
+    async def pour(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65_536)
+            sent += 65_536
+
+    server.handle = pour
+    async with calling(server) as webhook:
+        assert (await webhook.send("id-1", BODY)).is_taken
+    await quiet(0.2)
+    assert sent < 8 * 1024 * 1024  # what the kernel's buffers take
+
+
+async def test_what_cannot_be_reached_is_told_in_words(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    async with calling(server, f"https://localhost:{port}/?sig=hunter2") as webhook:
+        answer = await webhook.send("id-1", BODY)
+    assert answer.status is None
+    assert answer.trouble.startswith("not reached: ")
+    assert "hunter2" not in answer.trouble
+
+
+async def test_an_answer_that_is_none_is_told_without_the_address(
+    server: Server, authority: tuple[Path, Path, Path]
+) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/9.9 what? hunter2\r\n\r\n")
+        writer.close()
+
+    babbling = await asyncio.start_server(babble, "127.0.0.1", 0, ssl=server_context(*authority[1:]))
+    async with babbling:
+        port = babbling.sockets[0].getsockname()[1]
+        async with calling(server, f"https://localhost:{port}/?sig=hunter2") as webhook:
+            answer = await webhook.send("id-1", BODY)
+    assert answer.status is None
+    assert answer.trouble.startswith("no whole answer: ")
+    assert "hunter2" not in answer.trouble
+
+
+@asynccontextmanager
+async def delivering(server: Server, folder: Path, url: str | None = None) -> AsyncIterator[Alerts]:
+    clock = SystemClock()
+    async with Tasks(clock) as tasks, calling(server, url) as webhook:
+        deliveries = Deliveries(Outbox(folder), webhook, clock, tasks, chance=lambda: 0.0)
+        yield Alerts(Rows(), clock, deliveries)  # type: ignore[arg-type]
+        await tasks.stop()
+
+
+async def test_from_the_threshold_to_the_receiver(server: Server, tmp_path: Path) -> None:
+    whom, before = scope(), descriptors()
+    server.handle = responds(500)
+    async with delivering(server, tmp_path / "alerts") as alerts:
+        assert await alerts.reached(whom, "premium", DAY, 80, 8_000_000_499_999, 10 * USD)
+        await eventually(lambda: server.got)
+        server.handle = None
+        await eventually(lambda: alerts.deliveries is not None and alerts.deliveries.delivered)
+        assert list((tmp_path / "alerts").iterdir()) == []
+    first, second = server.got
+    assert first.body == second.body
+    assert first.headers["x-price-keeper-delivery"] == second.headers["x-price-keeper-delivery"]
+    told = json.loads(first.body)
+    assert told.pop("id") == first.headers["x-price-keeper-delivery"]
+    assert told.pop("raised_at").endswith("Z")
+    assert told == {
+        "type": "threshold",
+        "org": whom.org,
+        "app": "my-app",
+        "label": "premium",
+        "period": "DAY#20261118",
+        "threshold_pct": 80,
+        "spent_usd_micros": 8_000_000,
+        "quota_usd_micros": 10_000_000,
+        "resets_at": "2026-11-19T00:00:00Z",
+    }
+    await eventually(lambda: descriptors() <= before + 1)  # the server's side of a connection may linger
+
+
+@pytest.mark.parametrize("status", [302, 410, 500])
+async def test_no_log_shows_the_secret_or_the_address(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.handle = responds(status, Location="/elsewhere?token=hunter2")
+    async with delivering(server, tmp_path / "alerts", server.url(rest="/T00/pathname?sig=hunter2")) as alerts:
+        assert await alerts.reached(scope(), "premium", DAY, 80, USD, USD)
+        await eventually(lambda: "alerts" in caplog.text and f"it answered {status}" in caplog.text)
+    for hidden in ("hunter2", "pathname", SECRET.decode()):
+        assert hidden not in caplog.text
+        assert not any(hidden.encode() in path.read_bytes() for path in (tmp_path / "alerts").iterdir())

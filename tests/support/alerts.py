@@ -1,0 +1,174 @@
+"""Alerts in a test's hands: a store in memory, a receiver that answers by a script, and processes that die anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from proxy.alerts.deliveries import Deliveries
+from proxy.alerts.outbox import Outbox
+from proxy.alerts.raising import Alerts
+from proxy.alerts.webhook import Answer
+from proxy.calendar_days import Span
+from proxy.errors import ConditionFailed, StoreUnavailable
+from proxy.model import Scope
+from proxy.stores.contract import Item, Key, Put
+from proxy.stores.evaluate import holds
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock
+
+DAY = Span("DAY#20261118", 1_794_960_000, 1_795_046_400)
+USD = 10**12
+TAKEN = Answer(200)
+
+
+def scope() -> Scope:
+    return Scope(str(uuid4()), "my-app")
+
+
+class Rows:
+    """Conditional puts in memory. A fault is "before" or "after", as an answer that is lost, for one put each."""
+
+    def __init__(self) -> None:
+        self.items: dict[Key, Item] = {}
+        self.faults: list[str] = []
+        self.puts = 0
+
+    async def put(self, put: Put) -> None:
+        self.puts += 1
+        await asyncio.sleep(0)  # as any store lets others take their turns
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "before":
+            raise StoreUnavailable("away")
+        item = self.items.get(put.key)
+        if put.condition is not None and not holds(put.condition, item):
+            raise ConditionFailed(item)
+        self.items[put.key] = put.item
+        if fault == "after":
+            raise StoreUnavailable("the answer was lost", maybe_applied=True)
+
+
+class Receiver:
+    """Stands for a webhook: gives the answers of its script, then takes everything."""
+
+    place = "alerts.example.com:443"
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.got: list[dict[str, Any]] = []
+        self.tries = 0
+
+    @property
+    def ids(self) -> list[str]:
+        return [each["id"] for each in self.got]
+
+    async def send(self, name: str, body: bytes) -> Answer:
+        self.tries += 1
+        answer = self.answers.pop(0) if self.answers else TAKEN
+        if answer.is_taken:
+            told = orjson.loads(body)
+            assert told["id"] == name
+            self.got.append(told)
+        return answer
+
+
+class Killed(BaseException):
+    """Nothing of the process goes on."""
+
+
+class Death:
+    """Comes at the step with this number, counted from 0; `at` is then that step's name."""
+
+    def __init__(self, step: int | None = None) -> None:
+        self._left = step
+        self.at = ""
+
+    def step(self, name: str) -> None:
+        if self._left == 0 and not self.at:
+            self.at = name
+        if self.at:
+            raise Killed(self.at)
+        if self._left is not None:
+            self._left -= 1
+
+
+class Mortal:
+    """A process whose every effect on the world outside may be its last."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Rows,
+        receiver: Receiver,
+        clock: ManualClock,
+        tasks: Tasks,
+        death: Death | None = None,
+        **how: Any,
+    ) -> None:
+        self.death = death or Death()
+        self.outbox = _MortalOutbox(folder, self.death)
+        sending: Any = _Stepped(receiver, "send", self.death)
+        self.deliveries = Deliveries(self.outbox, sending, clock, tasks, chance=lambda: 1.0, **how)
+        store: Any = _Stepped(rows, "put", self.death)
+        self.alerts = Alerts(store, clock, self.deliveries)
+
+    async def reached(self, whom: Scope, pct: int = 80, span: Span = DAY) -> bool:
+        return await self.alerts.reached(whom, "premium", span, pct, 8 * USD, 10 * USD)
+
+
+class _Stepped:
+    """The verb of something outside, with a step before it and one after it."""
+
+    def __init__(self, inner: Any, verb: str, death: Death) -> None:
+        self._inner, self._verb, self._death = inner, verb, death
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._inner, name)
+        return self._with_steps(real) if name == self._verb else real
+
+    def _with_steps(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        async def stepped(*arguments: Any) -> Any:
+            self._death.step(f"before {self._verb}")
+            answer = await real(*arguments)
+            self._death.step(f"after {self._verb}")
+            return answer
+
+        return stepped
+
+
+class _MortalOutbox(Outbox):
+    def __init__(self, folder: Path, death: Death) -> None:
+        super().__init__(folder)
+        self._death = death
+
+    def _write(self, alert: Any) -> None:
+        self._death.step("before the file")
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / f"{next(_numbers)}.tmp").write_bytes(alert.content()[:40])
+        self._death.step("within the file")
+        super()._write(alert)
+        self._death.step("after the file")
+
+    def drop(self, alert: Any) -> None:
+        self._death.step("before drop")
+        super().drop(alert)
+        self._death.step("after drop")
+
+
+_numbers = count()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def left_behind(folder: Path, name: str, content: bytes) -> None:
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(content)

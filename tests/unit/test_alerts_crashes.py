@@ -1,0 +1,200 @@
+"""A process that dies anywhere between a threshold and its delivery: the receiver hears of it, of one alert alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from proxy.alerts.raising import SETTLE_SECONDS
+from proxy.alerts.webhook import Answer
+from proxy.model import Scope
+from proxy.tasks import Tasks
+from tests.support.alerts import Death, Killed, Mortal, Receiver, Rows, files, scope
+from tests.support.clock import ManualClock, settle
+
+STEPS = [
+    "before the file",
+    "within the file",
+    "after the file",
+    "before put",
+    "after put",
+    "before send",
+    "after send",
+    "before drop",
+    "after drop",
+]
+TOLD_TWICE = {"after send", "before drop"}  # the receiver has it, and the disk does not know
+
+
+@dataclass
+class World:
+    """What outlives a process: its disk, the store, the receiver, and time."""
+
+    folder: Path
+    rows: Rows = field(default_factory=Rows)
+    receiver: Receiver = field(default_factory=Receiver)
+    clock: ManualClock = field(default_factory=ManualClock)
+    whom: Scope = field(default_factory=scope)
+    told_twice: int = 0  # deaths between the receiver's yes and the disk's knowing of it
+
+    @asynccontextmanager
+    async def process(self, death: Death | None = None, name: str = "own") -> AsyncIterator[Mortal]:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # of tasks that were killed
+        async with Tasks(self.clock) as tasks:
+            made = Mortal(self.folder / name, self.rows, self.receiver, self.clock, tasks, death)
+            await made.outbox.open()
+            yield made
+
+    async def live(self, death: Death | None = None, name: str = "own", *, reaches: bool = True) -> str:
+        """Starts, takes up what is left, reaches a threshold and delivers; the step at which it dies, if it does."""
+        death = death or Death()
+        told = len(self.receiver.got)
+        async with self.process(death, name) as made:
+            try:
+                await made.alerts.settle_left()
+                if reaches:
+                    await made.reached(self.whom)
+                await rest(self.clock)
+            except Killed:
+                pass
+        self.told_twice += death.at in TOLD_TWICE and len(self.receiver.got) > told
+        return death.at
+
+    def is_told(self) -> None:
+        """The one alert that has the marker, and no more often than the network would have it too."""
+        ((_, marker),) = self.rows.items.items()
+        assert set(self.receiver.ids) == {marker["alert"]}
+        assert len(self.receiver.got) == 1 + self.told_twice
+
+    async def is_quiet(self) -> None:
+        """Every process starts once more, for good: nothing is left anywhere."""
+        for name in ("own", "other"):
+            async with self.process(name=name) as made:
+                made.alerts.start(made.deliveries._tasks)
+                await rest(self.clock)
+                await self.clock.advance(3 * SETTLE_SECONDS)
+                await rest(self.clock)
+                assert made.deliveries.waiting == 0
+            assert [name for name in files(self.folder / name) if not name.endswith(".tmp")] == []
+
+
+async def rest(clock: ManualClock) -> None:
+    """Threads write files while the loop has nothing to do."""
+    for _ in range(3):
+        await settle()
+        await asyncio.sleep(0.002)
+    await settle()
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Callable[[], World]:
+    numbers = count()
+
+    def new() -> World:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        return World(folder)
+
+    return new
+
+
+async def test_the_steps_are_these(worlds: Callable[[], World]) -> None:
+    found = [await worlds().live(Death(step)) for step in range(len(STEPS) + 1)]
+    assert found == [*STEPS, ""]
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
+async def test_one_death(worlds: Callable[[], World], step: int) -> None:
+    world = worlds()
+    await world.live(Death(step))
+    await world.live()
+    await world.is_quiet()
+    world.is_told()
+    assert world.told_twice == (STEPS[step] in TOLD_TWICE)
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
+async def test_a_death_after_which_nobody_reaches_it_again(worlds: Callable[[], World], step: int) -> None:
+    """What was on the disk is told though the next process never comes to know of the threshold."""
+    world = worlds()
+    await world.live(Death(step))
+    await world.is_quiet()
+    if step >= STEPS.index("after the file"):
+        world.is_told()
+    else:
+        assert (world.receiver.got, world.rows.items) == ([], {})
+
+
+@pytest.mark.parametrize("first", range(len(STEPS)), ids=STEPS)
+async def test_two_deaths_in_a_row(worlds: Callable[[], World], first: int) -> None:
+    for second in range(len(STEPS) + 1):
+        world = worlds()
+        await world.live(Death(first))
+        await world.live(Death(second))
+        await world.live()
+        await world.is_quiet()
+        world.is_told()
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
+async def test_another_process_reaches_it_while_this_one_is_dead(worlds: Callable[[], World], step: int) -> None:
+    for other_dies_at in (*range(len(STEPS)), None):
+        world = worlds()
+        await world.live(Death(step))
+        await world.live(Death(other_dies_at), "other")
+        await world.live()
+        await world.is_quiet()
+        world.is_told()
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_a_death_while_the_stores_answer_is_awaited(worlds: Callable[[], World], fault: str) -> None:
+    world = worlds()
+    world.rows.faults = [fault]
+    await world.live()  # ends with the alert in doubt
+    assert world.receiver.got == []
+    await world.live(name="other")
+    await world.is_quiet()
+    world.is_told()
+
+
+async def test_a_death_between_two_attempts(worlds: Callable[[], World]) -> None:
+    world = worlds()
+    world.receiver.answers = [Answer(500), Answer(None, "away")]
+    await world.live()
+    await world.live(reaches=False)
+    assert world.receiver.got == []
+    await world.live(reaches=False)
+    assert len(world.receiver.got) == 1
+    await world.is_quiet()
+    assert len(world.receiver.got) == 1
+
+
+async def test_stopping_keeps_it(worlds: Callable[[], World]) -> None:
+    """What comes while the background tasks stop stays on the disk."""
+    world = worlds()
+    async with world.process() as made:
+        await made.deliveries._tasks.stop()
+        assert await made.reached(world.whom)
+        await rest(world.clock)
+        assert world.receiver.tries == 0
+    await world.is_quiet()
+    assert len(world.receiver.got) == 1
+
+
+async def test_many_processes_reach_it_at_once(worlds: Callable[[], World]) -> None:
+    world = worlds()
+    async with AsyncExitStack() as running:
+        fleet = [await running.enter_async_context(world.process(name=f"process {number}")) for number in range(10)]
+        raised = await asyncio.gather(*(each.reached(world.whom) for each in fleet))
+        assert sorted(raised) == [False] * 9 + [True]
+        await rest(world.clock)
+    assert len(world.receiver.got) == 1
+    left = [name for number in range(10) for name in files(world.folder / f"process {number}")]
+    assert [name for name in left if not name.endswith(".tmp")] == []

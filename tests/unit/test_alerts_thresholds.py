@@ -1,0 +1,149 @@
+"""Which thresholds are reached, to the pico-dollar, and which addresses are public."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.alerts.addresses import is_public
+from proxy.alerts.thresholds import crossed, next_at
+
+amounts = st.integers(0, 10**30) | st.integers(0, 300)
+quotas = st.integers(1, 10**30) | st.integers(1, 300)
+percentages = st.lists(st.integers(1, 999), max_size=8)
+
+
+@given(amounts, quotas, percentages)
+def test_as_many_are_reached_as_exact_fractions_say(known: int, quota: int, thresholds: list[int]) -> None:
+    share = Fraction(known, quota) * 100
+    assert crossed(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if share >= pct}))
+
+
+@given(amounts, quotas, percentages)
+def test_the_next_one_is_reached_at_exactly_that_much(known: int, quota: int, thresholds: list[int]) -> None:
+    reached = crossed(known, quota, thresholds)
+    at = next_at(known, quota, thresholds)
+    if at is None:
+        assert set(reached) == set(thresholds)
+    else:
+        assert at > known
+        assert crossed(at - 1, quota, thresholds) == reached
+        assert len(crossed(at, quota, thresholds)) > len(reached)
+        assert (next_at(at, quota, thresholds) or at + 1) > at
+
+
+@given(amounts, st.integers(-5, 0), percentages)
+def test_of_no_quota_all_is_spent(known: int, quota: int, thresholds: list[int]) -> None:
+    assert crossed(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if pct <= 100}))
+    assert next_at(known, quota, thresholds) is None
+
+
+def test_the_last_pico_dollar_decides() -> None:
+    assert crossed(4, 9, (50, 80)) == ()
+    assert next_at(4, 9, (50, 80)) == 5
+    assert crossed(5, 9, (80, 50)) == (50,)
+    assert crossed(10**12, 10**12, (50, 80, 95, 100)) == (50, 80, 95, 100)
+    assert crossed(10**12 - 1, 10**12, (50, 80, 95, 100)) == (50, 80, 95)
+
+
+PRIVATE_4 = [
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "100.64.0.1",
+    "100.100.100.200",
+    "127.0.0.1",
+    "127.255.255.254",
+    "168.63.129.16",
+    "169.254.169.254",
+    "169.254.170.2",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.192",
+    "192.0.2.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "198.51.100.7",
+    "203.0.113.9",
+    "192.88.99.1",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+]
+PUBLIC_4 = [
+    "1.1.1.1",
+    "8.8.8.8",
+    "52.94.236.248",
+    "100.63.255.255",
+    "100.128.0.1",
+    "172.15.0.1",
+    "172.32.0.1",
+    "223.255.255.255",
+]
+PRIVATE_6 = [
+    "::",
+    "::1",
+    "::127.0.0.1",
+    "::8.8.8.8",
+    "fe80::1",
+    "fe80::1%eth0",
+    "fec0::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "ff02::1",
+    "ff0e::1",
+    "100::1",
+    "2001::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    "2001:db8::1",
+    "3fff::1",
+    "64:ff9b:1::1",
+    "5f00::1",
+    "::ffff:0:127.0.0.1",
+    "4000::1",
+]
+PUBLIC_6 = ["2600:1f18::1", "2a00:1450:4001::200e", "2606:4700:4700::1111"]
+
+
+def wrapped(address: str) -> list[str]:
+    number = int(IPv4Address(address))
+    return [
+        f"::ffff:{address}",
+        f"64:ff9b::{address}",
+        str(IPv6Address((0x2002 << 112) | (number << 80) | 1)),
+    ]
+
+
+@pytest.mark.parametrize("address", PRIVATE_4)
+def test_private_addresses_are_known_in_every_wrapping(address: str) -> None:
+    assert [each for each in [address, *wrapped(address)] if is_public(each)] == []
+
+
+@pytest.mark.parametrize("address", PUBLIC_4)
+def test_public_addresses_are_let_through_in_every_wrapping(address: str) -> None:
+    assert all(map(is_public, [address, *wrapped(address)]))
+
+
+def test_of_the_newer_addresses_only_the_public_ones_are() -> None:
+    assert [each for each in PRIVATE_6 if is_public(each)] == []
+    assert all(map(is_public, PUBLIC_6))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "localhost", "127.1", "0x7f000001", "2130706433", "1.1.1.1 ", "[::1]", "1.1.1.1/8"]
+)
+def test_what_is_no_address_is_not_public(text: str) -> None:
+    assert not is_public(text)
+
+
+@given(st.ip_addresses(v=4) | st.ip_addresses(v=6, network="2000::/3"))
+def test_nothing_is_public_that_python_knows_to_be_otherwise(address: IPv4Address | IPv6Address) -> None:
+    if is_public(str(address)):
+        found = ip_address(str(address))
+        assert found.is_global
+        assert not any([found.is_multicast, found.is_reserved, found.is_private])
