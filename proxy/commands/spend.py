@@ -10,17 +10,14 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from textwrap import wrap
 from typing import TypeVar
 
-from proxy.app import open_dynamodb, open_sqlite
 from proxy.calendar_days import known_zone
 from proxy.clock import Clock, SystemClock
+from proxy.commands.places import NotAsked, add_places, config_of, opened
 from proxy.commands.shared import Commands, print_json
-from proxy.config import Config, load
-from proxy.config.keys import Store as StoreConfig
-from proxy.errors import StoreMisconfigured
+from proxy.config import Config
 from proxy.reporting import focus
 from proxy.reporting.days import FORMS, Asked, check, parse
 from proxy.reporting.query import Report, report
@@ -28,18 +25,11 @@ from proxy.reporting.records import as_csv, as_json, csv_text
 from proxy.reporting.table import Style, printable, table
 from proxy.reporting.tenants import org_called, registered
 from proxy.reporting.totals import DIMENSIONS, NO_APP, Row, dimensions, only, rows
-from proxy.stores.contract import Store
-from proxy.stores.schema import TABLES
-from proxy.stores.sqlite_file import missing_tables
 
 T = TypeVar("T")
 
 JOURNALS = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
 _UNICODE = "▏▎▍▌▋▊▉█─…"
-
-
-class _NotAsked(Exception):
-    """Nothing can answer what was asked for; the message says what can be."""
 
 
 def add_to(commands: Commands) -> None:
@@ -54,7 +44,7 @@ def add_to(commands: Commands) -> None:
         "--by", type=_argument(dimensions), metavar="WHAT", help=f"one row for each of these: {','.join(DIMENSIONS)}"
     )
     _add_outputs(spend)
-    _add_places(spend)
+    add_places(spend)
     spend.set_defaults(run=_spend)
 
 
@@ -66,12 +56,6 @@ def _add_outputs(spend: ArgumentParser) -> None:
     spend.add_argument(
         "--billing-account", metavar="ID", help="with --focus: the AWS account that is billed, as it stands there"
     )
-
-
-def _add_places(spend: ArgumentParser) -> None:
-    places = spend.add_mutually_exclusive_group()
-    places.add_argument("--config", type=Path, metavar="FILE", help="default: config.yaml here")
-    places.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of price-keeper dev, without a FILE")
 
 
 def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -87,9 +71,9 @@ def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
 def _spend(chosen: Namespace) -> int:
     try:
         _check_options(chosen)
-        config, clock = _config(chosen), SystemClock()
+        config, clock = config_of(chosen), SystemClock()
         found, org = asyncio.run(_found(config, chosen, clock))
-    except _NotAsked as failure:
+    except NotAsked as failure:
         print(f"price-keeper spend: {failure}", file=sys.stderr)
         return 2
     spent = only(found.spent, chosen.app, chosen.label)
@@ -112,60 +96,28 @@ def _spend(chosen: Namespace) -> int:
 
 def _check_options(chosen: Namespace) -> None:
     if chosen.focus and chosen.by:
-        raise _NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
+        raise NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
     if chosen.billing_account and not chosen.focus:
-        raise _NotAsked("--billing-account is for --focus alone")
+        raise NotAsked("--billing-account is for --focus alone")
     try:
         check(chosen.when, SystemClock().now())
     except ValueError as failure:
-        raise _NotAsked(str(failure)) from None
-
-
-def _config(chosen: Namespace) -> Config:
-    if chosen.data_dir is None:
-        return load(chosen.config or _config_here(), os.environ)
-    config = Config.development()
-    path = str(chosen.data_dir / "price-keeper.db")
-    return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
-
-
-def _config_here() -> Path:
-    path = Path("config.yaml")
-    if not path.exists():
-        raise _NotAsked(
-            "there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR"
-        )
-    return path
+        raise NotAsked(str(failure)) from None
 
 
 async def _found(config: Config, chosen: Namespace, clock: Clock) -> tuple[Report, str | None]:
-    store = await _opened(config.store, clock)
-    try:
+    async with opened(config.store, clock) as store:
         names = await registered(store)
         org = _org(chosen.org, names)
         zone = known_zone(config.defaults.timezone)
         return await report(store, chosen.when, org, names, zone, clock.now()), org
-    finally:
-        await store.close()
-
-
-async def _opened(config: StoreConfig, clock: Clock) -> Store:
-    if config.engine == "dynamodb":
-        return await open_dynamodb(config, clock)
-    # Opening would make what is missing, and a mistaken path would look like no spend.
-    if len(missing_tables(Path(config.path))) == len(TABLES):
-        raise StoreMisconfigured(
-            f"there is no store in {config.path}: price-keeper serve or dev makes it; "
-            "name another with --config FILE or --data-dir DIR"
-        )
-    return await open_sqlite(config, clock)
 
 
 def _org(text: str | None, names: Mapping[str, str | None]) -> str | None:
     try:
         return None if text is None else org_called(text, names)
     except ValueError as failure:
-        raise _NotAsked(str(failure)) from None
+        raise NotAsked(str(failure)) from None
 
 
 def _regions(config: Config) -> focus.RegionOf:

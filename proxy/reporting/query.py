@@ -43,7 +43,7 @@ async def report(
     """Of one org or of all. `names` are those of the registry; `zone` is that of orgs that say nothing of theirs."""
     listed = await aggregator.listed(store, listing_days(asked, now), org, consistent=True)
     orgs = [org] if org is not None else [Scope.of_key(each.counter.scope).org for each in listed]
-    known = await tenants(store, orgs, names, zone)
+    known = await tenants(store, orgs, names, zone, now)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in known.values()}
     read = await counted.read(store, _wanted(listed, calendars), now)

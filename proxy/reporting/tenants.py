@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from proxy.calendar_days import known_zone
+from proxy.config.keys import Defaults
 from proxy.model import Scope, is_org_id
+from proxy.selection.plan import plan_of
 from proxy.stores import schema
-from proxy.stores.contract import Query, Store, every_row
+from proxy.stores.contract import Item, Query, Store, every_row
 
 MOST_NAMED = 20  # in a message that says which orgs there are
 
@@ -36,12 +37,12 @@ async def registered(store: Store) -> dict[str, str | None]:
 
 
 async def tenants(
-    store: Store, orgs: Iterable[str], names: Mapping[str, str | None], zone: ZoneInfo
+    store: Store, orgs: Iterable[str], names: Mapping[str, str | None], zone: ZoneInfo, now: float
 ) -> dict[str, Tenant]:
     """Also of orgs that nobody registered; `zone` is for those that say nothing of theirs."""
     wanted = list(dict.fromkeys(orgs))
     items = await store.get_many([schema.org_config(org) for org in wanted])
-    return {org: _tenant(org, item or {}, names.get(org), zone) for org, item in zip(wanted, items, strict=True)}
+    return {org: _tenant(org, item, names.get(org), zone, now) for org, item in zip(wanted, items, strict=True)}
 
 
 async def app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -71,14 +72,10 @@ def _told(names: Mapping[str, str | None]) -> str:
     return f"there are {', '.join(told[:MOST_NAMED])}{more}"
 
 
-def _tenant(org: str, item: Mapping[str, Any], registry_name: str | None, default: ZoneInfo) -> Tenant:
-    """As those who count read it (`selection/orgs.py`): what cannot be used is passed over."""
-    try:
-        zone = known_zone(str(item.get("timezone", default.key)))
-    except ValueError:
-        zone = default
-    quota_scope = "APP" if item.get("quota_scope") == "APP" else "ORG"
-    return Tenant(org, _name(item, "org_name") or registry_name, zone, quota_scope)
+def _tenant(org: str, item: Item | None, registry_name: str | None, default: ZoneInfo, now: float) -> Tenant:
+    """As those who count read it."""
+    plan = plan_of(item, None, Defaults(timezone=default.key), (), now)
+    return Tenant(org, _name(item or {}, "org_name") or registry_name, plan.zone, plan.quota_scope)
 
 
 def _name(item: Mapping[str, Any], attribute: str) -> str | None:

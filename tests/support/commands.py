@@ -25,11 +25,14 @@ _NOT_PASSED_ON = (
 ROOT = Path(__file__).parents[2]
 
 
-def price_keeper(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def price_keeper(
+    *arguments: str, folder: Path, stdin: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "proxy.cli", *arguments],
         cwd=folder,
         env=_environment(environment),
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=SECONDS,

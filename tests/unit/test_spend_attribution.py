@@ -80,7 +80,7 @@ calls = st.lists(
 
 
 def _counted(made: list, quota_scope: str) -> tuple[dict, dict]:
-    """As the recorder does it (`recording/accounts.py`)."""
+    """As the recorder does it (`selection/payer.py`)."""
     own: dict[str, Counts] = {}
     apps: defaultdict[str, dict[str, Counts]] = defaultdict(dict)
     for app, label, counts in made:

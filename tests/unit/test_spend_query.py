@@ -49,7 +49,7 @@ class Org:
         await self.store.put(Put(schema.org_entry(self.org), {"org_name": name}))
 
     def call(self, app: str | None, label: str, pico: int, *, estimated: bool = False, shards: int = 8) -> None:
-        """Counted as `recording/accounts.py` does it."""
+        """Counted as `selection/payer.py` does it."""
         whole = Scope(self.org)
         own = Scope(self.org, app)
         scopes = [whole] if app is None else [own] if self.quota_scope == "APP" else [whole, own]
@@ -373,6 +373,7 @@ async def test_a_changed_scope_is_told_when_the_day_is_over(acme: Org) -> None:
 
 
 async def test_what_is_flushed_while_the_report_is_read_is_not_of_callers_without_an_app(acme: Org) -> None:
+    await acme.register()
     acme.call("shop", "premium", 5)
     await acme.flush()
 
@@ -392,6 +393,7 @@ async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.M
     monkeypatch.setattr("proxy.reporting.counted.READ_AT_ONCE", 2)
     orgs = [acme, *(Org(acme.rec, acme.store) for _ in range(3))]
     for number, org in enumerate(orgs, start=1):
+        await org.register()
         for app in ("shop", "bot", None):
             for label in ("premium", "economy"):
                 org.call(app, label, number)

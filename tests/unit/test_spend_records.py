@@ -145,10 +145,10 @@ async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
     names = await registered(local)
     assert names == {ACME: "an older name", BETA: "Beta"}
     unknown = "99999999-2222-4333-8444-555555555555"
-    assert await tenants(local, [ACME, BETA, unknown, ACME], names, UTC_ZONE) == {
+    assert await tenants(local, [ACME, BETA, unknown, ACME], names, UTC_ZONE, NOON) == {
         ACME: Tenant(ACME, "Acme", BERLIN, "APP"),
-        BETA: Tenant(BETA, "Beta", UTC_ZONE, "ORG"),
-        unknown: Tenant(unknown, None, UTC_ZONE, "ORG"),
+        BETA: Tenant(BETA, "Beta", UTC_ZONE, "APP"),
+        unknown: Tenant(unknown, None, UTC_ZONE, "APP"),
     }
     assert await app_names(local, [(ACME, "shop"), (ACME, "bot"), (BETA, "x")]) == {(ACME, "shop"): "Shop front"}
 
@@ -156,4 +156,4 @@ async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
 async def test_what_cannot_be_used_of_an_orgs_configuration_is_passed_over(local: Store) -> None:
     config = {"org_name": " ", "timezone": "Europe/Berlim", "quota_scope": "TEAM"}
     await local.put(Put(schema.org_config(ACME), config))
-    assert await tenants(local, [ACME], {}, BERLIN) == {ACME: Tenant(ACME, None, BERLIN, "ORG")}
+    assert await tenants(local, [ACME], {}, BERLIN, NOON) == {ACME: Tenant(ACME, None, BERLIN, "APP")}

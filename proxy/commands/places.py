@@ -1,0 +1,68 @@
+"""Which store a command works on: that of a configuration, or the one of `price-keeper dev`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from proxy.app import open_dynamodb, open_sqlite
+from proxy.clock import Clock
+from proxy.config import Config, load
+from proxy.config.keys import Store as StoreConfig
+from proxy.errors import ConfigError, StoreMisconfigured
+from proxy.stores.contract import Store
+from proxy.stores.schema import TABLES
+from proxy.stores.sqlite_file import missing_tables
+
+
+class NotAsked(ConfigError):
+    """Nothing can do what was asked for; the message says what can be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__([message])
+
+
+def add_places(parser: ArgumentParser) -> None:
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument("--config", type=Path, metavar="FILE", help="default: config.yaml here")
+    places.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of price-keeper dev, without a FILE")
+
+
+def config_of(chosen: Namespace) -> Config:
+    if chosen.data_dir is None:
+        return load(chosen.config or _config_here(), os.environ)
+    config = Config.development()
+    path = str(chosen.data_dir / "price-keeper.db")
+    return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
+
+
+def _config_here() -> Path:
+    path = Path("config.yaml")
+    if not path.exists():
+        raise NotAsked("there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR")
+    return path
+
+
+@asynccontextmanager
+async def opened(config: StoreConfig, clock: Clock) -> AsyncIterator[Store]:
+    store = await _open(config, clock)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _open(config: StoreConfig, clock: Clock) -> Store:
+    if config.engine == "dynamodb":
+        return await open_dynamodb(config, clock)
+    # Opening would make what is missing, and a mistaken path would look like an empty store.
+    if len(missing_tables(Path(config.path))) == len(TABLES):
+        raise StoreMisconfigured(
+            f"there is no store in {config.path}: price-keeper serve or dev makes it, as does tables create; "
+            "name another with --config FILE or --data-dir DIR"
+        )
+    return await open_sqlite(config, clock)

@@ -1,0 +1,105 @@
+"""The settings of an org or an app as a person writes them: YAML or JSON, in a file or on standard input."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any
+
+from proxy.config.kinds import read_leaf
+from proxy.config.problems import Origin, one_line
+from proxy.config.reader import Mistake
+from proxy.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
+from proxy.errors import ConfigError
+from proxy.selection.settings import SettingsRefused, told
+
+
+def add_file(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the settings in YAML or JSON; - reads standard input")
+
+
+class SettingsFile:
+    """Raises ConfigError where it cannot be read."""
+
+    def __init__(self, name: str) -> None:
+        self._source = "standard input" if name == "-" else name
+        self._root = self._composed(_text(name, self._source))
+        lost = list(_lost(self._root))
+        if lost:
+            raise ConfigError([one_line(f"{origin}: {key}: {reason}") for origin, key, reason in lost])
+
+    @property
+    def body(self) -> Any:
+        value = _value(self._root)
+        return {} if value is None else value
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Mistakes of the settings get the lines on which they were made."""
+        try:
+            yield
+        except SettingsRefused as refused:
+            raise ConfigError(self._lines(refused.mistakes)) from None
+
+    def _lines(self, mistakes: Sequence[Mistake]) -> list[str]:
+        placed = sorted(((self._origin(path), told(path, text)) for path, text in mistakes), key=lambda at: at[0].rank)
+        return [f"{origin}: {line}" for origin, line in placed]
+
+    def _origin(self, path: tuple[str, ...]) -> Origin:
+        """Where the deepest part of the path that was written stands."""
+        node = self._root
+        for name in path:
+            below = node.children.get(name) if isinstance(node, Branch) else None
+            if below is None:
+                break
+            node = below
+        return node.origin
+
+    def _composed(self, text: str) -> Node:
+        try:
+            return compose(text, lambda line: Origin(self._source, line))
+        except NotYaml as failure:
+            raise ConfigError([one_line(f"{failure.origin}: {failure}")]) from None
+
+
+def _text(name: str, source: str) -> str:
+    enough = 4 * MAX_CHARS + 1  # to see that it is too long, however long it is
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(enough).decode()
+        with open(name, "rb") as file:
+            return file.read(enough).decode()
+    except UnicodeDecodeError:
+        raise ConfigError([one_line(f"{source}: not UTF-8 text")]) from None
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or "not a path"
+        raise ConfigError([one_line(f"{source}: cannot be read: {reason}")]) from None
+
+
+def _lost(node: Node) -> Iterator[tuple[Origin, str, str]]:
+    if isinstance(node, Branch):
+        yield from node.lost
+        for child in node.children.values():
+            yield from _lost(child)
+
+
+def _value(node: Node) -> Any:
+    if isinstance(node, Branch):
+        values = {name: _value(child) for name, child in node.children.items()}
+        return list(values.values()) if node.is_list else values
+    return _leaf(node)
+
+
+def _leaf(leaf: Leaf) -> Any:
+    """Text where it is nothing else for certain: 010 is eight to YAML, and ten to whoever wrote it."""
+    if leaf.is_null:
+        return None
+    for kind in {"bool": (bool,), "int": (int,), "float": (Decimal,)}.get(leaf.tag, ()):
+        try:
+            return read_leaf(kind, leaf)
+        except ValueError:
+            break
+    return leaf.text

@@ -1,0 +1,111 @@
+"""A store in memory, as fast as property tests and simulations need it. It keeps what `stores/contract` promises, but
+for the tokens of transactions, and nothing of it expires."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.errors import ConditionFailed, Reason, ReasonCode, TransactionFailed
+from proxy.stores.contract import (
+    Between,
+    Check,
+    Delete,
+    Item,
+    Key,
+    Page,
+    Prefix,
+    Put,
+    Query,
+    Row,
+    Update,
+    Write,
+)
+from proxy.stores.evaluate import changed, holds
+from proxy.stores.values import check_query, check_transaction, check_write
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.items: dict[Key, Item] = {}
+
+    async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
+        return self.items.get(key)
+
+    async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
+        return [self.items.get(key) for key in keys]
+
+    async def query(self, query: Query) -> Page:
+        check_query(query)
+        keys = [key for key in self.items if key[:2] == (query.table, query.pk) and _is_asked_for(query, key.sk)]
+        keys.sort(key=lambda key: key.sk.encode(), reverse=query.descending)
+        rows = tuple(Row(key, self.items[key]) for key in keys[: query.limit])
+        return Page(rows, rows[-1].key.sk if len(rows) < len(keys) else None)
+
+    async def put(self, put: Put) -> None:
+        self._written(put)
+
+    async def update(self, update: Update) -> Item:
+        self._written(update)
+        return self.items[update.key]
+
+    async def delete(self, delete: Delete) -> Item | None:
+        before = self.items.get(delete.key)
+        self._written(delete)
+        return before
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        assert token is None, "not needed so far"
+        check_transaction(writes, token)
+        reasons = [self._reason(write) for write in writes]
+        if any(reason.code is not ReasonCode.NONE for reason in reasons):
+            raise TransactionFailed(reasons)
+        before = {write.key: self.items.get(write.key) for write in writes}
+        try:
+            for write in writes:
+                self._apply(write)
+        except BaseException:  # all or nothing
+            for key, item in before.items():
+                self._keep(key, item)
+            raise
+
+    def _written(self, write: Put | Update | Delete) -> None:
+        check_write(write)
+        before = self.items.get(write.key)
+        if not holds(write.condition, before):
+            raise ConditionFailed(before)
+        self._apply(write)
+
+    def _apply(self, write: Write) -> None:
+        match write:
+            case Put(key, item):
+                self.items[key] = dict(item)
+            case Update(key):
+                self.items[key] = changed(write, self.items.get(key))
+            case Delete(key):
+                self._keep(key, None)
+            case Check():
+                pass
+
+    def _keep(self, key: Key, item: Item | None) -> None:
+        if item is None:
+            self.items.pop(key, None)
+        else:
+            self.items[key] = item
+
+    def _reason(self, write: Write) -> Reason:
+        is_good = holds(write.condition, self.items.get(write.key))
+        return Reason(ReasonCode.NONE if is_good else ReasonCode.CONDITION_FAILED)
+
+
+def _is_asked_for(query: Query, sk: str) -> bool:
+    text = sk.encode()
+    if query.after is not None:
+        after = query.after.encode()
+        if text >= after if query.descending else text <= after:
+            return False
+    match query.sort:
+        case Prefix(prefix):
+            return text.startswith(prefix.encode())
+        case Between(low, high):
+            return (low is None or low.encode() <= text) and (high is None or text <= high.encode())
+    return True

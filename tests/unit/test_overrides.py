@@ -1,0 +1,141 @@
+"""The label that a person puts in force: beside the sticky state, for the rest of the period at most."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from proxy.calendar_days import Period, known_zone, span
+from proxy.errors import ConfigError
+from proxy.model import Scope
+from proxy.selection.overrides import Override, clear_override, override_of, set_override, version_of
+from proxy.stores import schema
+from proxy.stores.contract import EXPIRY, Put, Store, Update
+from tests.support.clock import ManualClock
+from tests.support.memory_store import MemoryStore
+
+SCOPE = Scope("e0000000-0000-4000-8000-000000000001", "shop")
+ORDERING = ("premium", "standard", "economy")
+CLOCK = ManualClock()
+NOW = CLOCK.now()
+DAY = span(Period.DAY, NOW, known_zone("America/New_York"))
+KEY = schema.sticky_state(SCOPE, DAY.key)
+
+
+async def put(store: Any, label: str = "economy", **changes: Any) -> Override:
+    told: dict[str, Any] = {"reason": "a quiet day", "who": "ann", "until": None, "ordering": ORDERING} | changes
+    return await set_override(cast(Store, store), CLOCK, SCOPE, DAY, label, **told)
+
+
+async def test_it_holds_until_the_period_ends_if_nothing_is_said() -> None:
+    store = MemoryStore()
+    override = await put(store)
+    assert override == Override("economy", "a quiet day", "ann", float(DAY.end), 1)
+    assert store.items[KEY] == {
+        "override_label": "economy",
+        "override_reason": "a quiet day",
+        "override_who": "ann",
+        "override_until_epoch": DAY.end,
+        "override_version": 1,
+        EXPIRY: DAY.end + 3600,
+    }
+    assert override_of(store.items[KEY], DAY.end - 0.01) == override
+    assert override_of(store.items[KEY], DAY.end) is None
+
+
+@pytest.mark.parametrize(
+    ("until", "ends"), [(NOW + 60, NOW + 60), (NOW + 0.5, NOW + 1), (DAY.end + 1, DAY.end), (float("inf"), DAY.end)]
+)
+async def test_its_end_is_cut_to_that_of_the_period(until: float, ends: float) -> None:
+    assert (await put(MemoryStore(), until=until)).until == ends
+
+
+MISTAKES = [
+    ({"label": "premum"}, 'label: "premum" is not in the ordering; did you mean "premium"?'),
+    ({"label": "x", "ordering": ()}, 'label: "x" is not in the ordering; there are none'),
+    ({"reason": ""}, 'reason: expected 1 to 200 printable characters, found ""'),
+    ({"reason": "  "}, "reason: expected 1 to 200 printable characters, found "),
+    ({"reason": "x" * 201}, "reason: expected 1 to 200 printable characters, found "),
+    ({"reason": "a\x1b[31m"}, "reason: expected 1 to 200 printable characters, found "),
+    ({"who": ""}, "who: expected 1 to 128 printable characters, found "),
+    ({"until": NOW}, "until: over already; expected a time to come"),
+]
+
+
+@pytest.mark.parametrize(("changes", "complaint"), MISTAKES)
+async def test_a_mistake_writes_nothing(changes: dict[str, Any], complaint: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(ConfigError) as caught:
+        await put(store, **changes)
+    (told,) = caught.value.problems
+    assert told.startswith(complaint)
+    assert store.items == {}
+
+
+async def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        await put(MemoryStore(), label="x", reason="", who="", until=0)
+    assert [line.partition(":")[0] for line in caught.value.problems] == ["label", "reason", "who", "until"]
+
+
+async def test_the_sticky_state_beside_it_is_left_alone() -> None:
+    store = MemoryStore()
+    sticky = {"active_model_label": "standard", "active_model_index": 1, EXPIRY: DAY.end + 7200}
+    await store.put(Put(KEY, sticky))
+    await put(store, "premium")
+    assert sticky.items() <= store.items[KEY].items()  # nor is its end brought nearer
+    assert await clear_override(cast(Store, store), SCOPE, DAY)
+    assert store.items[KEY] == sticky | {"override_version": 2}
+
+
+async def test_an_end_that_is_too_near_is_put_off() -> None:
+    store = MemoryStore()
+    await store.put(Put(KEY, {EXPIRY: DAY.end}))
+    await put(store)
+    assert store.items[KEY][EXPIRY] == DAY.end + 3600
+
+
+async def test_its_version_grows_with_every_change() -> None:
+    store = MemoryStore()
+    assert not await clear_override(cast(Store, store), SCOPE, DAY)
+    assert store.items == {}
+    assert (await put(store)).version == 1
+    assert (await put(store, "premium")).version == 2
+    assert await clear_override(cast(Store, store), SCOPE, DAY)
+    assert not await clear_override(cast(Store, store), SCOPE, DAY)
+    assert (override_of(store.items[KEY], NOW), version_of(store.items[KEY])) == (None, 3)
+    assert (await put(store)).version == 4
+
+
+SPOILT = [
+    {"override_label": 7},
+    {"override_label": "a#b"},
+    {"override_until_epoch": "soon"},
+    {"override_until_epoch": True},
+    {"override_until_epoch": None},
+]
+
+
+@pytest.mark.parametrize("change", SPOILT)
+async def test_what_was_spoilt_by_hand_is_none(change: dict[str, Any]) -> None:
+    store = MemoryStore()
+    await put(store)
+    assert override_of(store.items[KEY] | change, NOW) is None
+    assert override_of(None, NOW) is None
+    assert version_of({"override_version": "x"}) == 0
+
+
+async def test_changes_at_once_are_all_counted(exact_store: Store) -> None:
+    """And a fallback that is written meanwhile is not lost."""
+    await exact_store.put(Put(KEY, {}))
+    fallback = Update(KEY, set={"active_model_index": 1, EXPIRY: DAY.end + 3600})
+    sets = [put(exact_store, label) for label in ORDERING * 4]
+    done = await asyncio.gather(*sets, exact_store.update(fallback))
+    item = await exact_store.get(KEY, consistent=True)
+    overrides = [each for each in done if isinstance(each, Override)]
+    assert sorted(each.version for each in overrides) == list(range(1, 13))
+    assert override_of(item, NOW) == max(overrides, key=lambda each: each.version)
+    assert item is not None
+    assert item["active_model_index"] == 1

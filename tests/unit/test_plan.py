@@ -1,0 +1,188 @@
+"""What holds for an org or an app: inheritance, what was written by hand, and settings that wait for their turn."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from proxy.calendar_days import Period, known_zone
+from proxy.config.keys import Defaults
+from proxy.selection.plan import NO_LABEL, THRESHOLDS, Plan, plan_of, turns_at
+
+NOW = 1_795_003_200.0
+DEFAULTS = Defaults()
+MICRO = 10**6
+
+ORG: dict[str, Any] = {
+    "org_name": "Acme",
+    "timezone": "America/New_York",
+    "quota_scope": "APP",
+    "period": "week",
+    "agg_shard_count": 16,
+    "model_ordering": ["premium", "economy"],
+    "quotas": {"premium": 5, "economy": 7, "guardrails": 1},
+    "sticky_fallback_enabled": False,
+    "enforcement": "shadow",
+    "tight_mode_threshold_pct": 80,
+    "refresh_interval_normal_secs": 100,
+    "refresh_interval_tight_secs": Decimal("2.5"),
+    "alert_thresholds_pct": [90, 10],
+    "version": 4,
+}
+
+
+def plan(org: Any, app: Any = None, now: float = NOW) -> Plan:
+    return plan_of(org, app, DEFAULTS, THRESHOLDS, now)
+
+
+def test_without_any_item_the_defaults_hold_and_there_is_no_budget() -> None:
+    assert plan(None) == Plan(
+        known_zone("UTC"), "APP", 8, Period.DAY, (), {}, True, "soft", 95, 300.0, 60.0, THRESHOLDS, 0
+    )
+
+
+def test_what_the_org_says_goes_over_the_defaults() -> None:
+    quotas = {"premium": 5 * MICRO, "economy": 7 * MICRO, "guardrails": MICRO}
+    zone = known_zone("America/New_York")
+    assert plan(ORG) == Plan(
+        zone, "APP", 16, Period.WEEK, ("premium", "economy"), quotas, False, "shadow", 80, 100.0, 2.5, (10, 90), 4
+    )
+
+
+# attribute, what the app says, field of the plan, what comes of it, and whether the budget of an app is needed
+OWN = [
+    ("model_ordering", ["economy"], "ordering", ("economy",), True),
+    ("quotas", {"premium": 1, "economy": 2}, "quotas", {"premium": MICRO, "economy": 2 * MICRO}, True),
+    ("sticky_fallback_enabled", True, "is_sticky", True, True),
+    ("enforcement", "soft", "enforcement", "soft", True),
+    ("tight_mode_threshold_pct", 50, "tight_pct", 50, False),
+    ("refresh_interval_normal_secs", 50, "normal_secs", 50.0, False),
+    ("refresh_interval_tight_secs", 1, "tight_secs", 1.0, False),
+    ("alert_thresholds_pct", [], "thresholds", (), False),
+]
+ORGS_ALONE = [("timezone", "UTC"), ("quota_scope", "ORG"), ("period", "day"), ("agg_shard_count", 8)]
+
+
+@pytest.mark.parametrize(("attribute", "value", "field", "expected", "is_budget"), OWN, ids=[row[0] for row in OWN])
+def test_what_an_app_says_goes_over_its_org(
+    attribute: str, value: Any, field: str, expected: Any, is_budget: bool
+) -> None:
+    found = plan(ORG, {attribute: value})
+    fields = [name for name in Plan.__slots__ if getattr(found, name) != getattr(plan(ORG), name)]
+    assert (getattr(found, field), fields) == (expected, [field])
+    whole = ORG | {"quota_scope": "ORG"}
+    assert (plan(whole, {attribute: value}) == plan(whole)) is is_budget
+
+
+@pytest.mark.parametrize(("attribute", "value"), ORGS_ALONE)
+def test_what_is_the_orgs_alone_no_app_changes(attribute: str, value: Any) -> None:
+    assert plan(ORG, {attribute: value}) == plan(ORG)
+
+
+def test_versions_of_a_scope_grow_with_every_change_that_may_concern_it() -> None:
+    assert plan(ORG, {"version": 3}).version == 7
+    assert plan(ORG | {"quota_scope": "ORG"}, {"version": 3}).version == 4  # all apps share one budget
+    assert plan(ORG | {"version": "x"}, {"version": 3}).version == 3
+
+
+def test_tight_is_never_slower_than_normal() -> None:
+    assert plan(ORG, {"refresh_interval_normal_secs": 1}).tight_secs == 1.0
+
+
+# What was written by hand.
+
+MONEY = [
+    ({"quotas": {"premium": 5}}, ("premium", "economy"), {"premium": 5 * MICRO, "economy": 0}),
+    ({"quotas": None}, ("premium", "economy"), {"premium": 0, "economy": 0}),
+    ({"quotas": "5"}, ("premium", "economy"), {"premium": 0, "economy": 0}),
+    ({"quotas": {"premium": "5", "economy": True}}, ("premium", "economy"), {"premium": 0, "economy": 0}),
+    ({"quotas": {"premium": -1, "economy": Decimal("1.5")}}, ("premium", "economy"), {"premium": 0, "economy": 0}),
+    ({"quotas": {"premium": 10**16, "economy": 1}}, ("premium", "economy"), {"premium": 0, "economy": MICRO}),
+    ({"quotas": {"premium": 1, "economy": 1, "a#b": 1}}, ("premium", "economy"), {"premium": MICRO, "economy": MICRO}),
+    ({"model_ordering": "premium", "quotas": {}}, (NO_LABEL,), {NO_LABEL: 0}),
+    ({"model_ordering": [], "quotas": {"premium": 1}}, (NO_LABEL,), {"premium": MICRO, NO_LABEL: 0}),
+    ({"model_ordering": [7, ""], "quotas": {}}, (NO_LABEL,), {NO_LABEL: 0}),
+    ({"model_ordering": None, "quotas": 7}, (NO_LABEL,), {NO_LABEL: 0}),
+    ({"model_ordering": ["premium", 7, "premium"], "quotas": {"premium": 1}}, ("premium",), {"premium": MICRO}),
+]
+
+
+@pytest.mark.parametrize(("written", "ordering", "quotas"), MONEY)
+def test_money_fails_closed(written: dict[str, Any], ordering: tuple[str, ...], quotas: dict[str, int]) -> None:
+    found = plan(ORG | written)
+    assert (found.ordering, found.quotas) == (ordering, quotas)
+    assert found.passed_over
+    if None not in written.values():  # which in an app would leave it to the org
+        of_app = plan(ORG, {"model_ordering": ["premium", "economy"]} | written)
+        assert (of_app.ordering, of_app.quotas) == (ordering, quotas)
+
+
+PASSED_OVER = [
+    ("timezone", "Mars/Olympus", "zone", known_zone("UTC")),
+    ("timezone", 7, "zone", known_zone("UTC")),
+    ("quota_scope", "org", "quota_scope", "APP"),
+    ("period", ["day"], "period", Period.DAY),
+    ("agg_shard_count", 7, "shards", 8),
+    ("agg_shard_count", True, "shards", 8),
+    ("sticky_fallback_enabled", "no", "is_sticky", True),
+    ("enforcement", "Hard", "enforcement", "soft"),
+    ("tight_mode_threshold_pct", 0, "tight_pct", 95),
+    ("refresh_interval_normal_secs", 0, "normal_secs", 300.0),
+    ("refresh_interval_tight_secs", "5", "tight_secs", 60.0),
+    ("alert_thresholds_pct", [50, "x"], "thresholds", THRESHOLDS),
+    ("version", -1, "version", 0),
+]
+
+
+@pytest.mark.parametrize(("attribute", "value", "field", "expected"), PASSED_OVER)
+def test_what_cannot_be_used_is_passed_over_and_told(attribute: str, value: Any, field: str, expected: Any) -> None:
+    found = plan({attribute: value})
+    assert getattr(found, field) == expected
+    assert len(found.passed_over) == 1
+    assert f"org: {attribute}: " in found.passed_over[0]
+
+
+def test_of_an_app_that_cannot_be_used_the_orgs_holds() -> None:
+    found = plan(ORG, {"enforcement": "Hard", "alert_thresholds_pct": 7, "tight_mode_threshold_pct": 101})
+    assert (found.enforcement, found.thresholds, found.tight_pct) == ("shadow", (10, 90), 80)
+    assert [line.split(": ")[:2] for line in found.passed_over] == [
+        ["app", "alert_thresholds_pct"],
+        ["app", "enforcement"],
+        ["app", "tight_mode_threshold_pct"],
+    ]
+
+
+# Settings that wait.
+
+WAITING = ORG | {
+    "settled": {"timezone": "Asia/Tokyo", "quota_scope": "ORG", "period": "month"},
+    "settled_until_epoch": int(NOW) + 60,
+}
+
+
+def test_until_the_turn_what_was_settled_holds_and_nothing_else() -> None:
+    before = plan(WAITING)
+    assert (before.zone.key, before.quota_scope, before.period) == ("Asia/Tokyo", "ORG", Period.MONTH)
+    assert plan(WAITING, now=NOW + 59.999) == before
+    assert plan(WAITING, now=NOW + 60) == plan(ORG)
+    assert before.quotas == plan(ORG).quotas
+
+
+def test_who_keeps_plans_is_told_when_they_turn() -> None:
+    assert turns_at(WAITING, NOW) == NOW + 60
+    assert turns_at(WAITING, NOW + 60) is None
+    assert turns_at(ORG, NOW) is None
+    assert turns_at(None, NOW) is None
+
+
+@pytest.mark.parametrize("spoilt", [{"settled": "x"}, {"settled_until_epoch": "soon"}, {"settled_until_epoch": True}])
+def test_a_spoilt_turn_is_none(spoilt: dict[str, Any]) -> None:
+    assert plan(WAITING | spoilt) == plan(ORG)
+    assert turns_at(WAITING | spoilt, NOW) is None
+
+
+def test_what_a_settled_value_lacks_the_org_says() -> None:
+    found = plan(WAITING | {"settled": {"timezone": "Nowhere", "period": "month"}})
+    assert (found.zone.key, found.quota_scope, found.period) == ("America/New_York", "APP", Period.MONTH)
