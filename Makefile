@@ -53,8 +53,9 @@ test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minut
 fuzz: $(VENV)/.dev   ## the property tests, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property
 
-soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine; takes minutes
-	PRICE_KEEPER_KILLS=100 $(BIN)/python -m pytest -s tests/faults/test_recording_kill.py
+soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine, and a minute without a store
+	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \
+	  tests/faults/test_recording_kill.py tests/faults/test_store_outage.py
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .

@@ -13,28 +13,35 @@ import gc
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from inspect import iscoroutinefunction
 from pathlib import Path
 from time import perf_counter
+from typing import cast
 
 from proxy import dataplane
 from proxy.app import opened_store
 from proxy.clock import SystemClock
 from proxy.config import Config
-from proxy.config.keys import Journal, Store
+from proxy.config.keys import Journal
+from proxy.config.keys import Store as StoreConfig
 from proxy.forwarding.eventstream import FrameWatcher, encode
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.upstream import Endpoint
 from proxy.metering.reading import reader_of
-from proxy.model import Caller
+from proxy.model import Caller, Choice
 from proxy.recording.composed import opened_recording
+from proxy.recording.entries import Intent, Receipt
+from proxy.recording.journal import Journal as RealJournal
 from proxy.recording.metering import Metering
-from proxy.selection.labels import Choice
+from proxy.selection.labels import Labels
+from proxy.selection.serving import decision_told
+from proxy.selection.standings import Standings
+from proxy.stores import schema
+from proxy.stores.contract import Put, Value
 from proxy.tasks import Tasks
 
 LABEL = "premium"
@@ -65,15 +72,53 @@ def _frames() -> bytes:
     return event("contentBlockDelta", delta) * FRAMES
 
 
+class NoJournal:
+    def intend(self, _: Intent) -> int:
+        return 1
+
+    def record(self, _: int, __: Receipt | None) -> None:
+        pass
+
+
+@dataclass
+class Rig:
+    """What a running sidecar has, with a scope of three labels with quotas that is warm."""
+
+    metering: Metering
+    unrecorded: Metering
+    standings: Standings
+    labels: Labels
+
+
 class Bench:
-    def __init__(self, folder: Path, metering: Metering) -> None:
-        self.metering = metering
+    def __init__(self, folder: Path, rig: Rig) -> None:
+        self.rig = rig
+        payer = rig.standings.known(CALLER)
+        assert payer is not None
+        self.account = payer.account(LABEL)
         self.file = os.open(folder / "floor", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.stream = _frames()
 
-    async def metered(self) -> None:
-        """All of it, as a Converse call has it."""
-        meter = await self.metering.meter(CALLER, CHOICE, Operation.CONVERSE, b"POST", TARGETS, 480)
+    def decided(self) -> None:
+        """As the pipeline does it, to the headers of the answer and the account that pays."""
+        choice = self.rig.labels.choose(LABEL)
+        payer = self.rig.standings.known(CALLER)
+        assert payer is not None
+        decision_told(payer.standing.decide(choice.label, False))
+        payer.account(choice.label)
+
+    def metered(self) -> None:
+        """As a Converse call has it, but for what is written."""
+        self._call(self.rig.unrecorded)
+
+    def recorded(self) -> None:
+        """All of it."""
+        self._call(self.rig.metering)
+
+    def _call(self, metering: Metering) -> None:
+        terms = metering.terms(CHOICE, Operation.CONVERSE, b"POST")
+        assert terms is not None
+        meter = metering.meter(terms, self.account, CALLER, TARGETS, 480)
         meter.sent_to(TARGETS[0])
         meter.head(200, HEADERS)
         meter.data(ANSWER)
@@ -92,50 +137,55 @@ class Bench:
         reader_of(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], STREAM).feed(self.stream)
 
 
-async def best_of(works: list[Callable[[], Awaitable[None] | None]], rounds: int, times: int) -> list[float]:
+def best_of(works: list[Callable[[], None]], rounds: int, times: int) -> list[float]:
     best = [float("inf")] * len(works)
     gc.disable()
     for _ in range(rounds):
         for number, work in enumerate(works):
-            best[number] = min(best[number], await _once(work, times))
+            best[number] = min(best[number], _once(work, times))
     gc.enable()
     return best
 
 
-async def _once(work: Callable[[], Awaitable[None] | None], times: int) -> float:
+def _once(work: Callable[[], None], times: int) -> float:
     began = perf_counter()
-    if iscoroutinefunction(work):
-        for _ in range(times):
-            await work()
-    else:
-        for _ in range(times):
-            work()
+    for _ in range(times):
+        work()
     return (perf_counter() - began) / times * 1e6
 
 
 @asynccontextmanager
-async def metering_in(folder: Path) -> AsyncIterator[Metering]:
+async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     clock = SystemClock()
     journal = Journal(dir=str(folder / "journal"), max_unflushed_usd=Decimal(10**6))  # as nothing is flushed
     config = replace(Config.development(), journal=journal)
+    quotas: dict[str, Value] = {"model_ordering": list(config.labels), "quotas": dict.fromkeys(config.labels, 10**15)}
     async with (
         Tasks(clock) as tasks,
-        opened_store(Store(path=str(folder / "store.db")), clock, tasks) as store,
+        opened_store(StoreConfig(path=str(folder / "store.db")), clock, tasks) as store,
         opened_recording(config, store, clock) as recording,
     ):
+        await store.put(Put(schema.org_config(CALLER.org), quotas))
         tariffs = await dataplane.prices(config, store, clock, tasks)
-        yield dataplane.metering(config, store, recording.recorder, tariffs, clock, tasks)
+        standings = Standings(config, store, recording.recorder, clock, tasks)
+        await standings.learned(CALLER)
+        labels = Labels(config.labels, lets_others_through=False)
+        unrecorded = Metering(config, cast(RealJournal, NoJournal()), tariffs, clock)
+        yield Rig(Metering(config, recording.recorder.journal, tariffs, clock), unrecorded, standings, labels)
         recording.recorder.journal.close()
 
 
 async def compare(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with metering_in(Path(folder)) as metering:
-            bench = Bench(Path(folder), metering)
-            metered, floor = await best_of([bench.metered, bench.floor], rounds, 2000)
-            watched, read = await best_of([bench.watched, bench.read], rounds, 20)
-    print(f"a request: {metered:.2f} us; two system calls that write as much: {floor:.2f} us")
-    print(f"a frame: {read / FRAMES:.3f} us, of which {watched / FRAMES:.3f} us are to see that it is sound")
+        async with rig_in(Path(folder)) as rig:
+            bench = Bench(Path(folder), rig)
+            works = [bench.metered, bench.recorded, bench.decided, bench.floor]
+            metered, recorded, decided, floor = best_of(works, rounds, 2000)
+            watched, read = best_of([bench.watched, bench.read], rounds, 20)
+    print(f"metering a request: {metered:.2f} us; with its two lines in the journal: {recorded:.2f} us")
+    print(f"metering a frame: {read / FRAMES:.3f} us, of which {watched / FRAMES:.3f} us are to see that it is sound")
+    print(f"for comparison, two system calls that write two such lines: {floor:.2f} us")
+    print(f"deciding who pays and what serves: {decided:.2f} us")
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 from aiohttp import web
 
 from proxy import dataplane
+from proxy.alerts.composed import add_to as add_alerts
+from proxy.alerts.composed import opened_alerts
 from proxy.auth.keys import load_keys
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock, SystemClock
@@ -27,6 +29,7 @@ from proxy.control.health import Readiness, add_health
 from proxy.control.metrics import add_metrics
 from proxy.metering.price_updates import add_to as add_prices
 from proxy.recording.composed import opened_recording
+from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from proxy.surface.sockets import bound
@@ -110,14 +113,19 @@ async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted,
         bedrock = await _bedrock(config, environ, clock, tasks, running)
         recording = await running.enter_async_context(opened_recording(config, store, clock))
         tariffs = await dataplane.prices(config, store, clock, tasks)
-        metering = dataplane.metering(config, store, recording.recorder, tariffs, clock, tasks)
         forwarder = dataplane.forwarding(bedrock, clock, tasks)
-        handler = dataplane.pipeline(config, store, tokens, bedrock, clock, forwarder, metering, tasks)
+        alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
+        standings = Standings(config, store, recording.recorder, clock, tasks, alerts)
+        handler = dataplane.pipeline(
+            config, store, tokens, bedrock, clock, forwarder, recording.recorder, tariffs, standings, tasks
+        )
         listener, port = await dataplane.listening(handler, config, clock, tasks)
         gc.freeze()  # what is here now stays; the collector need not look at it again
         recording.start(config, tasks)
         recording.add_to(telemetry)
+        standings.add_to(telemetry)
         add_prices(telemetry, tariffs)
+        add_alerts(telemetry, alerts)
         readiness.started({"store": store.probe, "journal": recording.recorder.check})
         await on_started(Started(Address(config.listen.data.host, port), control, tokens, store))
         await stop.comes()

@@ -13,7 +13,6 @@ from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.identify import Bound, ByToken, Identify
 from proxy.auth.tokens import Tokens
-from proxy.calendar_days import known_zone
 from proxy.clock import Clock
 from proxy.config import Config, Label, Upstream
 from proxy.errors import ConfigError
@@ -26,13 +25,12 @@ from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
 from proxy.metering.price_updates import REFRESH_SECONDS as PRICES_SECONDS
 from proxy.metering.price_updates import AwsPriceList, Tariffs
+from proxy.model import Choice
 from proxy.pipeline import Pipeline, Targets
-from proxy.recording.accounts import Accounts
 from proxy.recording.metering import Metering
 from proxy.recording.recorder import Recorder
-from proxy.selection.labels import Choice, Labels
-from proxy.selection.orgs import REFRESH_SECONDS as ORGS_SECONDS
-from proxy.selection.orgs import Org, Orgs
+from proxy.selection.labels import Labels
+from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.surface.calls import OF_A_MODEL, Asked, refused_at_head
 from proxy.surface.limits import fitting, raised_descriptors
@@ -93,15 +91,6 @@ async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Ta
     return tariffs
 
 
-def metering(
-    config: Config, store: Store, recorder: Recorder, tariffs: Tariffs, clock: Clock, tasks: Tasks
-) -> Metering:
-    defaults = config.defaults
-    orgs = Orgs(store, Org(known_zone(defaults.timezone), "APP", defaults.agg_shard_count), clock)
-    tasks.every("orgs", ORGS_SECONDS, orgs.refresh, jitter=0.2)
-    return Metering(config, recorder, Accounts(orgs, clock), tariffs, clock)
-
-
 def pipeline(
     config: Config,
     store: Store,
@@ -109,18 +98,22 @@ def pipeline(
     bedrock: Bedrock,
     clock: Clock,
     forwarder: Forwarder,
-    metering: Metering,
+    recorder: Recorder,
+    tariffs: Tariffs,
+    standings: Standings,
     tasks: Tasks,
 ) -> Pipeline:
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
     return Pipeline(
         identify=_identify(config, tokens),
+        admit=recorder.admit,
+        standings=standings,
         labels=Labels(config.labels, lets_others_through=config.unlabelled == "meter"),
         targets=_targets(config, bedrock),
         forwarder=forwarder,
         joining=joining,
-        metering=metering,
+        metering=Metering(config, recorder.journal, tariffs, clock),
         credentials=ContainerCredentials(Clients(store, clock.now), tokens, clock.now),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,

@@ -8,6 +8,7 @@ PriceKeeperError
 │   └── JournalFull        its disk has no room left
 ├── Refusal                a request is answered with an error of ours, in AWS's form
 │   ├── InvalidRequest     400: something in it is wrong; the message names what is allowed
+│   ├── QuotaSpent         400: every label that may serve it has used up its quota; trying again does not help
 │   ├── AccessDenied       403: no token, or one that is not good
 │   ├── TokenExpired       403: a token that was good
 │   ├── UnknownOperation   404: nothing is forwarded that is not on the list
@@ -77,6 +78,12 @@ class Refusal(PriceKeeperError):
 
 class InvalidRequest(Refusal):
     pass
+
+
+class QuotaSpent(Refusal):
+    """Not 429, which clients take for a request to try again; none of them repeats a call for this."""
+
+    kind = "ServiceQuotaExceededException"
 
 
 class AccessDenied(Refusal):

@@ -58,6 +58,15 @@ class Caller:
     client_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What serves a request. `label` is empty for a raw model that no label knows, where those are let through."""
+
+    requested: str
+    label: str
+    model: str
+
+
 def client_id_of(org: str, app: str | None) -> str:
     return f"org-{org}" if app is None else f"org-{org}-app-{app}"
 

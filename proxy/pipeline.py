@@ -2,7 +2,7 @@
 
     identify -> admit -> select -> forward -> meter -> record
 
-Admission is as yet only whether what a call costs could be recorded; limits and budgets are to come.
+Admission is as yet only whether what a call costs could be recorded; limits are to come.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 from proxy.answers import answer_json, refuse
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.identify import Identify
-from proxy.errors import OurFault, Refusal, UnknownOperation
+from proxy.errors import OurFault, QuotaSpent, Refusal, UnknownOperation
 from proxy.exchange import Header, Request, Responder
 from proxy.forwarding import chat_usage, request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder, Target
@@ -28,9 +28,13 @@ from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
 from proxy.metering import guardrails
 from proxy.metering.streams import usage_event_only
-from proxy.model import Caller
-from proxy.recording.metering import Metering
-from proxy.selection.labels import Choice, Labels
+from proxy.model import Caller, Choice
+from proxy.recording.entries import Account
+from proxy.recording.meter import Terms
+from proxy.recording.metering import FREE_OF_CHARGE, Metered, Metering
+from proxy.selection.labels import Labels
+from proxy.selection.serving import EXCEEDED, SPECIFIC, decision_told
+from proxy.selection.standings import Standings
 from proxy.surface.calls import Asked, headers_upstream, understood
 
 INVOCATION = b"amz-sdk-invocation-id"
@@ -53,7 +57,9 @@ class Pipeline:
     def __init__(
         self,
         identify: Identify,
+        admit: Callable[[], None],
         labels: Labels,
+        standings: Standings,
         targets: Targets,
         forwarder: Forwarder,
         joining: Joining,
@@ -63,7 +69,9 @@ class Pipeline:
         tells_who_calls: bool,
     ) -> None:
         self._identify = identify
+        self._admit = admit
         self._labels = labels
+        self._standings = standings
         self._targets = targets
         self._forwarder = forwarder
         self._joining = joining
@@ -106,8 +114,7 @@ class Pipeline:
     async def _carry_out(
         self, request: Request, caller: Caller, asked: Asked, headers: Headers, responder: Responder, told: Told
     ) -> None:
-        choice = self._labels.choose(asked.model) if asked.model else Choice("", "", "")
-        told += _decision(choice)
+        choice, account, terms = await self._selected(caller, asked, request.method, told)
         targets, body = self._targets(choice, asked), request.body
         to_be_sent = _as_it_is
         if asked.operation is Operation.CHAT_COMPLETIONS and await _off_the_loop(body, chat_usage.is_to_be_asked, body):
@@ -123,14 +130,40 @@ class Pipeline:
             lambda model: to_be_sent(asked.body_for(model, body)),
             targets,
         )
-        units = await _off_the_loop(body, guardrails.units_asked, asked.operation, request.headers, body)
-        meter = await self._metering.meter(caller, choice, asked.operation, request.method, targets, len(body), units)
-        if meter.price_source:
+        meter: Metered = FREE_OF_CHARGE
+        if terms is not None and account is not None:
+            units = await _off_the_loop(body, guardrails.units_asked, asked.operation, request.headers, body)
+            meter = self._metering.meter(terms, account, caller, targets, len(body), units)
             told.append((b"x-price-keeper-price-source", meter.price_source.encode()))
         try:
             await self._forwarder.forward(call, responder, tuple(told), meter)
         finally:
             meter.close()
+
+    async def _selected(
+        self, caller: Caller, asked: Asked, method: bytes, told: Told
+    ) -> tuple[Choice, Account | None, Terms | None]:
+        """What serves the call, who pays for it and on which terms. What costs nothing needs no budget."""
+        choice = self._labels.choose(asked.model) if asked.model else Choice("", "", "")
+        terms = self._metering.terms(choice, asked.operation, method)
+        if terms is None:
+            told += _choice_told(choice)
+            return choice, None, None
+        self._admit()
+        payer = self._standings.known(caller) or await self._standings.learned(caller)
+        try:
+            if terms.counted_as == choice.label:
+                decision = payer.standing.decide(choice.label, asked.operation in SPECIFIC)
+            else:
+                decision = payer.standing.allows(terms.counted_as)
+        except QuotaSpent:
+            told += (*_choice_told(choice)[:1], EXCEEDED)
+            raise
+        if decision.label not in (choice.label, terms.counted_as):
+            choice = self._labels.instead_of(choice, decision.label)
+            terms = self._metering.terms(choice, asked.operation, method) or terms
+        told += (*_choice_told(choice), *decision_told(decision))
+        return choice, payer.account(terms.counted_as), terms
 
     async def _hand_out_credentials(self, request: Request, responder: Responder, told: Told) -> None:
         if request.method != b"GET":
@@ -192,7 +225,7 @@ def _retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | No
     return sha256(whole + sha256(request.body).digest()).digest()
 
 
-def _decision(choice: Choice) -> tuple[Header, ...]:
+def _choice_told(choice: Choice) -> tuple[Header, ...]:
     if not choice.requested:
         return ()
     return (

@@ -19,12 +19,20 @@ from proxy.config.keys import Key, Tls
 from proxy.errors import PriceKeeperError
 from proxy.model import client_id_of
 from proxy.stores import schema
-from proxy.stores.contract import ItemMissing, Put, Store, Update
+from proxy.stores.contract import ItemMissing, Put, Store, Update, Value
 from proxy.surface.tls import local_authority
 
 ORG = "d0000000-0000-4000-8000-000000000001"
 APP = "demo"
 TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
+
+# In micro-USD: some hundreds of calls for each label, so that one can see what happens then.
+_DEMO_ORG: dict[str, Value] = {
+    "org_name": "demo",
+    "timezone": "UTC",
+    "model_ordering": ["premium", "standard", "economy"],
+    "quotas": {"premium": 1_000_000, "standard": 500_000, "economy": 500_000},
+}
 
 _GUIDE = """\
 Bedrock Price Keeper is ready; Bedrock is simulated.
@@ -45,7 +53,9 @@ curl -s $AWS_ENDPOINT_URL_BEDROCK_RUNTIME/model/premium/converse -H "authorizati
 python3 -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
   messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
 
-And see what that cost: price-keeper spend --data-dir {folder}
+And see what that cost, and how much may be spent in a day:
+price-keeper spend --data-dir {folder}
+price-keeper org show {org} --data-dir {folder}
 
 The token lasts a day. For credentials that renew themselves, instead of the last two lines:
 export AWS_CONTAINER_CREDENTIALS_FULL_URI={data}/credentials
@@ -105,6 +115,7 @@ def _guide(started: app.Started, secret: str, authority: Path | None, folder: Pa
     return _GUIDE.format(
         trust=trust,
         folder=folder,
+        org=ORG,
         data=f"{'https' if authority else 'http'}://{started.data}",
         control=f"http://{started.control}",
         token=started.tokens.mint(ORG, APP, TOKEN_SECONDS).token,
@@ -120,7 +131,7 @@ async def _make_demo_client(store: Store, secret: str) -> None:
         await store.transact(
             [
                 Put(key, {"app_name": "demo", "client_secret_hash": hashed}, ItemMissing()),
-                Update(schema.org_config(ORG), set_if_missing={"org_name": "demo", "timezone": "UTC"}),
+                Update(schema.org_config(ORG), set_if_missing=_DEMO_ORG),
                 Update(schema.org_entry(ORG), set_if_missing={"org_name": "demo"}),
             ]
         )

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
-from proxy.metering.usage import Usage
+from proxy.metering.usage import Usage, plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
 KINDS = PicoPrices._fields
@@ -30,7 +30,6 @@ Source = Literal["config", "aws", "aws+config"]
 _ORDINARY_TIERS = ("", DEFAULT_TIER, "standard")
 _ORDINARY_LATENCIES = ("", "standard")
 
-_make = tuple.__new__  # of a named tuple, in half the time
 _NO_FLAGS: frozenset[str] = frozenset()
 _UNKNOWN = frozenset((PRICE_UNKNOWN,))
 _NONE_KNOWN = (None,) * len(KINDS)
@@ -51,10 +50,12 @@ class LongPrices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """How what was used becomes money, and where that is written."""
+    """How what was used becomes money, and where that is written. `plain` is the price of input and output alone, where
+    nothing else is used."""
 
     of: Callable[[Usage], Priced]
     told: str
+    plain: Callable[[int, int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,13 @@ class Tariff:
         object.__setattr__(self, "dearest", _dearest(tables))
         object.__setattr__(self, "usual", self.tiers[DEFAULT_TIER])
         object.__setattr__(self, "usual_up_to", _NO_END if long is None else long.above)
-        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}"))
+        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}", self._plain))
+
+    def _plain(self, input: int, output: int) -> int:
+        if input > self.usual_up_to:
+            return cost(self, plain_usage(input, output, 0)).pico
+        usual = self.usual
+        return input * usual[0] + output * usual[1]
 
     def at(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
         """None: nobody has told what such a call costs."""
@@ -96,13 +103,9 @@ def _dearest(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
 
 def cost(tariff: Tariff, usage: Usage) -> Priced:
     """Additive, but for long contexts: two usages of one tier and mode cost together what they cost apart."""
-    input, output, read, written_5m, written_1h, tier, latency, _ = usage
-    if not (tier or latency or read or written_5m or written_1h or input > tariff.usual_up_to):  # as nearly all are
-        usual = tariff.usual
-        return _make(Priced, (input * usual[0] + output * usual[1], _NO_FLAGS))
     counts = usage[:5]
     pico, flags = 0, _NO_FLAGS
-    prices = tariff.at(tier, latency, sum(counts) - output) or _NONE_KNOWN
+    prices = tariff.at(usage.tier, usage.latency, sum(counts) - usage.output) or _NONE_KNOWN
     for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
         if not tokens:
             continue

@@ -21,7 +21,6 @@ from proxy.recording.folder import locked
 from proxy.recording.journal import Journal
 from proxy.recording.leftovers import Leftovers, recover
 from proxy.recording.pace import Pace
-from proxy.recording.recorded import Recorded
 from proxy.recording.recorder import Recorder
 from proxy.recording.sender import Sender
 from proxy.recording.ulid import Ulids
@@ -38,7 +37,6 @@ _log = logging.getLogger("proxy.recording")
 @dataclass(frozen=True, slots=True)
 class Recording:
     recorder: Recorder
-    recorded: Recorded
     leftovers: Leftovers
     aggregator: Aggregator
 
@@ -60,15 +58,15 @@ class Recording:
         self.recorder.journal.close()
 
     def add_to(self, telemetry: Telemetry) -> None:
-        recorder, recorded, left, aggregator = self.recorder, self.recorded, self.leftovers, self.aggregator
-        telemetry.add(
-            metrics.RECORDED_REQUESTS,
-            lambda: [
-                ({"estimated": "false"}, recorded.requests - recorded.estimated_requests),
-                ({"estimated": "true"}, recorded.estimated_requests),
-            ],
-        )
-        telemetry.add(metrics.RECORDED_USD, lambda: recorded.pico / PICO_PER_USD)
+        recorder, left, aggregator = self.recorder, self.leftovers, self.aggregator
+
+        def requests() -> list[tuple[dict[str, str], float]]:
+            recorded = recorder.journal.recorded
+            exact = recorded.requests - recorded.estimated_requests
+            return [({"estimated": "false"}, exact), ({"estimated": "true"}, recorded.estimated_requests)]
+
+        telemetry.add(metrics.RECORDED_REQUESTS, requests)
+        telemetry.add(metrics.RECORDED_USD, lambda: recorder.journal.recorded.pico / PICO_PER_USD)
         telemetry.add(metrics.CALLS_OPEN, lambda: recorder.journal.open_calls)
         telemetry.add(metrics.UNFLUSHED_USD, lambda: recorder.unflushed_pico / PICO_PER_USD)
         telemetry.add(metrics.UNFLUSHED_SECONDS, lambda: recorder.lag_seconds)
@@ -91,9 +89,8 @@ async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncI
             left = await asyncio.to_thread(recover, folder)
         except (OSError, ValueError) as failure:
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
-        recorded = Recorded()
         ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
-        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids, recorded.add))
+        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids))
         recorder = Recorder(
             journal,
             left.sealed,
@@ -103,4 +100,4 @@ async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncI
             max_unflushed_pico=int(config.journal.max_unflushed_usd * PICO_PER_USD),
             refuses_without_store=config.on_store_down == "refuse",
         )
-        yield Recording(recorder, recorded, left, Aggregator(store, clock, config.aggregator.interval_secs))
+        yield Recording(recorder, left, Aggregator(store, clock, config.aggregator.interval_secs))

@@ -11,13 +11,12 @@ is never both estimated and recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from proxy.errors import CannotRecord, JournalFull, JournalUnusable
-from proxy.recording.entries import Account, Intent, Receipt, Tally, head, ready
+from proxy.recording.entries import Counter, Counts, Intent, Receipt, Tally, head, ready
 from proxy.recording.folder import has_no_room
 from proxy.recording.seal import Seal
 from proxy.recording.segment import Segment, sync_file, sync_folder
@@ -25,8 +24,6 @@ from proxy.recording.ulid import Ulids, made_at
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
 STALE_SECONDS = 86_400
-
-OnRecorded: TypeAlias = Callable[[Account, Receipt], None]
 
 _log = logging.getLogger("proxy.recording")
 
@@ -41,6 +38,7 @@ class Sealed:
     estimates: tuple[bytes, ...] = ()  # receipts that go before the seal
     is_frozen: bool = True  # the seal stands in it
     is_left_over: bool = False  # from a process that may have sent it, long ago
+    parts_sent: int = 0
 
     def secure(self) -> None:
         """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
@@ -57,22 +55,24 @@ class Sealed:
             ended.close()
         self.is_frozen, self.estimates = True, ()
 
+    def unsent(self) -> Iterator[tuple[Counter, Counts]]:
+        for part in self.seal.parts[self.parts_sent :]:
+            yield from part
+
     def discard(self) -> None:
         """It is in the store."""
         self.path.unlink(missing_ok=True)
 
 
 class Journal:
-    """`on_recorded` hears of each call that was counted, once it is."""
-
-    def __init__(self, folder: Path, ulids: Ulids, on_recorded: OnRecorded) -> None:
+    def __init__(self, folder: Path, ulids: Ulids) -> None:
         self._folder = folder
         self._ulids = ulids
-        self._on_recorded = on_recorded
         self._number = 0
         self._open: dict[int, Intent] = {}
         self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
         self.tally = Tally()  # of what was recorded since the last seal
+        self._sealed = Counts()  # what was recorded before it
         self.trouble = ""
         try:
             self._segment = self._following("")
@@ -84,6 +84,11 @@ class Journal:
     @property
     def open_calls(self) -> int:
         return len(self._open)
+
+    @property
+    def recorded(self) -> Counts:
+        """Since this process started."""
+        return self._sealed.plus(self.tally.total())
 
     @property
     def is_full(self) -> bool:
@@ -103,12 +108,16 @@ class Journal:
             self._fails(failure)
             raise CannotRecord(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
+        for budget in intent.account.budgets:
+            budget.began(intent.pico)
         return number
 
     def record(self, number: int, receipt: Receipt | None) -> None:
         """What became of the call; None if that costs nothing. Counts even when the disk will not take it now."""
+        if number in self._owed:
+            return
         intent = self._open.get(number)
-        if intent is None or number in self._owed:
+        if intent is None:
             return
         try:
             self._settle(number, intent, receipt)
@@ -150,6 +159,7 @@ class Journal:
             self._fails(failure)
             raise
         seal = Seal.of(ended.ulid, self.tally)
+        self._sealed = self.recorded
         self._segment, self.tally = following, Tally()
         ended.close()
         return Sealed(seal, ended.path, following.path, is_frozen=False)
@@ -175,9 +185,10 @@ class Journal:
         self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
         self.trouble = ""
         del self._open[number]
+        for budget in intent.account.budgets:
+            budget.ended(intent.pico, 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
-            self._on_recorded(intent.account, receipt)
 
     def _fails(self, failure: OSError) -> None:
         if not self.trouble:

@@ -12,7 +12,7 @@ from proxy.forwarding.model_path import Operation
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import Reader, reader_of
 from proxy.metering.usage import Usage
-from proxy.recording.entries import Account, Intent, Receipt, counts_of
+from proxy.recording.entries import Account, Intent, Receipt, counts_of, plain_counts
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
@@ -58,8 +58,12 @@ class Meter:
         self._status = 0
         self._is_sent = self._is_settled = False
         input, output, _, _, _, _, _, by_policy = guess
-        units = sum(by_policy.values()) if by_policy else 0
-        self._number = journal.intend(Intent(account, int(now * 1000), input, output, price.of(guess)[0], units))
+        if price.plain is not None:
+            intent = Intent(account, int(now * 1000), input, output, price.plain(input, output))
+        else:
+            units = sum(by_policy.values())
+            intent = Intent(account, int(now * 1000), input, output, price.of(guess).pico, units)
+        self._number = journal.intend(intent)
 
     @property
     def price_source(self) -> str:
@@ -130,15 +134,19 @@ class Meter:
 
     def _known(self, usage: Usage) -> Receipt:
         price = self._price
-        priced = price.of(usage)
-        pico, flags = priced
+        input, output, read, written_5m, written_1h, tier, latency, units = usage
+        about = {"request": self._request_id, "price": price.told}
+        if price.plain is not None and not (read or written_5m or written_1h or tier or latency or units):
+            pico = price.plain(input, output)  # as of nearly all
+            counts = plain_counts(input, output, pico)
+        else:
+            priced = price.of(usage)
+            pico, counts = priced.pico, counts_of(usage, priced.pico)
+            about |= _unusual(usage, priced)
         if pico > MOST_PICO:
             _log.error("an answer would cost more than a million dollars; its usage is not believed: %s", usage)
             return self._estimated(None, "absurd")
-        about = {"request": self._request_id, "price": price.told}
-        if usage[5] or usage[6] or flags:
-            about |= _unusual(usage, priced)
-        return Receipt(counts_of(usage, pico), about)
+        return Receipt(counts, about)
 
     def _estimated(self, reader: Reader | None, why: str) -> Receipt:
         usage = self._guess if reader is None else self._seen(reader)

@@ -21,18 +21,19 @@ from proxy.metering.price_updates import Tariffs
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import BYTES_A_TOKEN
 from proxy.metering.usage import Usage, plain_usage
-from proxy.model import Caller
-from proxy.recording.accounts import Accounts
+from proxy.model import Caller, Choice
+from proxy.recording.entries import Account
 from proxy.recording.expected import Expected
 from proxy.recording.guarded import GuardedMeter, with_units
 from proxy.recording.jobs import JobMeter, Jobs
+from proxy.recording.journal import Journal
 from proxy.recording.meter import Meter, PriceAt, Terms
-from proxy.recording.recorder import Recorder
-from proxy.selection.labels import Choice
 
 MOST_EXPECTED = 1000  # labels; models without one come as callers name them
 
 # What Bedrock does for nothing.
+_MADE: Callable[..., Meter] = Meter
+
 FREE = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
 _GUARDRAILS = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
 _BYTES_A_UNIT = 1000
@@ -72,57 +73,53 @@ class Free:
     def close(self) -> None: ...
 
 
+FREE_OF_CHARGE = Free()
+
+
 class Metering:
-    def __init__(self, config: Config, recorder: Recorder, accounts: Accounts, tariffs: Tariffs, clock: Clock) -> None:
+    def __init__(self, config: Config, journal: Journal, tariffs: Tariffs, clock: Clock) -> None:
         self._labels = config.labels
         self._guardrails = guardrail_prices(config.guardrails) if config.guardrails is not None else None
-        self._recorder = recorder
-        self._accounts = accounts
+        self._journal = journal
         self._tariffs = tariffs
         self._clock = clock
         self._expected: dict[str, Expected] = {}
         self._kept_terms: dict[tuple[str, Operation], Terms] = {}
         self._jobs = Jobs()
 
-    async def meter(
+    def terms(self, choice: Choice, operation: Operation, method: bytes) -> Terms | None:
+        """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises
+        InvalidRequest."""
+        if operation in FREE or method != b"POST":
+            return None
+        key = (choice.label or choice.model, operation)
+        kept = self._kept_terms.get(key)
+        if kept is None:
+            kept = self._made_terms(choice.label, choice.model, operation)
+            if len(self._kept_terms) >= MOST_EXPECTED:
+                self._kept_terms.clear()
+            self._kept_terms[key] = kept
+        return kept
+
+    def meter(
         self,
+        terms: Terms,
+        account: Account,
         caller: Caller,
-        choice: Choice,
-        operation: Operation,
-        method: bytes,
         targets: Sequence[Target],
         body_bytes: int,
         guardrail_units: int = 0,
-    ) -> Metered:
+    ) -> Meter:
         """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
         call which names a guardrail is taken to have asked for."""
-        label = choice.label
-        if operation in FREE or method != b"POST":
-            return Free()
-        self._recorder.admit()
-        terms = self._terms(label, choice.model, operation)
-        made: Callable[..., Meter] = Meter
-        guess = terms.guess(body_bytes)
+        guess, made = terms.guess(body_bytes), _MADE
         if guardrail_units:
             terms = replace(terms, price_at=self._with_units(terms.price_at))
             guess = guess._replace(units=estimated(guardrail_units, guess.output))
             made = partial(GuardedMeter, guardrail_units)
-        elif operation is Operation.ASYNC_INVOKES:
+        elif terms.operation is Operation.ASYNC_INVOKES:
             made = partial(JobMeter, self._jobs, caller)
-        counted_as = terms.counted_as
-        account = self._accounts.known(caller, counted_as) or await self._accounts.learned(caller, counted_as)
-        return made(self._recorder.journal, terms, account, targets[0], guess, self._clock.now())
-
-    def _terms(self, label: str, model: str, operation: Operation) -> Terms:
-        """Where each call would need the same ones again, they are kept."""
-        kept = self._kept_terms.get((label or model, operation))
-        if kept is not None:
-            return kept
-        terms = self._made_terms(label, model, operation)
-        if len(self._kept_terms) >= MOST_EXPECTED:
-            self._kept_terms.clear()
-        self._kept_terms[label or model, operation] = terms
-        return terms
+        return made(self._journal, terms, account, targets[0], guess, self._clock.now())
 
     def _made_terms(self, label: str, model: str, operation: Operation) -> Terms:
         if operation in _GUARDRAILS:

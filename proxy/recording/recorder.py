@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 
 from proxy.clock import Clock
 from proxy.errors import CannotRecord, StoreError
-from proxy.recording.entries import PICO_PER_USD
+from proxy.recording.entries import PICO_PER_USD, Counter
 from proxy.recording.journal import Journal, Sealed
 from proxy.recording.pace import Pace
 from proxy.recording.sender import Sender
@@ -84,6 +84,20 @@ class Recorder:
         """For how long something recorded has been waiting at most."""
         is_waiting = self._waiting or self.journal.tally.requests
         return self._clock.monotonic() - self._caught_up if is_waiting else 0.0
+
+    def unflushed(self) -> dict[Counter, int]:
+        """Pico-dollars by counter: what is in the journal, and not certainly in the store."""
+        sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
+        for sealed in self._waiting:
+            for counter, counts in sealed.unsent():
+                sums[counter] = sums.get(counter, 0) + counts.pico
+        return sums
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[bool]:
+        """No flush is under way meanwhile. Whether it is known of all that was flushed that it is in the store."""
+        async with self._flushing:
+            yield not self._waiting
 
     async def check(self) -> None:
         """Raises CannotRecord with what keeps spend from being recorded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
 from proxy.clock import Clock
 from proxy.errors import JournalFull, ReasonCode, Rejected, TransactionFailed
@@ -19,10 +20,20 @@ MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever 
 _log = logging.getLogger("proxy.recording")
 
 
+class Books(Protocol):
+    """Keeps count of what of ours is in the store."""
+
+    def acknowledged(self, counter: Counter, pico: int) -> None: ...
+
+    def dropped(self, counter: Counter, pico: int) -> None:
+        """It never will be."""
+
+
 class Sender:
     """`force` sends also what is so old that its marker may be gone."""
 
     def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
+        self.books: Books | None = None
         self._store = store
         self._clock = clock
         self._force = force
@@ -39,8 +50,12 @@ class Sender:
             self._leave(sealed, "it is so old that it might count twice")
             return
         try:
-            for number, part in enumerate(seal.parts):
+            for number, part in tuple(enumerate(seal.parts))[sealed.parts_sent :]:
                 await self._send_part(seal.ulid, number, part)
+                sealed.parts_sent += 1
+                if self.books is not None:
+                    for counter, counts in part:
+                        self.books.acknowledged(counter, counts.pico)
         except (Rejected, ValueError) as failure:  # the latter where a key can be none of the store's
             self._leave(sealed, str(failure))
             return
@@ -58,6 +73,9 @@ class Sender:
         if not sealed.is_frozen:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
         self.refused.append(ulid)
+        if self.books is not None:
+            for counter, counts in sealed.unsent():
+                self.books.dropped(counter, counts.pico)
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
 
     async def _send_part(self, ulid: str, number: int, part: Part) -> None:

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from proxy.config.keys import Label
 from proxy.errors import InvalidRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """`label` is empty for a raw model that no label knows, where those are let through."""
-
-    requested: str
-    label: str
-    model: str
+from proxy.model import Choice
 
 
 class Labels:
@@ -33,3 +24,6 @@ class Labels:
             return Choice(requested, "", requested)
         known = f"{', '.join(self._labels)}, and the models they stand for"
         raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {known}")
+
+    def instead_of(self, choice: Choice, label: str) -> Choice:
+        return Choice(choice.requested, label, self._labels[label].model)

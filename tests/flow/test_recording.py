@@ -279,6 +279,6 @@ async def test_a_receipt_is_there_before_the_caller_has_all(port: DataPort) -> N
     """So that nobody who was answered can be forgotten."""
     for operation in ("converse", "converse_stream"):
         for _ in range(20):
-            before = port.recording.recorded.requests
+            before = port.recording.recorder.journal.recorded.requests
             await call(port.client(), operation, modelId="premium", **TURN)
-            assert port.recording.recorded.requests == before + 1
+            assert port.recording.recorder.journal.recorded.requests == before + 1

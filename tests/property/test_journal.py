@@ -26,9 +26,25 @@ from tests.support.effort import tries
 SCOPES = ("ORG#a", "ORG#b", "ORG#c")
 
 
-def account(call: int, scope: str) -> Account:
+class Watched:
+    """A budget that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.ended_with: list[int] = []
+
+    def began(self, expected: int) -> None:
+        self.in_flight += expected
+
+    def ended(self, expected: int, pico: int) -> None:
+        self.in_flight -= expected
+        self.ended_with.append(pico)
+
+
+def account(call: int, scope: str, budget: Watched) -> Account:
     """A counter for each call, so that none can stand for another; and one for each scope."""
-    return Account.of([Counter(scope, f"call{call}", "DAY#20261118", 8), Counter(scope, "all", "DAY#20261118", 8)])
+    counters = [Counter(scope, f"call{call}", "DAY#20261118", 8), Counter(scope, "all", "DAY#20261118", 8)]
+    return Account.of(counters, (budget,))
 
 
 WRITE = os.pwrite
@@ -67,12 +83,11 @@ class Machine(RuleBasedStateMachine):
         self.lost: set[int] = set()  # under way when the process died
         self.sealed: list[Sealed] = []
         self.counted: Times[int] = Times()
-        self.heard: list[int] = []
         self._opened()
 
     def _opened(self) -> None:
         ulids = Ulids(lambda: 1_795_003_200.0, lambda size: next(self.chance).to_bytes(size), self._last())
-        self.journal = Journal(self.folder, ulids, lambda _, receipt: self.heard.append(receipt.counts.pico))
+        self.journal, self.budget = Journal(self.folder, ulids), Watched()
 
     def _last(self) -> str:
         return max((path.stem for path in self.folder.glob(f"*{SUFFIX}")), default="")
@@ -88,7 +103,7 @@ class Machine(RuleBasedStateMachine):
     def send(self, scope: str) -> None:
         call = next(self.calls)
         try:
-            number = self.journal.intend(Intent(account(call, scope), 0, 1, 1, call))
+            number = self.journal.intend(Intent(account(call, scope, self.budget), 0, 1, 1, call))
         except CannotRecord:
             assert self.disk.room is not None  # it was not sent, and counts as nothing
             return
@@ -174,6 +189,11 @@ class Machine(RuleBasedStateMachine):
         assert sealed.seal.pico == sum(sums[counter].pico for counter in calls)
 
     @invariant()
+    def budgets_hear_of_all(self) -> None:
+        assert self.budget.in_flight == sum(intent.pico for intent in self.journal._open.values())
+        assert sum(self.budget.ended_with) == self.journal.recorded.pico
+
+    @invariant()
     def nothing_counts_twice(self) -> None:
         assert max(self.counted.values(), default=0) <= 1
 
@@ -186,7 +206,6 @@ class Machine(RuleBasedStateMachine):
             self._count(sealed)
         assert {call for call, times in self.counted.items() if times} == self.recorded | lost
         self.nothing_counts_twice()
-        assert len(self.heard) == len(set(self.heard))
 
 
 TestJournal = Machine.TestCase

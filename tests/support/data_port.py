@@ -14,7 +14,7 @@ from botocore.config import Config as ClientConfig
 from proxy import dataplane
 from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
+from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.config.keys import Journal, Listen, Upstream
 from proxy.forwarding.credentials import FixedCredentials
@@ -22,12 +22,15 @@ from proxy.forwarding.forwarder import SignatureV4
 from proxy.forwarding.sigv4 import Credentials
 from proxy.recording.composed import Recording, opened_recording
 from proxy.recording.entries import Counter
+from proxy.selection.standings import Standings
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
+from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from proxy.tasks import Tasks
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 APP = "web"
+TOKEN_SECONDS = 48 * 3600  # for tests that pass midnight
 SECRET = b"a secret that is long enough for HS256"
 
 
@@ -37,6 +40,8 @@ class DataPort:
     token: str
     bedrock: SimulatedBedrock
     recording: Recording
+    store: Store
+    standings: Standings
     _seen: set[Counter] = field(default_factory=set)
 
     def counters(self) -> set[Counter]:
@@ -66,10 +71,10 @@ class DataPort:
 
 @asynccontextmanager
 async def data_port(
-    folder: Path, wrapped: Callable[[Any], Any] = lambda store: store, **config: Any
+    folder: Path, wrapped: Callable[[Any], Any] = lambda store: store, clock: Clock | None = None, **config: Any
 ) -> AsyncIterator[DataPort]:
     """As in development, but for what `config` says, and for what stands between it and its store."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
     port_of_its_own = Listen(data=Address("127.0.0.1", 0))
     plain = Config(
         labels=Config.development().labels,
@@ -81,16 +86,19 @@ async def data_port(
     tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     opened = await SqliteStore(folder / "store.db", clock.now).open()
     store = wrapped(opened)
-    async with Tasks(clock) as tasks, simulated_bedrock() as stand_in:
+    async with Tasks(clock) as tasks, simulated_bedrock(clock=clock) as stand_in:
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         bedrock = dataplane.Bedrock(stand_in.url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
         async with opened_recording(whole, store, clock) as recording:
             tariffs = await dataplane.prices(whole, store, clock, tasks)
-            metering = dataplane.metering(whole, store, recording.recorder, tariffs, clock, tasks)
+            standings = Standings(whole, store, recording.recorder, clock, tasks)
             forwarder = dataplane.forwarding(bedrock, clock, tasks)
-            pipeline = dataplane.pipeline(whole, store, tokens, bedrock, clock, forwarder, metering, tasks)
+            pipeline = dataplane.pipeline(
+                whole, store, tokens, bedrock, clock, forwarder, recording.recorder, tariffs, standings, tasks
+            )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
-            yield DataPort(f"http://127.0.0.1:{port}", tokens.mint(ORG, APP).token, stand_in, recording)
+            token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
+            yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings)
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
     await opened.close()

@@ -108,7 +108,7 @@ async def recording(
         leftovers = recover(folder)
         ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest)
         faulty = Faulty(store)
-        recorder = _recorder(Journal(folder, ulids, lambda *_: None), leftovers, faulty, clock, max_usd, refuses)
+        recorder = _recorder(Journal(folder, ulids), leftovers, faulty, clock, max_usd, refuses)
         made = Recording(folder, faulty, clock, recorder, leftovers)
         if scope is not None:
             made.scope = scope

@@ -11,27 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from proxy.calendar_days import known_zone
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.upstream import Endpoint
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.usage import Usage
-from proxy.model import Caller
 from proxy.recording import aggregator as aggregating
 from proxy.recording import journal as limits
-from proxy.recording.accounts import Accounts
 from proxy.recording.aggregator import Aggregator, total_key
 from proxy.recording.entries import Account, Counter
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Sealed
 from proxy.recording.leftovers import Known, read, recover
 from proxy.recording.meter import Meter, Terms
-from proxy.selection.orgs import Org, Orgs
 from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Update, Write
+from proxy.stores.contract import Put, Store, Write
 from proxy.tasks import Tasks
-from tests.support.clock import ManualClock, settle
+from tests.support.clock import settle
 from tests.support.recording import Recording, recording
 from tests.unit.test_recorder import arrived
 
@@ -230,27 +226,6 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
     total = await rec.store.get(total_key(rec.counter()))
     assert total is not None
     assert total["requests"] == 1
-
-
-async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(exact_store: Store) -> None:
-    clock = ManualClock()  # noon
-    orgs = Orgs(exact_store, Org(known_zone("UTC"), "APP", 8), clock)
-    accounts = Accounts(orgs, clock)
-    caller = Caller("e0000000-0000-4000-8000-000000000001", "web", "c")
-
-    async def account() -> Account:
-        return accounts.known(caller, "premium") or await accounts.learned(caller, "premium")
-
-    before = await account()
-    changed = {"timezone": "Pacific/Kiritimati", "quota_scope": "ORG"}
-    await exact_store.update(Update(schema.org_config(caller.org), set=changed))
-    await orgs.refresh()
-    assert await account() is before
-    assert (accounts.known(caller, "economy") or before).counters[0].period == "DAY#20261118"
-    await clock.advance(12 * 3600)
-    after = await account()
-    assert [counter.period for counter in after.counters] == ["DAY#20261119"] * 2  # where it is the 19th since noon
-    await exact_store.update(Update(schema.org_config(caller.org), remove=tuple(changed)))
 
 
 async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(

@@ -1,0 +1,73 @@
+"""What is asked of the store for a scope: its settings, its sticky state, and what is spent of its quotas."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import cast
+
+from proxy.clock import Clock
+from proxy.config import Config
+from proxy.model import Scope
+from proxy.recording.aggregator import STAMP, shard_keys, summed, total_key
+from proxy.recording.entries import Counter
+from proxy.recording.flush import COST, pico_of
+from proxy.recording.recorder import Recorder
+from proxy.selection.plan import Plan, plan_of
+from proxy.selection.standing import Standing
+from proxy.stores import schema
+from proxy.stores.contract import Item, Key, Store
+
+
+class Looks:
+    """Each raises StoreError."""
+
+    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock) -> None:
+        self._defaults = config.defaults
+        self._thresholds = config.alerts.thresholds_pct
+        self._store = store
+        self._recorder = recorder
+        self._clock = clock
+
+    def plan_of(self, org: Item | None = None, app: Item | None = None) -> Plan:
+        return plan_of(org, app, self._defaults, self._thresholds, self._clock.now())
+
+    async def plan(self, scope: Scope) -> Plan:
+        return self.plan_of(*await self._store.get_many(_settings(scope)))
+
+    async def plan_and_sticky(self, standing: Standing) -> tuple[Plan, Item | None]:
+        keys = [schema.sticky_state(standing.scope, standing.span.key), *_settings(standing.scope)]
+        item, *settings = await self._store.get_many(keys, consistent=True)
+        return self.plan_of(*settings), item
+
+    async def read_shards(self, standing: Standing) -> bool:
+        """All that was flushed. Whether that is certain of all of ours, which is what no moving on can be based on
+        otherwise."""
+        counters = _counters(standing)
+        keys = [key for counter in counters for key in shard_keys(counter)]
+        async with self._recorder.quiet() as is_certain:
+            began = self._clock.now()
+            found = await self._store.get_many(keys, consistent=True)
+        for number, counter in enumerate(counters):
+            shards = found[number * counter.shards : (number + 1) * counter.shards]
+            total = summed(item for item in shards if item is not None)
+            standing.spent(counter.label).read_exactly(pico_of(total[COST]), began)
+        return is_certain
+
+    async def read_totals(self, standing: Standing) -> bool:
+        counters = _counters(standing)
+        for counter, item in zip(counters, await self._store.get_many(list(map(total_key, counters))), strict=True):
+            if item is not None and STAMP in item:
+                total = summed([item])
+                standing.spent(counter.label).read_total(pico_of(total[COST]), float(cast(Decimal, item[STAMP])))
+        return False
+
+
+def _settings(scope: Scope) -> list[Key]:
+    org = schema.org_config(scope.org)
+    return [org] if scope.app is None else [org, schema.app_config(scope.org, scope.app)]
+
+
+def _counters(standing: Standing) -> list[Counter]:
+    return [
+        Counter(standing.scope.key, label, standing.span.key, standing.plan.shards) for label in standing.plan.quotas
+    ]

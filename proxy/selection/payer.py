@@ -1,0 +1,45 @@
+"""Who pays for a caller's calls on one day, and from which budget. Pure."""
+
+from __future__ import annotations
+
+from proxy.calendar_days import Span
+from proxy.model import Caller, Scope
+from proxy.recording.entries import Account, Counter
+from proxy.selection.plan import Plan
+from proxy.selection.standing import Standing
+
+MOST_ACCOUNTS = 1000  # of one payer: labels, but models without one come as callers name them
+
+
+class Payer:
+    """A caller's org and app, on one day: where what it spends is counted."""
+
+    __slots__ = ("_accounts", "_counters", "end", "standing", "start")
+
+    def __init__(self, caller: Caller, standing: Standing, day: Span) -> None:
+        plan = standing.plan
+        self.standing = standing
+        self.start = max(day.start, standing.span.start)
+        self.end = min(day.end, standing.span.end)
+        self._counters = [(scope.key, day.key, plan.shards) for scope in _scopes(caller, plan)]
+        if standing.span.key != day.key:
+            self._counters.append((standing.scope.key, standing.span.key, plan.shards))
+        self._accounts: dict[str, Account] = {}
+
+    def account(self, label: str) -> Account:
+        found = self._accounts.get(label)
+        if found is None:
+            if len(self._accounts) >= MOST_ACCOUNTS:
+                self._accounts.clear()
+            counters = [Counter(scope, label, period, shards) for scope, period, shards in self._counters]
+            found = self._accounts[label] = Account.of(counters, (self.standing.spent(label),))
+        return found
+
+
+def _scopes(caller: Caller, plan: Plan) -> list[Scope]:
+    """An org's total is the sum over its apps, unless its quotas are its own."""
+    whole = Scope(caller.org)
+    if caller.app is None:
+        return [whole]
+    app = Scope(caller.org, caller.app)
+    return [app] if plan.quota_scope == "APP" else [whole, app]

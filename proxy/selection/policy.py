@@ -1,0 +1,52 @@
+"""Which label serves a request: a pure function of what was asked for, the chain, what is spent, and the quotas. Pure.
+
+    asked for                                     may serve it
+    a label of the chain                          it and those behind it, but none before the active one
+    a label with a quota that is not in the chain it alone
+    any label, of a scope without a chain         it, without a budget
+    any other                                     none
+
+Of these, the first serves whose request format fits and whose quota is not spent. A caller who asks for something
+cheaper gets it and is never moved up. The active label moves on when it is spent itself, and goes back by override
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+
+class Mode(Enum):
+    """How much of its quota the label that serves has used."""
+
+    NORMAL = "NORMAL"
+    TIGHT = "TIGHT"
+    EXCEEDED = "EXCEEDED"
+
+
+def candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str, int], active: int) -> Sequence[str]:
+    """The labels that may serve, the first choice first; empty where the scope may not use what it asks for."""
+    if requested in ordering:
+        return ordering[max(active, ordering.index(requested)) :]
+    return (requested,) if requested in quotas or not ordering else ()
+
+
+def moved_on(active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]) -> int:
+    """The index of the label that is to be active: the next one with something left, if this one is spent, else the
+    last one."""
+    for index in range(active, len(ordering)):
+        if spent(ordering[index]) < quotas[ordering[index]]:
+            return index
+    return max(active, len(ordering) - 1)
+
+
+def percent(spent: int, quota: int) -> int:
+    """Whole ones, rounded down, so that 100 means that it is spent. What has no room at all is spent."""
+    return spent * 100 // quota if quota else 100
+
+
+def mode(spent: int, quota: int, tight_pct: int) -> Mode:
+    if spent >= quota:
+        return Mode.EXCEEDED
+    return Mode.TIGHT if spent * 100 >= quota * tight_pct else Mode.NORMAL

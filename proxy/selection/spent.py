@@ -1,0 +1,74 @@
+"""What is spent of one quota: what the store says, what of ours it cannot know yet, what is under way. Pure.
+
+    known  =  base + acknowledged since the base's time + recorded, but not acknowledged
+    taken  =  known + what the calls under way are expected to cost
+
+The base is either exact, a read of all shards while no flush of ours was under way, or a total that somebody stamped
+with the time at which it was read. With a total, whatever of ours was acknowledged a little before its stamp or later
+counts beside it: so by a clock that goes wrong the sum may be too high for a while, and never too low.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+MARGIN_SECONDS = 5.0  # by which the clocks of a fleet may differ
+NEVER = float("inf")
+
+
+class Spent:
+    """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
+
+    __slots__ = ("_acknowledged", "_as_of", "_base", "_ring", "alarm", "in_flight", "known")
+
+    def __init__(self, unflushed: int = 0, ring: Callable[[], None] = lambda: None) -> None:
+        """`unflushed` is what of ours was recorded before, and is not acknowledged yet."""
+        self._ring = ring
+        self._base = 0
+        self._as_of = -NEVER  # of the base; an older one tells nothing new
+        self._acknowledged: deque[tuple[float, int]] = deque()  # when, and how much, since a margin before that
+        self.known = unflushed
+        self.in_flight = 0
+        self.alarm: float = NEVER
+
+    @property
+    def taken(self) -> int:
+        return self.known + self.in_flight
+
+    # What this process does.
+
+    def began(self, expected: int) -> None:
+        self.in_flight += expected
+
+    def ended(self, expected: int, pico: int) -> None:
+        self.in_flight -= expected
+        self.known += pico
+        if self.known >= self.alarm:
+            self.alarm = NEVER
+            self._ring()
+
+    def acknowledged(self, pico: int, now: float) -> None:
+        """It is in the store."""
+        self._acknowledged.append((now, pico))
+
+    def dropped(self, pico: int) -> None:
+        """It will never be in the store."""
+        self.known -= pico
+
+    # What the store says.
+
+    def read_total(self, pico: int, stamped: float) -> None:
+        if stamped > self._as_of:
+            self._rebase(pico, stamped, stamped - MARGIN_SECONDS)
+
+    def read_exactly(self, pico: int, began: float) -> None:
+        """No flush of ours was under way between `began` and the answer, so what was acknowledged is in it."""
+        self._rebase(pico, began + MARGIN_SECONDS, NEVER)
+
+    def _rebase(self, pico: int, as_of: float, counted_since: float) -> None:
+        """All that was acknowledged before `counted_since` is in the new base."""
+        self.known += pico - self._base
+        self._base, self._as_of = pico, as_of
+        while self._acknowledged and self._acknowledged[0][0] < counted_since:
+            self.known -= self._acknowledged.popleft()[1]

@@ -1,0 +1,196 @@
+"""A budget's whole story over real sockets with boto3: dearest first, then cheaper, then refused, then a new day."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import fields
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from botocore.exceptions import ClientError
+
+from proxy.clock import SystemClock
+from proxy.config import Config
+from proxy.config.prices import Guardrails, UnitPrices
+from proxy.stores import schema
+from proxy.stores.contract import Put, Value
+from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.simulated import CLAUDE_BODY, TURN
+
+ZONE = "Asia/Kolkata"
+SCOPE = f"ORG#{ORG}#APP#{APP}"
+
+
+class SettableClock(SystemClock):
+    """The wall clock of this machine, set to another time; what is measured goes on as it does."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        return time.time() + self._ahead
+
+    def set(self, to: float) -> None:
+        self._ahead = to - time.time()
+
+
+def asked(port: DataPort, label: str = "premium") -> dict[str, Any]:
+    """The headers of our own on the answer."""
+    client = port.client()
+    try:
+        answer = client.converse(modelId=label, **TURN)
+    finally:
+        client.close()
+    return answer["ResponseMetadata"]["HTTPHeaders"]  # type: ignore[no-any-return]
+
+
+def served(port: DataPort, label: str = "premium") -> str:
+    return str(asked(port, label)["x-price-keeper-label"])
+
+
+async def configured(port: DataPort, **attributes: Value) -> None:
+    await port.store.put(Put(schema.org_config(ORG), attributes))
+
+
+def quotas(**usd: float) -> dict[str, Value]:
+    micros: dict[str, Value] = {label: round(amount * 10**6) for label, amount in usd.items()}
+    return {"model_ordering": list(usd), "quotas": micros}
+
+
+async def test_from_premium_to_refused_to_the_next_day(tmp_path: Path) -> None:
+    clock = SettableClock()
+    noon = datetime(2026, 11, 18, 12, tzinfo=ZoneInfo(ZONE)).timestamp()
+    clock.set(noon)
+    async with data_port(tmp_path, clock=clock) as port:
+        # Each label's quota is spent by its second answer.
+        await configured(port, timezone=ZONE, **quotas(premium=0.0001, standard=0.0001, economy=0.000001))
+        labels = []
+        while True:
+            try:
+                headers = await asyncio.to_thread(asked, port)
+            except ClientError as failure:
+                refused = failure
+                break
+            labels.append(headers["x-price-keeper-label"])
+            assert headers["x-price-keeper-requested"] == "premium"
+            assert headers["x-price-keeper-mode"] in ("NORMAL", "TIGHT")
+            assert 0 <= int(headers["x-price-keeper-quota-pct"]) < 100
+        assert list(dict.fromkeys(labels)) == ["premium", "standard", "economy"]
+        _is_refused_once(refused)
+        calls = len(port.bedrock.ledger)
+        assert calls == len(labels)  # what is refused goes nowhere
+        midnight = datetime(2026, 11, 19, tzinfo=ZoneInfo(ZONE)).timestamp()
+        clock.set(midnight - 5)
+        with pytest.raises(ClientError):
+            await asyncio.to_thread(served, port)
+        clock.set(midnight)
+        assert await asyncio.to_thread(served, port) == "premium"
+
+
+def _is_refused_once(failure: ClientError) -> None:
+    answer: Any = failure.response
+    assert answer["Error"]["Code"] == "ServiceQuotaExceededException"
+    message = answer["Error"]["Message"]
+    assert f"the quota of {SCOPE} for DAY#20261118 is spent: premium 0." in message
+    assert "of 0.0001 USD" in message
+    assert message.endswith("it resets at 2026-11-19T00:00:00+05:30")
+    told = answer["ResponseMetadata"]
+    assert told["RetryAttempts"] == 0
+    assert told["HTTPHeaders"]["x-should-retry"] == "false"
+    assert told["HTTPHeaders"]["x-price-keeper-mode"] == "EXCEEDED"
+    assert told["HTTPHeaders"]["x-price-keeper-requested"] == "premium"
+
+
+async def test_who_asks_for_something_cheaper_gets_it(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await configured(port, **quotas(premium=100, standard=100, economy=100))
+        assert await asyncio.to_thread(served, port, "economy") == "economy"
+        economy = Config.development().labels["economy"].model
+        assert await asyncio.to_thread(served, port, economy) == "economy"
+        assert await asyncio.to_thread(served, port, "premium") == "premium"
+
+
+async def test_a_body_for_claude_never_reaches_another_kind_of_model(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await configured(port, **quotas(premium=0, economy=100))
+        client = port.client()
+        with pytest.raises(ClientError, match=r"no label with a body in the format anthropic .* economy \(nova\)"):
+            await asyncio.to_thread(client.invoke_model, modelId="premium", body=json.dumps(CLAUDE_BODY))
+        client.close()
+        assert list(port.bedrock.ledger) == []
+
+
+async def test_a_label_that_is_not_the_scopes_is_refused(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await configured(port, **quotas(premium=100))
+        with pytest.raises(ClientError, match=r"economy is not among the labels that .* has a quota for: premium"):
+            await asyncio.to_thread(served, port, "economy")
+
+
+async def test_in_shadow_the_answer_tells_what_would_have_served(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await configured(port, enforcement="shadow", **quotas(premium=0, standard=100))
+        headers = await asyncio.to_thread(asked, port)
+        assert headers["x-price-keeper-label"] == "premium"
+        assert headers["x-price-keeper-mode"] == "EXCEEDED"
+        assert headers["x-price-keeper-shadow-label"] == "standard"
+
+
+async def test_guardrails_are_paid_from_a_quota_of_their_own(tmp_path: Path) -> None:
+    prices = Guardrails(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
+    async with data_port(tmp_path, guardrails=prices) as port:
+        await configured(port, **quotas(premium=100) | {"quotas": {"premium": 10**8, "guardrails": 0}})
+        client = port.client()
+        with pytest.raises(ClientError, match="guardrails 0 of 0 USD"):
+            await asyncio.to_thread(
+                client.apply_guardrail,
+                guardrailIdentifier="g",
+                guardrailVersion="1",
+                source="INPUT",
+                content=[{"text": {"text": "hello"}}],
+            )
+        client.close()
+
+
+async def test_counting_tokens_and_asking_for_jobs_needs_no_budget(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await configured(port, **quotas(premium=0))
+        client = port.client()
+        counted = await asyncio.to_thread(client.count_tokens, modelId="premium", input={"converse": TURN})
+        client.close()
+        assert counted["inputTokens"] > 0
+
+
+async def test_a_day_of_a_real_zone_ends_when_it_says(tmp_path: Path) -> None:
+    """The day on which the clocks go back has 25 hours."""
+    clock = SettableClock()
+    clock.set(datetime(2026, 11, 1, 3, 59, 30, tzinfo=UTC).timestamp())  # half a minute before midnight in New York
+    async with data_port(tmp_path, clock=clock) as port:
+        await configured(port, timezone="America/New_York", **quotas(premium=0))
+        with pytest.raises(ClientError, match="2026-11-01T00:00:00-04:00"):
+            await asyncio.to_thread(served, port)
+        clock.set(datetime(2026, 11, 1, 4, 0, 1, tzinfo=UTC).timestamp())
+        with pytest.raises(ClientError, match="2026-11-02T00:00:00-05:00"):
+            await asyncio.to_thread(served, port)
+
+
+async def test_a_budget_cannot_be_passed_by_through_guardrails(tmp_path: Path) -> None:
+    prices = Guardrails(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
+    async with data_port(tmp_path, guardrails=prices) as port:
+        await configured(port, **quotas(premium=100))
+        client = port.client()
+        with pytest.raises(ClientError, match="guardrails is not among the labels that"):
+            await asyncio.to_thread(
+                client.apply_guardrail,
+                guardrailIdentifier="g",
+                guardrailVersion="1",
+                source="INPUT",
+                content=[{"text": {"text": "hello"}}],
+            )
+        client.close()

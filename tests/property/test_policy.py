@@ -1,0 +1,92 @@
+"""Which label serves, against an oracle of a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.calendar_days import Period, known_zone, span
+from proxy.config import Config
+from proxy.errors import InvalidRequest, QuotaSpent
+from proxy.model import Scope
+from proxy.selection import policy
+from proxy.selection.plan import plan_of
+from proxy.selection.policy import Mode
+from proxy.selection.standing import Standing
+
+LABELS = ("a", "b", "c", "d", "e")
+ORDERINGS = st.lists(st.sampled_from(LABELS[:4]), unique=True)
+FORMATS = {"a": "anthropic", "b": "nova", "c": "anthropic", "d": "llama", "e": "nova"}
+PREMIUM = Config.development().labels["premium"]
+CONFIGURED = MappingProxyType({name: replace(PREMIUM, format=kind) for name, kind in FORMATS.items()})  # type: ignore[arg-type]
+PLAN = plan_of(None, None, Config.development().defaults, (), 0)
+SCOPE = Scope("e0000000-0000-4000-8000-000000000001")
+DAY = span(Period.DAY, 1_795_003_200, known_zone("UTC"))
+AMOUNTS = st.dictionaries(st.sampled_from(LABELS), st.integers(0, 3))
+
+
+def oracle(
+    asked: str, ordering: list[str], quotas: dict[str, int], active: int, spent: dict[str, int], fits: set[str]
+) -> str | None:
+    may = [asked]
+    if asked in ordering:
+        active = min(active, len(ordering) - 1)
+        may = [label for at, label in enumerate(ordering) if at >= active and at >= ordering.index(asked)]
+    elif ordering and asked not in quotas:
+        may = []
+    for label in may:
+        if label in fits and (label not in quotas or spent.get(label, 0) < quotas[label]):
+            return label
+    return None
+
+
+@given(st.sampled_from(LABELS), ORDERINGS, AMOUNTS, st.integers(0, 3), AMOUNTS, AMOUNTS, st.booleans())
+def test_the_first_that_may_serve_and_can_be_afforded_serves(
+    asked: str,
+    ordering: list[str],
+    quotas: dict[str, int],
+    active: int,
+    spent: dict[str, int],
+    under_way: dict[str, int],
+    is_specific: bool,
+) -> None:
+    quotas = dict.fromkeys(ordering, 2) | quotas
+    plan = replace(PLAN, ordering=tuple(ordering), quotas=quotas)
+    standing = Standing(SCOPE, DAY, plan, CONFIGURED, spent)
+    standing.learn(plan, active)
+    for label, pico in under_way.items():
+        standing.spent(label).began(pico)
+    taken = {label: spent.get(label, 0) + under_way.get(label, 0) for label in LABELS}
+    fits = {label for label in LABELS if not is_specific or FORMATS[label] == FORMATS[asked]}
+    expected = oracle(asked, ordering, quotas, active, taken, fits)
+    if expected is None:
+        with pytest.raises((QuotaSpent, InvalidRequest)):
+            standing.decide(asked, is_specific)
+    else:
+        assert standing.decide(asked, is_specific).label == expected
+
+
+@given(ORDERINGS, st.lists(AMOUNTS, max_size=6), AMOUNTS)
+def test_the_active_label_only_ever_moves_on_and_stops_where_something_is_left(
+    ordering: list[str], spends: list[dict[str, int]], quotas: dict[str, int]
+) -> None:
+    quotas = {label: quotas.get(label, 0) for label in ordering}
+    spent, active = dict.fromkeys(ordering, 0), 0
+    for more in spends:
+        spent = {label: spent[label] + more.get(label, 0) for label in ordering}
+        before, active = active, policy.moved_on(active, ordering, spent.__getitem__, quotas)
+        assert active >= before
+        left = [at for at in range(before, len(ordering)) if spent[ordering[at]] < quotas[ordering[at]]]
+        assert active == (left[0] if left else max(before, len(ordering) - 1))
+
+
+@given(st.integers(0, 10**16), st.integers(0, 10**16), st.integers(1, 100))
+def test_spent_is_a_hundred_percent_and_nothing_less_is(spent: int, quota: int, tight: int) -> None:
+    percent, mode = policy.percent(spent, quota), policy.mode(spent, quota, tight)
+    assert (percent >= 100) == (spent >= quota) == (mode is Mode.EXCEEDED)
+    if mode is not Mode.EXCEEDED:
+        assert (mode is Mode.TIGHT) == (percent >= tight)

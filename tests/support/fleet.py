@@ -1,0 +1,130 @@
+"""Sidecars of one fleet on one store, in simulated time and without sockets: what they decide and flush is real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+from proxy.config import Config
+from proxy.config.keys import Aggregator as AggregatorConfig
+from proxy.model import Caller
+from proxy.recording.aggregator import Aggregator
+from proxy.recording.entries import Counts, Intent, Receipt
+from proxy.recording.journal import Journal
+from proxy.recording.pace import Pace
+from proxy.recording.recorder import Recorder
+from proxy.recording.sender import Sender
+from proxy.recording.ulid import Ulids
+from proxy.selection.payer import Payer
+from proxy.selection.standing import Decision
+from proxy.selection.standings import Standings
+from proxy.stores import schema
+from proxy.stores.contract import Key, Put, Store, Value
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock, settle
+
+USD = 10**12  # in pico
+MICRO = 10**6
+LABELS = ("premium", "standard", "economy")
+
+_chance = count(1)
+
+
+class Counted:
+    """A store that counts what it is asked, and is away when it is told to be."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.asked: list[str] = []
+        self.is_away = False
+        self.before: Callable[[str], Any] | None = None  # awaited before each verb
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+
+        async def counted(*arguments: Any, **named: Any) -> Any:
+            self.asked.append(name)
+            if self.before is not None:
+                await self.before(name)
+            if self.is_away:
+                from proxy.errors import StoreUnavailable
+
+                raise StoreUnavailable("away")
+            return await verb(*arguments, **named)
+
+        return counted
+
+
+@dataclass
+class Sidecar:
+    clock: ManualClock
+    store: Counted
+    recorder: Recorder
+    standings: Standings
+    aggregator: Aggregator
+
+    async def looked(self) -> None:
+        """Until nobody looks at the store any more."""
+        await settle()
+        for watch in self.standings._watches.values():
+            if watch.looking is not None:
+                await watch.looking.wait()
+        await settle()
+
+    async def payer(self, caller: Caller) -> Payer:
+        return self.standings.known(caller) or await self.standings.learned(caller)
+
+    async def decide(self, caller: Caller, label: str = "premium", *, is_specific: bool = False) -> Decision:
+        return (await self.payer(caller)).standing.decide(label, is_specific)
+
+    async def begin(self, caller: Caller, label: str = "premium", expected: int = 0) -> tuple[str, int]:
+        """The label that serves, and the number of the call. Raises QuotaSpent."""
+        payer = await self.payer(caller)
+        serving = payer.standing.decide(label, False).label
+        intent = Intent(payer.account(serving), int(self.clock.now() * 1000), 1, 1, expected)
+        return serving, self.recorder.journal.intend(intent)
+
+    def end(self, number: int, pico: int) -> None:
+        self.recorder.journal.record(number, Receipt(Counts(1, 0, 1, 1, pico=pico)))
+
+    async def spend(self, caller: Caller, pico: int, label: str = "premium") -> str:
+        serving, number = await self.begin(caller, label)
+        self.end(number, pico)
+        return serving
+
+
+@asynccontextmanager
+async def sidecar(
+    folder: Path, store: Store, clock: ManualClock, alerts: Any = None, **config: Any
+) -> AsyncIterator[Sidecar]:
+    whole = replace(Config.development(), aggregator=AggregatorConfig(60), **config)
+    counted = Counted(store)
+    ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size))
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    async with Tasks(clock) as tasks:
+        told = cast(Store, counted)
+        journal = Journal(folder, ulids)
+        recorder = Recorder(journal, [], Sender(told, clock), clock, Pace(1.0, 15.0), max_unflushed_pico=10**6 * USD)
+        standings = Standings(whole, told, recorder, clock, tasks, alerts)
+        yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, 60))
+        journal.close()
+
+
+def caller(app: str | None = "web", org: str | None = None) -> Caller:
+    return Caller(org or str(uuid4()), app, "client")
+
+
+async def configure(store: Store, key: Key, **attributes: Value) -> None:
+    await store.put(Put(key, attributes))
+
+
+async def budget(store: Store, org: str, quotas_usd: Mapping[str, float], **more: Value) -> None:
+    """The labels in the order of their quotas."""
+    quotas: dict[str, Value] = {label: round(usd * 10**6) for label, usd in quotas_usd.items()}
+    await configure(store, schema.org_config(org), model_ordering=list(quotas_usd), quotas=quotas, **more)
