@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from zoneinfo import ZoneInfo
 
 _ONE_DAY = timedelta(days=1)
@@ -151,6 +151,7 @@ def _zone_names() -> frozenset[str]:
     return frozenset(zoneinfo.available_timezones()) - _PLACELESS
 
 
+@lru_cache(256)
 def _nearest_zone(name: str) -> str:
     """The known name most like this one, whatever its case and with or without the continent."""
     spellings = {known.rpartition("/")[2].casefold(): known for known in sorted(_zone_names())}

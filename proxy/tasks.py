@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import traceback
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
@@ -51,7 +52,15 @@ class Tasks:
         """Run to its end, come what may: made for the many and short, whose failures are their own to tell."""
         task = self._loop.create_task(work)
         self._short.add(task)
-        task.add_done_callback(self._short.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._short.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            # Its message is left out, as it could hold a piece of what a caller sent.
+            where = "".join(traceback.format_tb(failure.__traceback__))
+            _log.error("a task ended with %s\n%s", type(failure).__name__, where)
 
     def every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
         """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.

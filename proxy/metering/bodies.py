@@ -6,6 +6,7 @@ merged, and what comes of that is a `Usage`. A number that cannot be a count mak
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ _LATENCY_HEADER = b"x-amzn-bedrock-performanceconfig-latency"
 # Claude's own word for the tier that Bedrock calls default. "auto" is what a caller asks, not what one gets.
 _TIERS = {"standard": "default", "auto": ""}
 _LONGEST_NAME = 40
+_NOT_PRINTABLE = re.compile(r"[^ -~]")
 
 
 class Counts(NamedTuple):
@@ -189,7 +191,11 @@ def _tier(value: Any) -> str:
 def _name(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("latin-1")
-    return value.strip().lower()[:_LONGEST_NAME] if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    name = value.strip().lower()[:_LONGEST_NAME]
+    # No line of a journal can hold half a character. What is left is a name still, and none that has a price.
+    return name if name.isascii() and name.isprintable() else _NOT_PRINTABLE.sub("?", name)
 
 
 def _from_headers(headers: Mapping[bytes, bytes]) -> dict[str, Any]:

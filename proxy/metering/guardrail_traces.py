@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from proxy.forwarding.eventstream import Frame, FrameWatcher
-from proxy.metering import bodies
+from proxy.metering import bodies, usual
 from proxy.metering.guardrails import added, estimated
 from proxy.metering.reading import EVENT_STREAM, MOST_BYTES, SERVER_SENT_EVENTS, Reader
 from proxy.metering.usage import Usage
@@ -25,6 +25,7 @@ LARGEST_PIECE = 1024 * 1024  # of a stream. A trace that is longer is not read, 
 _OF_CONVERSE, _OF_MODELS = "trace", "amazon-bedrock-trace"
 _OF_MODELS_PLAIN = _OF_MODELS.encode()
 _METRICS = "invocationMetrics"
+_METRICS_PLAIN = _METRICS.encode()
 
 
 class Guarded:
@@ -48,7 +49,7 @@ class Guarded:
     def partial(self) -> Usage | None:
         return self._with_units(self._reader.partial())
 
-    def estimate_output(self) -> int:
+    def estimate_output(self) -> int | None:
         return self._reader.estimate_output()
 
     @property
@@ -57,6 +58,10 @@ class Guarded:
 
     def units(self, output_tokens: int) -> Mapping[str, int]:
         return self._trace.units() or estimated(self._asked, output_tokens)
+
+    def told_and_estimated(self, output_tokens: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Of an answer that was cut: so may its trace have been."""
+        return self._trace.units(), estimated(self._asked, output_tokens)
 
     def _with_units(self, told: Usage | None) -> Usage | None:
         return None if told is None else told._replace(units=self.units(told.output))
@@ -86,9 +91,14 @@ class _Whole:
         self._size += len(data)
         if self._size <= MOST_BYTES:
             self._parts.append(data)
+        else:
+            self._parts.clear()
 
     def units(self) -> Mapping[str, int]:
-        return added(_told(_parsed(b"".join(self._parts)))) if self._size <= MOST_BYTES else {}
+        if self._size > MOST_BYTES:
+            return {}
+        answer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        return added(_told(usual.traced(answer))) if _METRICS_PLAIN in answer else {}
 
 
 class _Frames:
@@ -96,15 +106,15 @@ class _Frames:
 
     def __init__(self) -> None:
         self._watcher = FrameWatcher({"metadata": LARGEST_PIECE, "chunk": LARGEST_PIECE})
-        self._found: list[Mapping[str, int]] = []
+        self._found: Mapping[str, int] = {}
 
     def feed(self, data: bytes) -> None:
         for frame in self._watcher.feed(data):
             if frame.kind == "event" and frame.payload_size == len(frame.payload):
-                self._found += _told(_document(frame))
+                self._found = added([self._found, *_told(_document(frame))])
 
     def units(self) -> Mapping[str, int]:
-        return added(self._found)
+        return self._found
 
 
 class _Lines:
@@ -114,20 +124,20 @@ class _Lines:
 
     def __init__(self) -> None:
         self._held = b""
-        self._found: list[Mapping[str, int]] = []
+        self._found: Mapping[str, int] = {}
         self._is_skipping = False  # the rest of a line that is too long
 
     def feed(self, data: bytes) -> None:
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:
             if not self._is_skipping and len(line) <= LARGEST_PIECE and _OF_MODELS_PLAIN in line:
-                self._found += _told(_parsed(line.removeprefix(b"data:")))
+                self._found = added([self._found, *_told(_parsed(line.removeprefix(b"data:")))])
             self._is_skipping = False
         if len(self._held) > LARGEST_PIECE:
             self._held, self._is_skipping = b"", True
 
     def units(self) -> Mapping[str, int]:
-        return added([*self._found, *_told(_parsed(self._held.removeprefix(b"data:")))])
+        return added([self._found, *_told(_parsed(self._held.removeprefix(b"data:")))])
 
 
 def _document(frame: Frame) -> Any:

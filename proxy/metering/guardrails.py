@@ -34,7 +34,8 @@ _ESCAPED_LETTER = re.compile(rb"\\u00[467]")
 _NO_GUARDRAIL = (b"", b"null")
 _BYTE_ORDER_MARKS = (b"\xfe", b"\xff")
 
-_BASE64 = re.compile(rf'"[A-Za-z0-9+/_=-]{{{CHARACTERS_A_UNIT},}}+"')  # an image or a document, and no text
+# An image or a document, and no text. Where a string is text, words without a space between them look no different.
+_BASE64 = re.compile(rf'"(?:bytes|data)"\s*+:\s*+"([A-Za-z0-9+/_=-]{{{CHARACTERS_A_UNIT},}}+)"')
 _ESCAPE = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|.)")
 
 
@@ -76,7 +77,7 @@ def _characters(body: bytes) -> int:
     """Names and marks of the JSON are counted with the text, as they are few. Of large bodies nothing is parsed."""
     text = body.decode("utf-8", "replace")
     escapes = sum(match.end() - match.start() - 1 for match in _ESCAPE.finditer(text))
-    no_text = sum(match.end() - match.start() - CHARACTERS_A_UNIT for match in _BASE64.finditer(text))
+    no_text = sum(match.end(1) - match.start(1) - CHARACTERS_A_UNIT for match in _BASE64.finditer(text))
     return len(text) - escapes - no_text
 
 

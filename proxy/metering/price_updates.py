@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -72,19 +73,31 @@ class AwsPriceList:
         self._client = partial(session.client, "pricing", HOME_REGION, endpoint_url=endpoint, config=config)
 
     async def read(self, region: str) -> list[Product]:
-        import aiohttp
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
+        with _told():
             async with asyncio.timeout(READ_SECONDS), self._client() as client:
                 return [product for code in SERVICE_CODES for product in await _products(client, code, region)]
-        except ClientError as failure:  # its message may quote a session token
-            code = failure.response.get("Error", {}).get("Code", "")
-            raise PriceListUnreadable(f"the AWS Price List answers {code or 'with an error'}") from None
-        except (BotoCoreError, aiohttp.ClientError, OSError) as failure:  # a time-out is an OSError
-            raise PriceListUnreadable(f"no answer from the AWS Price List: {type(failure).__name__}") from None
-        except (AttributeError, LookupError, TypeError, ValueError):  # botocore's parser, on what it was not made for
-            raise PriceListUnreadable(_NONSENSE) from None
+
+    async def probe(self) -> None:
+        """Raises PriceListUnreadable unless we may ask for prices, of which it asks for one."""
+        with _told():
+            async with self._client() as client:
+                await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=FORMAT, MaxResults=1)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    import aiohttp
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as failure:  # its message may quote a session token
+        code = failure.response.get("Error", {}).get("Code", "")
+        raise PriceListUnreadable(f"the AWS Price List answers {code or 'with an error'}") from None
+    except (BotoCoreError, aiohttp.ClientError, OSError) as failure:  # a time-out is an OSError
+        raise PriceListUnreadable(f"no answer from the AWS Price List: {type(failure).__name__}") from None
+    except (AttributeError, LookupError, TypeError, ValueError):  # botocore's parser, on what it was not made for
+        raise PriceListUnreadable(_NONSENSE) from None
 
 
 async def _products(client: Any, service_code: str, region: str) -> list[Product]:

@@ -24,7 +24,7 @@ from proxy.metering.usage import Usage
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
 # Of what is said only the length is wanted, for estimates.
-CONVERSE_WANTED = {"metadata": 64 * 1024, "contentBlockDelta": 0}
+CONVERSE_WANTED = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
 
 # The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
 # but Bedrock puts its own counts at the end.
@@ -49,12 +49,13 @@ _DECODER = json.JSONDecoder()
 class ConverseStream:
     """Its last event, the metadata, tells everything; before that nothing is known but how much was said."""
 
-    __slots__ = ("_assumed", "_format", "_metadata")
+    __slots__ = ("_assumed", "_format", "_has_begun", "_metadata")
 
     def __init__(self, format: str = "") -> None:
         self._format = format
         self._metadata: Frame | None = None
         self._assumed = 0
+        self._has_begun = False
 
     def frame(self, frame: Frame) -> None:
         if frame.name == "contentBlockDelta":
@@ -62,6 +63,8 @@ class ConverseStream:
             self._assumed += TOKENS_A_FRAME if excess < 0 else TOKENS_A_FRAME + excess // BYTES_A_TOKEN
         elif frame.name == "metadata" and frame.kind == "event":
             self._metadata = frame
+        elif frame.kind == "event":
+            self._has_begun = True
 
     def usage(self) -> Usage | None:
         if self._metadata is None:
@@ -74,8 +77,9 @@ class ConverseStream:
         return self.usage()
 
     def estimate_output(self) -> int:
+        """Whoever has begun has read all that was asked, and said something, be it a tool's name."""
         told = self.usage()
-        return self._assumed if told is None else told.output
+        return (self._assumed or TOKENS_A_FRAME * self._has_begun) if told is None else told.output
 
 
 def _end_of_metadata(payload: bytes) -> dict[str, Any]:

@@ -87,7 +87,7 @@ async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncI
     with locked(folder):
         try:
             left = await asyncio.to_thread(recover, folder)
-        except (OSError, ValueError) as failure:
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as failure:
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
         ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
         journal = await begun(folder, left, sender, lambda: Journal(folder, ulids))

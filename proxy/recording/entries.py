@@ -107,6 +107,7 @@ class Intent:
     output_tokens: int
     pico: int
     guardrail_units: int = 0  # written only where there are some
+    expected: int | None = None  # pico-dollars, by what such calls came to of late; not written
 
     @property
     def guess(self) -> Counts:

@@ -32,7 +32,7 @@ def writes(ulid: str, number: int, part: Part, now: float) -> list[Write]:
     # A clock that was set back left names in the future, which stay young for longer.
     kept_until = int(max(now, made_at(ulid))) + KEEP_MARKERS_SECONDS
     marker = Put(schema.segment_marker(ulid, number), {EXPIRY: kept_until}, ItemMissing())
-    return [marker, *(_addition(ulid, counter, counts, now) for counter, counts in part)]
+    return [marker, *(addition(ulid, counter, counts, now) for counter, counts in part)]
 
 
 def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Update]:
@@ -62,7 +62,7 @@ def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
         yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
 
 
-def _addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
+def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
     shard = schema.shard_of(ulid, counter.shards)
     key = schema.usage_shard(Scope.of_key(counter.scope), counter.label, shard, counter.period)
     return _added(key, counts, now, KEEP_SHARDS_SECONDS)

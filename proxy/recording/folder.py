@@ -26,7 +26,8 @@ def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as failure:
-        raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}") from None
+        more = "; copy it to a disk that can be written to" if failure.errno == errno.EROFS else ""
+        raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,8 +16,8 @@ from proxy.recording.meter import CONTENT_TYPE, Meter
 
 
 def with_units(price: Price, prices: Mapping[str, int]) -> Price:
-    """The price of tokens, and of a guardrail's units beside them."""
-    return replace(price, of=_both(price.of, prices))
+    """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
+    return replace(price, of=_both(price.of, prices), plain=None)
 
 
 def _both(of_tokens: Callable[[Usage], Priced], prices: Mapping[str, int]) -> Callable[[Usage], Priced]:
@@ -43,4 +43,8 @@ class GuardedMeter(Meter):
 
     def _seen(self, reader: Reader) -> Usage:
         usage = super()._seen(reader)
-        return usage._replace(units=reader.units(usage.output)) if isinstance(reader, Guarded) else usage
+        if not isinstance(reader, Guarded):
+            return usage
+        # All that came of a trace before the cut may be what it tells of the request.
+        told, guessed = (usage._replace(units=units) for units in reader.told_and_estimated(usage.output))
+        return max(guessed, told, key=lambda each: self._price.of(each).pico)

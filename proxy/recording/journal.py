@@ -24,6 +24,7 @@ from proxy.recording.ulid import Ulids, made_at
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
 STALE_SECONDS = 86_400
+UNSOUND_SECONDS = 5  # a disk that refuses every sync gets a new file no more often than this
 
 _log = logging.getLogger("proxy.recording")
 
@@ -47,7 +48,7 @@ class Sealed:
         if self.next_path is not None:
             sync_file(self.next_path)  # the calls that it carries on, first
             sync_folder(self.path.parent)
-        ended = Segment(self.path.parent, self.seal.ulid)
+        ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes a last line, and no more room
         try:
             ended.append_all((*self.estimates, self.seal.content()))
             ended.sync()
@@ -73,7 +74,8 @@ class Journal:
         self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
         self.tally = Tally()  # of what was recorded since the last seal
         self._sealed = Counts()  # what was recorded before it
-        self.trouble = ""
+        self._line_trouble = self._seal_trouble = self._sync_trouble = ""
+        self._unsound = ""  # the segment that could not be synced
         try:
             self._segment = self._following("")
             sync_folder(folder)
@@ -91,8 +93,17 @@ class Journal:
         return self._sealed.plus(self.tally.total())
 
     @property
+    def trouble(self) -> str:
+        """Why the disk takes no lines, no new segment, or nothing for good; empty if all is well."""
+        return self._line_trouble or self._seal_trouble or self._sync_trouble
+
+    @property
     def is_full(self) -> bool:
-        return self._segment.size > SEGMENT_BYTES
+        """Or of no use any more: pages that could not be synced are lost to later syncs, whatever those say."""
+        segment = self._segment
+        if segment.size > SEGMENT_BYTES:
+            return True
+        return segment.ulid == self._unsound and self._ulids.now() - made_at(segment.ulid) > UNSOUND_SECONDS
 
     @property
     def is_stale(self) -> bool:
@@ -105,11 +116,11 @@ class Journal:
         try:
             self._segment.append(intent.content(number))
         except OSError as failure:
-            self._fails(failure)
+            self._line_trouble = self._fails(failure)
             raise CannotRecord(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
         for budget in intent.account.budgets:
-            budget.began(intent.pico)
+            budget.began(_expected(intent))
         return number
 
     def record(self, number: int, receipt: Receipt | None) -> None:
@@ -122,7 +133,7 @@ class Journal:
         try:
             self._settle(number, intent, receipt)
         except OSError as failure:
-            self._fails(failure)
+            self._line_trouble = self._fails(failure)
             self._owed[number] = receipt
 
     def pay_owed(self) -> None:
@@ -131,7 +142,7 @@ class Journal:
             try:
                 self._settle(number, self._open[number], receipt)
             except OSError as failure:
-                self._fails(failure)
+                self._line_trouble = self._fails(failure)
                 return
             del self._owed[number]
 
@@ -142,8 +153,15 @@ class Journal:
     def sync(self) -> None:
         """To be called in a thread, every now and then. Raises OSError."""
         segment = self._segment
-        if not segment.is_synced:
+        if segment.is_synced:
+            return
+        try:
             segment.sync()
+        except OSError as failure:
+            self._sync_trouble, self._unsound = self._fails(failure, "synced"), segment.ulid
+            raise
+        if segment.ulid != self._unsound:
+            self._sync_trouble = ""
 
     def seal(self) -> Sealed | None:
         """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError.
@@ -156,13 +174,13 @@ class Journal:
         try:
             following = self._following(ended.ulid)
         except OSError as failure:
-            self._fails(failure)
+            self._seal_trouble = self._fails(failure)
             raise
-        seal = Seal.of(ended.ulid, self.tally)
+        sealed = Sealed(Seal.of(ended.ulid, self.tally), ended.path, following.path, is_frozen=False)
         self._sealed = self.recorded
-        self._segment, self.tally = following, Tally()
+        self._segment, self.tally, self._seal_trouble = following, Tally(), ""
         ended.close()
-        return Sealed(seal, ended.path, following.path, is_frozen=False)
+        return sealed
 
     def close(self) -> None:
         """What is still open stays so, and is counted as estimated by whoever comes next."""
@@ -171,8 +189,8 @@ class Journal:
 
     def _following(self, before: str) -> Segment:
         """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
-        segment = Segment(self._folder, self._ulids.new())
         carried = [intent.carried(number) for number, intent in self._open.items()]
+        segment = Segment(self._folder, self._ulids.new())
         try:
             segment.append_all((head(segment.ulid, before), *carried, ready(before, len(carried))))
         except OSError:
@@ -183,14 +201,19 @@ class Journal:
     def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
         """Raises OSError if it cannot be written, and has not happened then."""
         self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
-        self.trouble = ""
+        self._line_trouble = ""
         del self._open[number]
         for budget in intent.account.budgets:
-            budget.ended(intent.pico, 0 if receipt is None else receipt.counts[-1])
+            budget.ended(_expected(intent), 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
 
-    def _fails(self, failure: OSError) -> None:
+    def _fails(self, failure: OSError, how: str = "written") -> str:
+        """What is the trouble. The log is told when it begins."""
         if not self.trouble:
-            _log.error("the journal in %s cannot be written: %s", self._folder, failure.strerror)
-        self.trouble = str(failure.strerror)
+            _log.error("the journal in %s cannot be %s: %s", self._folder, how, failure.strerror)
+        return str(failure.strerror)
+
+
+def _expected(intent: Intent) -> int:
+    return intent.pico if intent.expected is None else intent.expected

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxy.errors import JournalUnusable
 from proxy.recording.entries import FORMAT, Account, Counter, Intent, Kind, Receipt, Tally
 from proxy.recording.folder import has_no_room
 from proxy.recording.journal import Sealed
@@ -19,6 +21,12 @@ from proxy.recording.ulid import is_ulid
 _log = logging.getLogger("proxy.recording")
 
 
+def _check(numbers: Iterable[Any]) -> None:
+    """A line that is whole may still be none of ours."""
+    if any(type(number) is not int for number in numbers):
+        raise TypeError("no number where one should be")
+
+
 @dataclass(slots=True)
 class Known:
     """What many calls and many seals name alike is held once: there may be a million of them."""
@@ -28,6 +36,9 @@ class Known:
 
     def intent(self, values: list[Any]) -> Intent:
         intent = Intent.from_values(values)
+        _check(values[1:-1])
+        for counter in intent.account.counters:
+            _check(counter[-1:])
         intent.account = self.accounts.setdefault(intent.account.counters, intent.account)
         return intent
 
@@ -57,11 +68,14 @@ class Found:
             case Kind.HEAD:
                 self.before = values[2]
                 if values[3] != FORMAT:
-                    raise ValueError(f"{self.path} is a journal of another version, {values[3]}")
+                    raise JournalUnusable(f"{self.path} is a journal of another version, {values[3]}")
             case Kind.CARRIED:
                 self.carried[values[1]] = self.known.intent(values)
             case Kind.READY:
-                self.before, told = values[1:] or (self.before, None)  # it once said no more than that it is the end
+                before, told = values[1:] or (self.before, None)  # it once said no more than that it is the end
+                _check(() if told is None else (told,))
+                if not self.is_ready:
+                    self.before = before
                 self.begin(told)
             case Kind.SEAL:
                 self.begin()
@@ -89,6 +103,17 @@ class Found:
             self.carried[number] = self.earlier.open[number]
             self.is_mended = True
 
+    def leave_to(self, later: Found) -> None:
+        """What one behind it carries. Of one that is not the next, as that has lost what it carried, only what is told
+        alike to the last figure: another process counts its calls anew."""
+        if self.seal is not None:  # all that it has to say; the rest only fills the memory
+            self.open, self.carried, self.tally = {}, {}, Tally()
+            return
+        is_next = later.before == self.ulid
+        for number, intent in later.carried.items():
+            if is_next or self.open.get(number) == intent:
+                self.open.pop(number, None)
+
     def _take_of_ready(self, values: list[Any]) -> None:
         match values[0]:
             case Kind.INTENT:
@@ -99,6 +124,7 @@ class Found:
                 self.open.pop(values[1], None)
 
     def _settle(self, number: int, receipt: Receipt) -> None:
+        _check(receipt.counts)
         intent = self.open.pop(number, None)
         if intent is not None:
             self.tally.add(intent.account, receipt.counts)
@@ -124,22 +150,23 @@ class Leftovers:
 
 
 def recover(folder: Path) -> Leftovers:
-    """Under the journal's lock. Doing it again, after being killed in the middle, comes to the same. Raises OSError."""
+    """Under the journal's lock. Doing it again, after being killed in the middle, comes to the same. Raises OSError and
+    JournalUnusable."""
     left = Leftovers()
     known = Known()
-    earlier: Found | None = None
+    all_found: list[Found] = []
     for path in sorted(path for path in folder.glob(f"*{SUFFIX}") if is_ulid(path.stem)):
-        found = read(path, earlier, known)
+        found = read(path, all_found[-1] if all_found else None, known)
         left.newest = found.ulid
         left.spoilt += found.spoilt
         if not found.is_ready:
             path.unlink()
             continue
-        if earlier is not None:
-            _end(earlier, found, left)
-        earlier = found
-    if earlier is not None:
-        _end(earlier, None, left)
+        for earlier in all_found:
+            earlier.leave_to(found)
+        all_found.append(found)
+    for found in all_found:
+        _end(found, left)
     _drop_empty(left)
     _tell(folder, left)
     return left
@@ -150,21 +177,20 @@ def read(path: Path, earlier: Found | None = None, known: Known | None = None) -
     lines = lines_in(path.read_bytes())
     found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.spoilt, end=lines.end)
     for values in lines.values:
-        found.take(values)
+        try:
+            found.take(values)
+        except (LookupError, TypeError, ValueError):
+            found.spoilt += 1
     if not found.is_being_begun:
         found.begin()
     found.earlier = None
     return found
 
 
-def _end(found: Found, following: Found | None, left: Leftovers) -> None:
-    """The following one says of the calls that it carries what is to be said."""
+def _end(found: Found, left: Leftovers) -> None:
     if found.seal is not None:
         left.sealed.append(Sealed(found.seal, found.path, is_left_over=True))
         return
-    if following is not None and following.before == found.ulid:
-        for number in following.carried:
-            found.open.pop(number, None)
     left.lost += found.lost
     left.estimated += len(found.open)
     is_empty = not (found.open or found.tally.requests)

@@ -16,7 +16,7 @@ from proxy.recording.entries import Account, Intent, Receipt, counts_of, plain_c
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
-MOST_PICO = 10**18  # for one call; sums of many still fit into 64 bits
+MOST_PICO = 10**15  # for one call: a thousand dollars, which no model comes near
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("proxy.recording")
@@ -59,10 +59,12 @@ class Meter:
         self._is_sent = self._is_settled = False
         input, output, _, _, _, _, _, by_policy = guess
         if price.plain is not None:
-            intent = Intent(account, int(now * 1000), input, output, price.plain(input, output))
+            pico, units = price.plain(input, output), 0
         else:
-            units = sum(by_policy.values())
-            intent = Intent(account, int(now * 1000), input, output, price.of(guess).pico, units)
+            pico, units = price.of(guess).pico, sum(by_policy.values())
+        if pico > MOST_PICO:
+            pico = MOST_PICO
+        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.expected.pico)
         self._number = journal.intend(intent)
 
     @property
@@ -97,13 +99,12 @@ class Meter:
             return
         self._is_settled = True
         try:
-            receipt = self._receipt(is_whole)
+            self._journal.record(self._number, self._receipt(is_whole))
         except Exception as fault:
-            # The answer must reach its caller, and unknown spend never counts as nothing. What the fault says may hold
-            # words of the answer, which no log is to have.
+            # The answer must reach its caller. Unknown spend never counts as nothing, and nor does what no line can
+            # hold. What the fault says may hold words of the answer, which no log is to have.
             _log.error("an answer's usage could not be read, and is estimated: %s", type(fault).__name__)
-            receipt = self._estimated(None, "fault")
-        self._journal.record(self._number, receipt)
+            self._journal.record(self._number, self._estimated(None, "fault"))
 
     def close(self) -> None:
         """At the very end, whatever became of the call."""
@@ -121,8 +122,6 @@ class Meter:
             return self._estimated(None, "no answer")
         usage = reader.usage()  # which may have come before the cut
         if usage is not None:
-            if usage.output:
-                self._terms.expected.learn(usage.output)
             return self._known(usage)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
@@ -144,19 +143,27 @@ class Meter:
             pico, counts = priced.pico, counts_of(usage, priced.pico)
             about |= _unusual(usage, priced)
         if pico > MOST_PICO:
-            _log.error("an answer would cost more than a million dollars; its usage is not believed: %s", usage)
+            _log.error("an answer would cost more than a thousand dollars; its usage is not believed: %s", usage)
             return self._estimated(None, "absurd")
+        if output:
+            self._terms.expected.learn(output, pico)
         return Receipt(counts, about)
 
     def _estimated(self, reader: Reader | None, why: str) -> Receipt:
         usage = self._guess if reader is None else self._seen(reader)
         priced = self._price.of(usage)
+        if priced.pico > MOST_PICO:
+            if reader is not None:
+                return self._estimated(None, "absurd")
+            priced = priced._replace(pico=MOST_PICO)
         about = {"request": self._request_id, "price": self._price.told, **_unusual(usage, priced), "why": why}
         return Receipt(counts_of(usage, priced.pico, is_estimated=True), about)
 
     def _seen(self, reader: Reader) -> Usage:
-        told = reader.partial() or self._guess
-        return told._replace(output=max(told.output if told is not self._guess else 0, reader.estimate_output()))
+        told, said = reader.partial(), reader.estimate_output()
+        if told is None:
+            return self._guess if said is None else self._guess._replace(output=said)
+        return told._replace(output=max(told.output, self._guess.output if said is None else said))
 
 
 def _unusual(usage: Usage, priced: Priced) -> dict[str, str]:

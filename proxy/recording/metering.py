@@ -29,6 +29,7 @@ from proxy.recording.jobs import JobMeter, Jobs
 from proxy.recording.journal import Journal
 from proxy.recording.meter import Meter, PriceAt, Terms
 
+MOST_INPUT = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
 MOST_EXPECTED = 1000  # labels; models without one come as callers name them
 
 # What Bedrock does for nothing.
@@ -168,7 +169,7 @@ def _units(body_bytes: int) -> Usage:
 
 
 def _tokens(expected: Expected, body_bytes: int) -> Usage:
-    return plain_usage(body_bytes // BYTES_A_TOKEN + 1, expected.output, 0)
+    return plain_usage(min(body_bytes // BYTES_A_TOKEN + 1, MOST_INPUT), expected.output, 0)
 
 
 def _always(price: Price) -> PriceAt:

@@ -18,7 +18,9 @@ from proxy.recording.entries import PICO_PER_USD, Counter
 from proxy.recording.journal import Journal, Sealed
 from proxy.recording.pace import Pace
 from proxy.recording.sender import Sender
+from proxy.recording.turns import Turns
 
+PATIENCE_SECONDS = 0.5  # of those who would rather not meet a flush
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
 
 _log = logging.getLogger("proxy.recording")
@@ -48,7 +50,7 @@ class Recorder:
         self._waiting: deque[Sealed] = deque(leftovers)
         self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
         self._files = asyncio.Lock()  # of the journal, which threads sync and close
-        self._flushing = asyncio.Lock()
+        self._turns = Turns()
         self._due = asyncio.Event()
         self._began = self._caught_up = clock.monotonic()
         self.store_trouble = ""
@@ -88,16 +90,21 @@ class Recorder:
     def unflushed(self) -> dict[Counter, int]:
         """Pico-dollars by counter: what is in the journal, and not certainly in the store."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
-        for sealed in self._waiting:
+        for sealed in (*self._waiting, *self.sender.left):
             for counter, counts in sealed.unsent():
                 sums[counter] = sums.get(counter, 0) + counts.pico
         return sums
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:
-        """No flush is under way meanwhile. Whether it is known of all that was flushed that it is in the store."""
-        async with self._flushing:
-            yield not self._waiting
+        """Whether no flush is under way meanwhile; if one takes long, nobody waits for it."""
+        async with self._turns.other(PATIENCE_SECONDS) as is_quiet:
+            yield is_quiet
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is known of all that was flushed that it is in the store."""
+        return not self._waiting
 
     async def check(self) -> None:
         """Raises CannotRecord with what keeps spend from being recorded."""
@@ -137,14 +144,12 @@ class Recorder:
         if self.journal.is_synced:
             return
         async with self._files:
-            try:
+            with suppress(OSError):  # the journal has told of it
                 await asyncio.to_thread(self.journal.sync)
-            except OSError as failure:
-                _log.error("the journal cannot be synced: %s", failure.strerror)
 
     async def flush(self) -> bool:
         """Seals and sends everything there is; whether all of it arrived."""
-        async with self._flushing:
+        async with self._turns.flush():
             self._began = self._clock.monotonic()
             try:
                 had_waited = bool(self._waiting)
@@ -157,7 +162,8 @@ class Recorder:
                 self._failed(failure)
                 return False
             self.store_trouble = ""
-            self._caught_up = self._began
+            if not self.journal.trouble:  # else what was recorded may not be sealed
+                self._caught_up = self._began
             self._pace.flushed(requests)
             return True
 

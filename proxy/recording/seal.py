@@ -19,6 +19,8 @@ from proxy.stores.contract import MAX_TRANSACTION_WRITES
 # A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.
 SUMS_PER_PART = (MAX_TRANSACTION_WRITES - 1) // 2
 
+_MOST_OF_JSON = 2**63 - 1
+
 Part = tuple[tuple[Counter, Counts], ...]
 
 
@@ -36,20 +38,25 @@ class Seal:
         return cls(ulid, tally.pico, tally.requests, tuple(_parts(tally)))
 
     def content(self) -> bytes:
-        parts = [[[*counter, *counts] for counter, counts in part] for part in self.parts]
-        return orjson.dumps([Kind.SEAL.value, self.ulid, self.pico, self.requests, parts])
+        parts = [[[*counter, *map(_written, counts)] for counter, counts in part] for part in self.parts]
+        return orjson.dumps([Kind.SEAL.value, self.ulid, _written(self.pico), self.requests, parts])
 
     @classmethod
     def from_values(cls, values: list[Any], known: dict[Counter, Counter]) -> Seal:
         """Counters that are `known` are shared, for many seals may name the same ones."""
         _, ulid, pico, requests, parts = values
-        return cls(ulid, pico, requests, tuple(tuple(_sum(each, known) for each in part) for part in parts))
+        return cls(ulid, int(pico), requests, tuple(tuple(_sum(each, known) for each in part) for part in parts))
 
 
 def _sum(values: list[Any], known: dict[Counter, Counter]) -> tuple[Counter, Counts]:
     width = len(Counter._fields)
     counter = Counter(*values[:width])
-    return known.setdefault(counter, counter), Counts(*values[width:])
+    return known.setdefault(counter, counter), Counts(*map(int, values[width:]))
+
+
+def _written(number: int) -> int | str:
+    """Sums of many calls may be more than 64 bits hold, and no JSON of ours has numbers beyond them."""
+    return number if number <= _MOST_OF_JSON else str(number)
 
 
 def _each_once(tally: Tally) -> dict[Counter, Counts]:

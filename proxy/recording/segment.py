@@ -2,13 +2,15 @@
 
 It is written to through memory that is mapped to it, which costs a tenth of a system call. The room for that is taken
 from the disk beforehand, as zeros: so a full disk is an error of `append` and no crash, and a process that was killed
-leaves zeros behind its last line. `close` cuts them off.
+leaves zeros behind its last line. `close` cuts them off. Where a file system maps no files, each line is a system call.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from zlib import crc32
@@ -18,14 +20,18 @@ from proxy.recording.lines import line
 SUFFIX = ".seg"
 LEAST_ROOM, MOST_ROOM = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
 
+_log = logging.getLogger("proxy.recording")
+
 
 class Segment:
     """Raises OSError when the disk will not take a line; nothing of that line is left behind then."""
 
-    def __init__(self, folder: Path, ulid: str) -> None:
+    def __init__(self, folder: Path, ulid: str, *, is_mapped: bool = True) -> None:
+        """One that is not mapped takes no more room than its lines do: for a few of them at the end."""
         self.ulid = ulid
         self.path = folder / f"{ulid}{SUFFIX}"
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._is_mapped = is_mapped
         self._window: mmap | None = None
         self._start = os.fstat(self._file).st_size  # of the window, in the file
         self._at = self._end = 0  # in the window: where the next line goes, and where it ends
@@ -51,30 +57,59 @@ class Segment:
         self._write(b"".join(map(line, contents)))
 
     def _write(self, data: bytes) -> None:
-        if self._at + len(data) > self._end:
+        if self._is_mapped and self._at + len(data) > self._end:
             self._open_window(len(data))
-        assert self._window is not None
-        self._window[self._at : self._at + len(data)] = data
-        self._at += len(data)
+        if self._window is None:
+            self._put(data, self._start)
+            self._start += len(data)
+        else:
+            self._window[self._at : self._at + len(data)] = data
+            self._at += len(data)
 
     def _open_window(self, needed: int) -> None:
-        """Where the last one ends, but on the border of a page."""
+        """Where the last one ends, but on the border of a page. There is none where the file system maps no files."""
         size, taken = self.size, self._start + self._end
         start = size - size % ALLOCATIONGRANULARITY
-        room = max(size - start + needed, min(max(size, LEAST_ROOM), MOST_ROOM))
-        self._take(max(taken, size), start + room)
-        window = mmap(self._file, room, offset=start)
+        room = self._take(max(taken, size), start, size - start + needed)
+        try:
+            window = mmap(self._file, room, offset=start)
+        except OSError as failure:
+            self._go_on_without_window(failure)
+            return
         if self._window is not None:
             self._window.close()
         self._window, self._start, self._at, self._end = window, start, size - start, room
 
-    def _take(self, start: int, end: int) -> None:
+    def _take(self, taken: int, start: int, needed: int) -> int:
+        """How much of what was wished for the disk has given: where it is nearly full, a page, or what is needed."""
+        wished = max(needed, min(max(self.size, LEAST_ROOM), MOST_ROOM))
+        a_page = needed + -needed % ALLOCATIONGRANULARITY
+        *generous, exact = sorted({wished, min(wished, a_page), needed}, reverse=True)
+        for room in generous:
+            with suppress(OSError):
+                self._put(bytes(max(0, start + room - taken)), taken)
+                return room
+        self._put(bytes(max(0, start + exact - taken)), taken)
+        return exact
+
+    def _put(self, data: bytes, at: int) -> None:
+        """All of it or nothing."""
+        start, end = at, at + len(data)
         try:
-            while start < end:
-                start += os.pwrite(self._file, bytes(end - start), start)
+            while at < end:
+                at += os.pwrite(self._file, data[at - start :] if at > start else data, at)
         except OSError:
-            os.ftruncate(self._file, max(self.size, self._start + self._end))
+            os.ftruncate(self._file, start)
             raise
+
+    def _go_on_without_window(self, failure: OSError) -> None:
+        _log.warning("the file system of %s maps no files, so each line is written: %s", self.path, failure.strerror)
+        window, size = self._window, self.size
+        self._is_mapped, self._window = False, None
+        self._start, self._at, self._end = size, 0, 0
+        if window is not None:
+            window.close()
+        os.ftruncate(self._file, size)
 
     @property
     def is_synced(self) -> bool:
@@ -87,14 +122,28 @@ class Segment:
         self._synced_size = size
 
     def close(self) -> None:
-        if self._window is not None:
-            self._window.close()
-            os.ftruncate(self._file, self.size)
-        os.close(self._file)
+        """Never raises: all that was appended is in the file, and zeros that stay behind it do no harm. Whatever is
+        appended from then on is refused as by a file that is closed."""
+        file, window, size = self._file, self._window, self.size
+        self._file, self._window, self._is_mapped = -1, None, False
+        self._start, self._at, self._end = size, 0, 0
+        if file < 0:
+            return
+        try:
+            try:
+                if window is not None:
+                    window.close()
+                    os.ftruncate(file, size)
+            finally:
+                os.close(file)
+        except OSError as failure:
+            _log.error("segment %s did not close well: %s", self.ulid, failure.strerror)
 
     def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.close()
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
 
 
 def sync_file(path: Path, flags: int = os.O_RDONLY) -> None:

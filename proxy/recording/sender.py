@@ -25,9 +25,6 @@ class Books(Protocol):
 
     def acknowledged(self, counter: Counter, pico: int) -> None: ...
 
-    def dropped(self, counter: Counter, pico: int) -> None:
-        """It never will be."""
-
 
 class Sender:
     """`force` sends also what is so old that its marker may be gone."""
@@ -40,6 +37,7 @@ class Sender:
         self._day = ""
         self._listed: set[Counter] = set()  # on this day
         self.sent = self.requests = self.pico = self.repeats = 0
+        self.left: list[Sealed] = []  # what was spent all the same
         self.refused: list[str] = []  # segments that stay where they are, for a person to look at
 
     async def send(self, sealed: Sealed) -> None:
@@ -73,9 +71,7 @@ class Sender:
         if not sealed.is_frozen:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
         self.refused.append(ulid)
-        if self.books is not None:
-            for counter, counts in sealed.unsent():
-                self.books.dropped(counter, counts.pico)
+        self.left.append(sealed)
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
 
     async def _send_part(self, ulid: str, number: int, part: Part) -> None:

@@ -31,34 +31,42 @@ class Looks:
     def plan_of(self, org: Item | None = None, app: Item | None = None) -> Plan:
         return plan_of(org, app, self._defaults, self._thresholds, self._clock.now())
 
-    async def plan(self, scope: Scope) -> Plan:
-        return self.plan_of(*await self._store.get_many(_settings(scope)))
+    async def plan(self, scope: Scope) -> tuple[Plan, bool]:
+        """And whether anybody ever put the org."""
+        org, *app = await self._store.get_many(_settings(scope))
+        return self.plan_of(org, *app), org is not None
 
-    async def plan_and_sticky(self, standing: Standing) -> tuple[Plan, Item | None]:
+    async def plan_and_sticky(self, standing: Standing) -> tuple[Plan, bool, Item | None]:
         keys = [schema.sticky_state(standing.scope, standing.span.key), *_settings(standing.scope)]
-        item, *settings = await self._store.get_many(keys, consistent=True)
-        return self.plan_of(*settings), item
+        item, org, *app = await self._store.get_many(keys, consistent=True)
+        return self.plan_of(org, *app), org is not None, item
 
     async def read_shards(self, standing: Standing) -> bool:
-        """All that was flushed. Whether that is certain of all of ours, which is what no moving on can be based on
-        otherwise."""
+        """All that was flushed. Whether that is certain of all of ours, without which nothing moves on for good."""
         counters = _counters(standing)
         keys = [key for counter in counters for key in shard_keys(counter)]
-        async with self._recorder.quiet() as is_certain:
-            began = self._clock.now()
+        async with self._recorder.quiet() as is_quiet:
+            is_certain, began = is_quiet and self._recorder.is_certain, self._clock.now()
             found = await self._store.get_many(keys, consistent=True)
         for number, counter in enumerate(counters):
             shards = found[number * counter.shards : (number + 1) * counter.shards]
-            total = summed(item for item in shards if item is not None)
-            standing.spent(counter.label).read_exactly(pico_of(total[COST]), began)
+            pico = pico_of(summed(item for item in shards if item is not None)[COST])
+            spent = standing.spent(counter.label)
+            if is_quiet:
+                spent.read_exactly(pico, began)
+            else:
+                spent.read_unsure(pico, began)
         return is_certain
 
     async def read_totals(self, standing: Standing) -> bool:
-        counters = _counters(standing)
+        """As `read_shards`, which takes its place where a total tells that somebody's clock is wrong."""
+        counters, now = _counters(standing), self._clock.now()
         for counter, item in zip(counters, await self._store.get_many(list(map(total_key, counters))), strict=True):
-            if item is not None and STAMP in item:
-                total = summed([item])
-                standing.spent(counter.label).read_total(pico_of(total[COST]), float(cast(Decimal, item[STAMP])))
+            if item is None or STAMP not in item:
+                continue
+            pico, stamped = pico_of(summed([item])[COST]), float(cast(Decimal, item[STAMP]))
+            if not standing.spent(counter.label).read_total(pico, stamped, now):
+                return await self.read_shards(standing)
         return False
 
 

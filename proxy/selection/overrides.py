@@ -7,24 +7,27 @@ with every change, so that whoever keeps one in memory can tell which of two is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from datetime import UTC, datetime
+from typing import TypeAlias, cast
 
+from proxy.audit import Actor
 from proxy.calendar_days import Span
-from proxy.clock import Clock
+from proxy.clock import Clock, SystemClock
 from proxy.config.problems import did_you_mean, listed
-from proxy.errors import ConditionFailed, ConfigError
+from proxy.errors import ConfigError
 from proxy.model import Scope, is_label
 from proxy.selection.plan import is_number, shown
 from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Exists, Item, Missing, Store, Update, Value, above, any_of, at_most
+from proxy.stores.again import until_nobody_was_faster
+from proxy.stores.contract import EXPIRY, Condition, Item, Missing, Store, Update, Value, Write, all_of, equals
 
 LONGEST_REASON = 200
 LONGEST_WHO = 128
 KEPT_SECONDS = 3600  # after the end of its period
-_ATTEMPTS = 3
 _WRITTEN = ("override_label", "override_reason", "override_who", "override_until_epoch")
+_VERSION = "override_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,29 @@ def version_of(item: Item | None) -> int:
     return int(cast(int, version)) if is_number(version) else 0
 
 
+# What is written together with a change, from the override before to the one after it, or not at all.
+Beside: TypeAlias = "Callable[[Override | None, Override | None], Sequence[Write]]"
+
+
+def _nothing(_: Override | None, __: Override | None) -> Sequence[Write]:
+    return ()
+
+
+def audited(actor: Actor, action: str, scope: Scope, clock: Clock) -> Beside:
+    def beside(before: Override | None, after: Override | None) -> Sequence[Write]:
+        return [actor.did(action, scope, _told(before), _told(after), clock.now())]
+
+    return beside
+
+
+def _told(override: Override | None) -> Item | None:
+    if override is None:
+        return None
+    until = datetime.fromtimestamp(override.until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    told = {"label": override.label, "reason": override.reason, "who": override.who}
+    return {**told, "until": until, "version": override.version}
+
+
 async def set_override(
     store: Store,
     clock: Clock,
@@ -64,42 +90,59 @@ async def set_override(
     until: float | None = None,
     *,
     ordering: Sequence[str],
+    beside: Beside = _nothing,
 ) -> Override:
     """Until the end of the period at most, and if nothing is said. Raises ConfigError with every mistake."""
     now = clock.now()
     ends = span.end if until is None else math.ceil(min(until, span.end))
     _check(label, reason, who, ends, now, ordering)
     written: dict[str, Value] = dict(zip(_WRITTEN, (label, reason, who, ends), strict=True))
-    item = await _changed(store, scope, span, written)
-    return Override(label, reason, who, float(ends), version_of(item))
-
-
-async def clear_override(store: Store, scope: Scope, span: Span) -> bool:
-    """Whether there was one to clear."""
     key = schema.sticky_state(scope, span.key)
-    gone = Update(key, remove=_WRITTEN, add={"override_version": 1}, condition=Exists("override_label"))
-    try:
-        await store.update(gone)
-    except ConditionFailed:
-        return False
-    return True
+
+    async def once() -> Override:
+        before = await store.get(key, consistent=True)
+        # Kept until some time after the period, and no shorter than somebody else wants it kept.
+        kept = max(span.end + KEPT_SECONDS, _expiry(before))
+        override = Override(label, reason, who, float(ends), version_of(before) + 1)
+        change = Update(key, set={**written, EXPIRY: kept, _VERSION: override.version}, condition=_unchanged(before))
+        await store.transact([change, *beside(override_of(before, now), override)])
+        return override
+
+    return await until_nobody_was_faster(clock, once)
 
 
-async def _changed(store: Store, scope: Scope, span: Span, written: dict[str, Value]) -> Item:
-    """The item is kept until some time after the period, and no shorter than somebody else wants it kept."""
-    key, expiry = schema.sticky_state(scope, span.key), span.end + KEPT_SECONDS
-    grown = {"override_version": 1}
-    is_sooner = any_of(Missing(EXPIRY), at_most(EXPIRY, expiry))
-    for _ in range(_ATTEMPTS):  # between the two somebody may raise the expiry, or the item may go
-        try:
-            return await store.update(Update(key, set={**written, EXPIRY: expiry}, add=grown, condition=is_sooner))
-        except ConditionFailed:
-            pass
-        try:
-            return await store.update(Update(key, set=written, add=grown, condition=above(EXPIRY, expiry)))
-        except ConditionFailed as failure:
-            last = failure
-    raise last
+async def clear_override(
+    store: Store, scope: Scope, span: Span, clock: Clock | None = None, beside: Beside = _nothing
+) -> bool:
+    """Whether there was one to clear."""
+    clock = clock or SystemClock()
+    key, now = schema.sticky_state(scope, span.key), clock.now()
+
+    async def once() -> bool:
+        before = await store.get(key, consistent=True)
+        if before is None or "override_label" not in before:
+            return False
+        gone = Update(key, set={_VERSION: version_of(before) + 1}, remove=_WRITTEN, condition=_unchanged(before))
+        await store.transact([gone, *beside(override_of(before, now), None)])
+        return True
+
+    return await until_nobody_was_faster(clock, once)
+
+
+def _expiry(item: Item | None) -> int:
+    expiry = (item or {}).get(EXPIRY)
+    return int(cast(int, expiry)) if is_number(expiry) else 0
+
+
+def _unchanged(before: Item | None) -> Condition:
+    """As far as an override is concerned; a fallback meanwhile moves nothing but the expiry."""
+    return all_of(*(_same(before, name) for name in (_VERSION, EXPIRY)))
+
+
+def _same(before: Item | None, name: str) -> Condition:
+    value = (before or {}).get(name)
+    # One that was written by hand as a list or a mapping cannot be compared; the store says so.
+    return Missing(name) if value is None else equals(name, value)  # type: ignore[arg-type]
 
 
 def _check(label: str, reason: str, who: str, ends: float, now: float, ordering: Sequence[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from proxy.calendar_days import Span
+from proxy.calendar_days import Period, Span, span
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Account, Counter
 from proxy.selection.plan import Plan
+from proxy.selection.spent import NEVER
 from proxy.selection.standing import Standing
 
 MOST_ACCOUNTS = 1000  # of one payer: labels, but models without one come as callers name them
@@ -14,7 +15,7 @@ MOST_ACCOUNTS = 1000  # of one payer: labels, but models without one come as cal
 class Payer:
     """A caller's org and app, on one day: where what it spends is counted."""
 
-    __slots__ = ("_accounts", "_counters", "end", "standing", "start")
+    __slots__ = ("_accounts", "_counters", "_generation", "end", "good_until", "standing", "start")
 
     def __init__(self, caller: Caller, standing: Standing, day: Span) -> None:
         plan = standing.plan
@@ -25,15 +26,30 @@ class Payer:
         if standing.span.key != day.key:
             self._counters.append((standing.scope.key, standing.span.key, plan.shards))
         self._accounts: dict[str, Account] = {}
+        self._generation = standing.generation
+        self.good_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
     def account(self, label: str) -> Account:
+        if self._generation != self.standing.generation:  # other labels have a quota
+            self._accounts.clear()
+            self._generation = self.standing.generation
         found = self._accounts.get(label)
         if found is None:
             if len(self._accounts) >= MOST_ACCOUNTS:
                 self._accounts.clear()
             counters = [Counter(scope, label, period, shards) for scope, period, shards in self._counters]
-            found = self._accounts[label] = Account.of(counters, (self.standing.spent(label),))
+            found = self._accounts[label] = Account.of(counters, self.standing.budgets_of(label))
         return found
+
+
+def counters_at(caller: Caller, plan: Plan, label: str, at: float) -> list[Counter]:
+    """What is charged with a call that started then, wherever it was made."""
+    day, period = span(Period.DAY, at, plan.zone), span(plan.period, at, plan.zone)
+    counters = [Counter(scope.key, label, day.key, plan.shards) for scope in _scopes(caller, plan)]
+    if period.key != day.key:
+        whose = Scope(caller.org, caller.app if plan.quota_scope == "APP" else None)
+        counters.append(Counter(whose.key, label, period.key, plan.shards))
+    return counters
 
 
 def _scopes(caller: Caller, plan: Plan) -> list[Scope]:

@@ -13,7 +13,7 @@ the ordering without a usable quota has none left, and an ordering of which noth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
@@ -59,6 +59,14 @@ class Plan:
     version: int  # of two plans of one scope, the one with the higher version holds
     passed_over: tuple[str, ...] = ()  # one line each, for whoever reads items to warn of
 
+    @property
+    def calendar(self) -> tuple[ZoneInfo, Period, QuotaScope, int]:
+        """What only an org can say, and change from one period to the next."""
+        return self.zone, self.period, self.quota_scope, self.shards
+
+    def with_calendar_of(self, other: Plan) -> Plan:
+        return replace(self, zone=other.zone, period=other.period, quota_scope=other.quota_scope, shards=other.shards)
+
 
 def plan_of(org: Item | None, app: Item | None, defaults: Defaults, thresholds: tuple[int, ...], now: float) -> Plan:
     """A function of its arguments alone, so that a whole fleet that reads the same items goes by the same plan."""
@@ -74,6 +82,10 @@ def plan_of(org: Item | None, app: Item | None, defaults: Defaults, thresholds: 
     tight = first(either, "refresh_interval_tight_secs", seconds) or defaults.refresh_interval_tight_secs
     is_sticky = first(budget, "sticky_fallback_enabled", truth)
     alerts = first(either, "alert_thresholds_pct", percents)
+    enforcement = first(budget, "enforcement", one_of(ENFORCEMENTS)) or "soft"
+    if enforcement == "hard":
+        told.append("enforcement: hard budgets are not available yet; soft holds")
+        enforcement = "soft"
     return Plan(
         zone,
         quota_scope,
@@ -82,7 +94,7 @@ def plan_of(org: Item | None, app: Item | None, defaults: Defaults, thresholds: 
         ordering=ordering,
         quotas=MappingProxyType(quotas),
         is_sticky=is_sticky is not False,
-        enforcement=cast(Enforcement, first(budget, "enforcement", one_of(ENFORCEMENTS)) or "soft"),
+        enforcement=cast(Enforcement, enforcement),
         tight_pct=first(either, "tight_mode_threshold_pct", percent(100)) or defaults.tight_mode_threshold_pct,
         normal_secs=float(normal),
         tight_secs=float(min(tight, normal)),  # an app may have made the one shorter than the org has the other

@@ -10,29 +10,41 @@ once each reads what the one before it wrote. A change of zone, period or quota_
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from proxy.audit import Actor, only
 from proxy.calendar_days import span
 from proxy.clock import Clock
 from proxy.config.keys import Defaults
 from proxy.config.prices import PSEUDO_LABELS
 from proxy.config.problems import did_you_mean, listed, one_line
 from proxy.config.reader import Mistake
-from proxy.errors import ConfigError, ReasonCode, TransactionFailed
+from proxy.errors import ConfigError
+from proxy.model import Scope
 from proxy.selection import plan as may_be
 from proxy.selection.plan import MOST_MICROS, PERIODS, QUOTA_SCOPES, plan_of, shown, turns_at
 from proxy.stores import schema
-from proxy.stores.contract import Check, Condition, Item, ItemMissing, Key, Missing, Store, Update, Value, equals
+from proxy.stores.again import until_nobody_was_faster
+from proxy.stores.contract import (
+    Check,
+    Condition,
+    Item,
+    ItemMissing,
+    Key,
+    Missing,
+    Store,
+    Update,
+    Value,
+    Write,
+    equals,
+)
 
 MOST_LABELS = 32  # in an ordering
 LONGEST_NAME = 128
 TURN_LEAD_SECONDS = 150.0  # before a turn, in which every sidecar reads that it will come
-ATTEMPTS = 60  # each lost one means that another writer was done, so it takes as many writers at once to fail
-LONGEST_WAIT_SECONDS = 0.25
 
 _Read = Callable[[Any], Value]
 
@@ -54,6 +66,32 @@ class Written:
     item: Item  # as it stands in the store now
     is_new: bool
     turns_at: float | None = None  # when a change of zone, period or quota_scope takes effect
+
+
+class Change(NamedTuple):
+    """Of one item, from what stood there to what will. `org` is what stands above an app."""
+
+    before: Item | None
+    after: Item
+    org: Item | None = None
+
+
+# What is written together with a change, or not at all. It may raise what keeps the change from being made.
+Beside: TypeAlias = "Callable[[Change], Sequence[Write]]"
+
+
+def _nothing(_: Change) -> Sequence[Write]:
+    return ()
+
+
+def audited(actor: Actor, action: str, scope: Scope, clock: Clock) -> Beside:
+    """The record of the change: the settings before and after it, without the credentials on the same item."""
+    names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
+
+    def beside(change: Change) -> Sequence[Write]:
+        return [actor.did(action, scope, only(change.before, names), only(change.after, names), clock.now())]
+
+    return beside
 
 
 # What a body may say.
@@ -224,7 +262,13 @@ class _Checking:
 
 
 async def put_org(
-    store: Store, clock: Clock, org: str, body: Any, labels: Sequence[str], defaults: Defaults
+    store: Store,
+    clock: Clock,
+    org: str,
+    body: Any,
+    labels: Sequence[str],
+    defaults: Defaults,
+    beside: Beside = _nothing,
 ) -> Written:
     """Raises SettingsRefused, or what a store may raise. Safe to do again when it is not known whether it was done."""
     key = schema.org_config(org)
@@ -235,13 +279,15 @@ async def put_org(
         settings |= _turn(before, settings, defaults, now)
         entry = Update(schema.org_entry(org), set={"org_name": settings["org_name"]})
         update, item = _update(key, before, settings, (*ORG_SETTINGS, *_TURNING), now)
-        await store.transact([update, entry])
+        await store.transact([update, entry, *beside(Change(before, item))])
         return Written(item, before is None, turns_at(item, now))
 
-    return await _until_nobody_was_faster(clock, once)
+    return await until_nobody_was_faster(clock, once)
 
 
-async def put_app(store: Store, clock: Clock, org: str, app: str, body: Any, labels: Sequence[str]) -> Written:
+async def put_app(
+    store: Store, clock: Clock, org: str, app: str, body: Any, labels: Sequence[str], beside: Beside = _nothing
+) -> Written:
     """As put_org. The org's settings, against which the app's are checked, stay as they are until these are written."""
     org_key, key = schema.org_config(org), schema.app_config(org, app)
 
@@ -251,22 +297,10 @@ async def put_app(store: Store, clock: Clock, org: str, app: str, body: Any, lab
             raise SettingsRefused([((), f"there is no org {org}: put it first")])
         settings = checked_app(body, labels, above)
         update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
-        await store.transact([update, Check(org_key, _unchanged(above))])
+        await store.transact([update, Check(org_key, _unchanged(above)), *beside(Change(before, item, above))])
         return Written(item, before is None)
 
-    return await _until_nobody_was_faster(clock, once)
-
-
-async def _until_nobody_was_faster(clock: Clock, once: Callable[[], Awaitable[Written]]) -> Written:
-    for attempt in range(ATTEMPTS):
-        try:
-            return await once()
-        except TransactionFailed as failure:
-            is_beaten = all(reason.code is not ReasonCode.THROTTLED for reason in failure.reasons)
-            if not is_beaten or attempt == ATTEMPTS - 1:
-                raise
-            await clock.sleep(random.uniform(0, min(LONGEST_WAIT_SECONDS, 0.01 * 2**attempt)))
-    raise AssertionError("the last attempt returns or raises")
+    return await until_nobody_was_faster(clock, once)
 
 
 def _update(

@@ -5,7 +5,7 @@
 
 The base is either exact, a read of all shards while no flush of ours was under way, or a total that somebody stamped
 with the time at which it was read. With a total, whatever of ours was acknowledged a little before its stamp or later
-counts beside it: so by a clock that goes wrong the sum may be too high for a while, and never too low.
+counts beside it: so while clocks differ by no more than that, the sum may be too high for a while, and never too low.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable
 
 MARGIN_SECONDS = 5.0  # by which the clocks of a fleet may differ
+MOST_APART = 512  # acknowledgements; beyond it the oldest count as one, as of the later
 NEVER = float("inf")
 
 
 class Spent:
     """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
 
-    __slots__ = ("_acknowledged", "_as_of", "_base", "_ring", "alarm", "in_flight", "known")
+    __slots__ = ("_acknowledged", "_as_of", "_base", "_pending", "_ring", "alarm", "in_flight", "known")
 
     def __init__(self, unflushed: int = 0, ring: Callable[[], None] = lambda: None) -> None:
         """`unflushed` is what of ours was recorded before, and is not acknowledged yet."""
@@ -29,6 +30,7 @@ class Spent:
         self._as_of = -NEVER  # of the base; an older one tells nothing new
         self._acknowledged: deque[tuple[float, int]] = deque()  # when, and how much, since a margin before that
         self.known = unflushed
+        self._pending = unflushed  # of what is known: not acknowledged yet
         self.in_flight = 0
         self.alarm: float = NEVER
 
@@ -44,23 +46,35 @@ class Spent:
     def ended(self, expected: int, pico: int) -> None:
         self.in_flight -= expected
         self.known += pico
+        self._pending += pico
         if self.known >= self.alarm:
             self.alarm = NEVER
             self._ring()
 
     def acknowledged(self, pico: int, now: float) -> None:
-        """It is in the store."""
+        """It is in the store. What was never counted here is none of ours to take away later."""
+        pico = min(pico, self._pending)
+        self._pending -= pico
         self._acknowledged.append((now, pico))
-
-    def dropped(self, pico: int) -> None:
-        """It will never be in the store."""
-        self.known -= pico
+        if len(self._acknowledged) > MOST_APART:
+            _, earlier = self._acknowledged.popleft()
+            at, later = self._acknowledged.popleft()
+            self._acknowledged.appendleft((at, earlier + later))
 
     # What the store says.
 
-    def read_total(self, pico: int, stamped: float) -> None:
+    def read_total(self, pico: int, stamped: float, now: float) -> bool:
+        """Whether it is of use; a stamp in the future is somebody's wrong clock."""
+        if stamped > now + MARGIN_SECONDS:
+            return False
+        self._as_of = min(self._as_of, now + MARGIN_SECONDS)  # as our own clock may have been set back
         if stamped > self._as_of:
             self._rebase(pico, stamped, stamped - MARGIN_SECONDS)
+        return True
+
+    def read_unsure(self, pico: int, began: float) -> None:
+        """All that was in the store then, though a flush of ours may have been under way."""
+        self._rebase(pico, began, began - MARGIN_SECONDS)
 
     def read_exactly(self, pico: int, began: float) -> None:
         """No flush of ours was under way between `began` and the answer, so what was acknowledged is in it."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from proxy.calendar_days import Span
 from proxy.config.keys import Label
-from proxy.config.prices import PSEUDO_LABELS
-from proxy.errors import InvalidRequest, QuotaSpent
+from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
 from proxy.model import Scope
 from proxy.recording.entries import PICO_PER_USD
 from proxy.selection import policy
@@ -25,6 +23,9 @@ from proxy.selection.spent import NEVER, Spent
 
 LOOK_SHARE = 10  # of what is left, or of the time until it is gone, before somebody looks again
 LEAST_SECONDS = 1.0  # between two looks
+HELD_SECONDS = 2.0  # what is held by calls under way may be free again then
+
+_NO_BUDGET = Spent()  # of labels without a quota; nothing is counted there
 
 _log = logging.getLogger("proxy.selection")
 
@@ -60,12 +61,12 @@ class Standing:
         span: Span,
         plan: Plan,
         labels: Mapping[str, Label],
-        unflushed: Mapping[str, int],
+        unflushed: Callable[[], Mapping[str, int]],
         ring: Callable[[], None] = lambda: None,
         outcomes: Outcomes | None = None,
     ) -> None:
-        """`unflushed` is, by label, what of ours was recorded before this was made; `ring` is called when somebody
-        should look at the store."""
+        """`unflushed` tells, by label, what of ours is recorded and not certainly in the store; `ring` is called when
+        somebody should look at it."""
         self.scope = scope
         self.span = span
         self.plan = plan
@@ -79,19 +80,34 @@ class Standing:
         self._routes: dict[tuple[str, bool], tuple[_Step, ...]] = {}
         self._served: dict[tuple[str, bool], str | None] = {}
         self._known_before: dict[str, int] = {}
+        self.generation = 0  # moves on when other labels have a quota
         self._looked_at = -NEVER
+        self._make_spent()
 
     # What is spent.
 
     def spent(self, label: str) -> Spent:
-        found = self._spent.get(label)
-        if found is None:
-            found = self._spent[label] = Spent(self._unflushed.get(label, 0), self._ring)
-        return found
+        """Of a label that has a quota."""
+        return self._spent[label]
 
-    def budgets(self) -> Mapping[str, Spent]:
-        """Of the labels that have a quota."""
-        return {label: self.spent(label) for label in self.plan.quotas}
+    def budgets_of(self, label: str) -> tuple[Spent, ...]:
+        """What a call that this label serves is counted against."""
+        found = self._spent.get(label)
+        return () if found is None else (found,)
+
+    def acknowledged(self, label: str, pico: int, now: float) -> None:
+        """Of what was spent, this is in the store."""
+        found = self._spent.get(label)
+        if found is not None:
+            found.acknowledged(pico, now)
+
+    def _make_spent(self) -> None:
+        """For each label that has a quota; one that has none any more is kept, as its calls may still be under way."""
+        new = [label for label in self.plan.quotas if label not in self._spent]
+        if new:
+            unflushed = self._unflushed()
+            self._spent |= {label: Spent(unflushed.get(label, 0), self._ring) for label in new}
+            self.generation += 1
 
     @property
     def is_idle(self) -> bool:
@@ -111,50 +127,65 @@ class Standing:
                 return self._decided(label, is_specific, serving, taken, quota)
         return self._without_one(label, is_specific)
 
+    def would_serve(self, label: str) -> str | None:
+        """Which label a call of any format would be served by now if the budget were enforced; nothing is counted."""
+        try:
+            route = self._routes.get((label, False)) or self._made_route(label, False)
+        except InvalidRequest:
+            return None
+        return next((step.label for step in route if step.quota is None or step.spent.taken < step.quota), None)
+
     def allows(self, label: str) -> Decision:
-        """For what is no model's label: it is paid from a quota of its own, or from none. Raises QuotaSpent."""
-        quota = self.plan.quotas.get(label)
+        """For what is not served by a label that is configured: it is paid from a quota of its own, or from none where
+        no chain is set. Raises QuotaSpent, SlowDown and InvalidRequest."""
+        quota, is_shadow = self.plan.quotas.get(label), self.plan.enforcement == "shadow"
         if quota is None:
-            if self.plan.ordering and label in PSEUDO_LABELS:  # or a budget could be passed by through them
-                raise self._not_among(label)
-            return Decision(label, Mode.NORMAL, None)
+            if not self.plan.ordering:
+                return Decision(label, Mode.NORMAL, None)
+            if is_shadow:
+                return Decision(label, Mode.NORMAL, None, "")
+            raise self._not_among(label)  # or a budget could be passed by through it
         taken = self.spent(label).taken
-        if taken < quota or self.plan.enforcement == "shadow":
-            return Decision(label, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota))
-        self._outcomes.refused += 1
-        raise QuotaSpent(self._told((label,)))
+        if taken < quota or is_shadow:
+            instead = None if taken < quota else ""
+            return Decision(
+                label, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota), instead
+            )
+        raise self._spent_all(label, (label,))
 
     def _decided(self, asked: str, is_specific: bool, serving: str, taken: int, quota: int) -> Decision:
-        if self._served.get((asked, is_specific)) != serving:
+        if self._served.get((asked, is_specific), asked) != serving:
             self._tell_change(asked, is_specific, serving)
         if serving != asked:
             if self.plan.enforcement == "shadow":
                 return self._shadow(asked, serving)
             self._outcomes.elsewhere += 1
-        tight = policy.mode(taken, quota, self.plan.tight_pct)
-        return Decision(serving, tight, policy.percent(taken, quota))
+        return Decision(serving, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota))
 
     def _without_one(self, asked: str, is_specific: bool) -> Decision:
-        if self._served.get((asked, is_specific), "") is not None:
+        if self.plan.enforcement == "shadow" and not self._may(asked):
+            return Decision(asked, Mode.NORMAL, None, "")
+        if self._served.get((asked, is_specific), asked) is not None:
             self._tell_change(asked, is_specific, None)
         if self.plan.enforcement == "shadow":
             return self._shadow(asked, "")
-        self._outcomes.refused += 1
-        self._refuse_format(asked, self._may(asked))
-        ordering = self.plan.ordering
-        chain = ordering[ordering.index(asked) :] if asked in ordering else (asked,)
-        raise QuotaSpent(self._told(chain))
+        may = self._may(asked)
+        if not may:
+            raise self._not_among(asked)
+        self._refuse_format(asked, may)
+        raise self._spent_all(asked, may)
 
     def _shadow(self, asked: str, instead: str) -> Decision:
-        taken, quota = self.spent(asked).taken, self.plan.quotas.get(asked)
+        quota = self.plan.quotas.get(asked)
         if quota is None:
             return Decision(asked, Mode.NORMAL, None, instead)
+        taken = self.spent(asked).taken
         return Decision(asked, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota), instead)
 
     def _made_route(self, label: str, is_specific: bool) -> tuple[_Step, ...]:
         format, quotas = self._labels[label].format, self.plan.quotas
         route = tuple(
-            _Step(each, self.spent(each), quotas.get(each))
+            _Step(each, self._spent.get(each, _NO_BUDGET), quotas.get(each))
             for each in self._may(label)
             if each in self._labels and (not is_specific or self._labels[each].format == format)
         )
@@ -163,16 +194,13 @@ class Standing:
 
     def _may(self, label: str) -> tuple[str, ...]:
         plan = self.plan
-        may = policy.candidates(label, plan.ordering, plan.quotas, self.active)
-        if not may:
-            raise self._not_among(label)
-        return tuple(may)
+        return tuple(policy.candidates(label, plan.ordering, plan.quotas, self.active))
+
+    # Telling.
 
     def _not_among(self, label: str) -> InvalidRequest:
         known = ", ".join(dict.fromkeys((*self.plan.ordering, *self.plan.quotas)))
         return InvalidRequest(f"{label} is not among the labels that {self.scope.key} has a quota for: {known}")
-
-    # Telling.
 
     def _refuse_format(self, asked: str, may: tuple[str, ...]) -> None:
         """A label that could pay but not read the body is no reason to say that all is spent."""
@@ -184,20 +212,34 @@ class Standing:
                 f"no label with a body in the format {format} has quota left; Converse would be served by {others}"
             )
 
-    def _told(self, labels: tuple[str, ...]) -> str:
-        spent = ", ".join(f"{label} {self._amounts(label)}" for label in labels if label in self.plan.quotas)
+    def _spent_all(self, asked: str, may: tuple[str, ...]) -> QuotaSpent | SlowDown:
+        """What is only taken by calls under way may be left over when they end."""
+        self._outcomes.refused += 1
+        quotas, ordering = self.plan.quotas, self.plan.ordering
+        held = [label for label in may if self.spent(label).known < quotas[label]]
+        if held:
+            amounts = ", ".join(f"{label} {self._amounts(label)}" for label in held)
+            what = f"calls under way are expected to use what is left of the quota of {self.scope.key}: {amounts} spent"
+            return SlowDown(what, retry_after=HELD_SECONDS)
+        chain = ordering[ordering.index(asked) :] if asked in ordering else (asked,)
+        told = [label for label in chain if label in may or self.spent(label).known >= quotas[label]]
+        amounts = ", ".join(f"{label} {self._amounts(label)}" for label in told)
         resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.plan.zone).isoformat()
-        return f"the quota of {self.scope.key} for {self.span.key} is spent: {spent}; it resets at {resets}"
+        return QuotaSpent(
+            f"the quota of {self.scope.key} for {self.span.key} is spent: {amounts}; it resets at {resets}"
+        )
 
     def _amounts(self, label: str) -> str:
         return f"{_usd(self.spent(label).known)} of {_usd(self.plan.quotas[label])} USD"
 
     def _tell_change(self, asked: str, is_specific: bool, serving: str | None) -> None:
-        before = self._served.get((asked, is_specific), asked)
+        """Once: what is under way may come to cost less, so it changes nothing for good."""
+        before, plan = self._served.get((asked, is_specific), asked), self.plan
+        route = self._routes[asked, is_specific]
+        for_good = (step.label for step in route if step.quota is None or step.spent.known < step.quota)
+        if next(for_good, None) != serving:
+            return
         self._served[asked, is_specific] = serving
-        if serving == before:
-            return  # the first call of the period, served as it asks to be
-        plan = self.plan
         spent = ", ".join(f"{label} {self._amounts(label)}" for label in plan.ordering or plan.quotas)
         _log.warning(
             "decision changed: scope=%s period=%s asked=%s serving=%s before=%s active=%s enforcement=%s spent=%r",
@@ -214,17 +256,18 @@ class Standing:
     # Learning.
 
     def renew(self, span: Span, plan: Plan) -> None:
-        """The org moved to a zone where the period of this name is another one. What was spent in it still counts."""
+        """The org turns out to have another calendar. What was spent in the period of this name still counts."""
         self.span, self.plan = span, plan
         self._routes.clear()
+        self._make_spent()
 
     def learn(self, plan: Plan, active: int) -> None:
-        """What an org alone can say stays as it is until the period is over, whatever the plan says."""
-        own, active = self.plan, min(active, max(0, len(plan.ordering) - 1))
-        plan = replace(plan, zone=own.zone, period=own.period, quota_scope=own.quota_scope, shards=own.shards)
+        """The calendar stays as it is until the period is over, whatever the plan says."""
+        plan, active = plan.with_calendar_of(self.plan), min(active, max(0, len(plan.ordering) - 1))
         if plan != self.plan or active != self.active:
             self.plan, self.active = plan, active
             self._routes.clear()
+            self._make_spent()
 
     def looked(self, now: float) -> float:
         """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""
@@ -257,7 +300,8 @@ class Standing:
 
     def _modes(self) -> Iterator[Mode]:
         for label, quota in self.plan.quotas.items():
-            yield policy.mode(self.spent(label).known, quota, self.plan.tight_pct)
+            if quota:  # what never has any room is nothing to look after
+                yield policy.mode(self.spent(label).known, quota, self.plan.tight_pct)
 
     def due_to_move(self, sticky: int) -> int | None:
         """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may

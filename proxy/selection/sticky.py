@@ -22,7 +22,7 @@ from proxy.stores.contract import (
 )
 
 LABEL, INDEX, VERSION = "active_model_label", "active_model_index", "ordering_version"
-KEPT_SECONDS = 3600  # after the end of the period
+KEPT_SECONDS = 2 * 86_400  # after the end of the period, as in a zone further west it goes on
 
 
 def index_of(item: Item | None, plan: Plan) -> int:

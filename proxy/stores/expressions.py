@@ -64,6 +64,11 @@ _FROM_WIRE: dict[str, Callable[[Any], Value]] = {
     "B": bytes,
     "L": lambda content: [from_wire(part) for part in content],
     "M": lambda content: {name: from_wire(part) for name, part in content.items()},
+    # None of these is written here, but a person may: whoever reads it must find something, and pass it over.
+    "NULL": lambda _: "",
+    "SS": lambda content: [*content],
+    "NS": lambda content: [number(Decimal(each)) for each in content],
+    "BS": lambda content: [bytes(each) for each in content],
 }
 
 

@@ -45,6 +45,7 @@ _ORG_CONFIG = "CONFIG"
 _MARKER = "MARKER"
 _ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _UTC_DAY = re.compile(r"[0-9]{8}")
 _PERIOD = re.compile(r"DAY#[0-9]{8}|WEEK#[0-9]{4}-W[0-9]{2}|MONTH#[0-9]{6}")
 
@@ -96,6 +97,24 @@ def revoked_session(sid: str) -> Key:
     return Key("revoked-tokens", f"SID#{_checked(sid, '#' not in sid, 'session id')}")
 
 
+def session_head(client_id: str) -> Key:
+    """What every change of a client's set of sessions moves on."""
+    return Key("sessions", client_id, "HEAD")
+
+
+def session(client_id: str, sid: str) -> Key:
+    return Key("sessions", client_id, f"{SESSIONS_PREFIX}{_checked(sid, '#' not in sid, 'session id')}")
+
+
+SESSIONS_PREFIX = "SESSION#"
+
+
+def refused_refresh_token(token_hash: str) -> Key:
+    return Key(
+        "sessions", f"BLOCK#refresh#{_checked(token_hash, bool(_SHA256.fullmatch(token_hash)), 'hash')}", "BLOCK"
+    )
+
+
 def retrieval_token(token_hash: str) -> Key:
     return Key("secret-retrieval-tokens", token_hash)
 
@@ -121,6 +140,24 @@ def active_counters(utc_day: str) -> str:
 
 def active_counter(utc_day: str, scope: Scope, label: str, period: str) -> Key:
     return Key("request-dedup", active_counters(utc_day), f"{_labelled(scope, label)}#{_period(period)}")
+
+
+def audit_record(org: str, name: str) -> Key:
+    """`name` begins with the time, so that records stand in the order in which they were made."""
+    return Key("audit", Scope(org).key, name)
+
+
+PROFILES_PREFIX = "PROFILE#"
+
+
+def inference_profile(org: str, app: str, label: str) -> Key:
+    """Beside the settings of the org's apps, and not below one of them, since those are listed by their prefix."""
+    own = f"{profiles_of(app)}{_checked(label, is_label(label), 'label')}"
+    return Key("config", Scope(org).key, own)
+
+
+def profiles_of(app: str) -> str:
+    return f"{PROFILES_PREFIX}{_checked(app, is_app_id(app), 'app id')}#"
 
 
 def bucket(scope: Scope, name: str) -> Key:

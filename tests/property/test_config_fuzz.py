@@ -192,6 +192,9 @@ OTHERS: dict[tuple[str, ...], list[str]] = {
     ("journal", "fsync_interval_ms"): ["10"],
     ("journal", "max_unflushed_usd"): ["2.50"],
     ("auth", "max_sessions"): ["0", "10"],
+    ("auth", "access_seconds"): ["60", "7200"],
+    ("auth", "refresh_seconds"): ["90000", "86400"],
+    ("auth", "revocation_grace_seconds"): ["0", "60"],
     ("labels", "standard", "prices_usd_per_1m", "input"): ["3", "0.25", "0.0000001"],
     ("labels", "economy", "prices_usd_per_1m", "service_tiers"): ["{flex: {input: 1, output: 2}}", "{}"],
     ("labels", "economy", "prices_usd_per_1m", "long_context"): [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.calendar_days import Period, known_zone, span
 from proxy.config import Config
-from proxy.errors import InvalidRequest, QuotaSpent
+from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
 from proxy.model import Scope
 from proxy.selection import policy
 from proxy.selection.plan import plan_of
@@ -56,15 +56,16 @@ def test_the_first_that_may_serve_and_can_be_afforded_serves(
 ) -> None:
     quotas = dict.fromkeys(ordering, 2) | quotas
     plan = replace(PLAN, ordering=tuple(ordering), quotas=quotas)
-    standing = Standing(SCOPE, DAY, plan, CONFIGURED, spent)
+    standing = Standing(SCOPE, DAY, plan, CONFIGURED, lambda: spent)
     standing.learn(plan, active)
     for label, pico in under_way.items():
-        standing.spent(label).began(pico)
+        for budget in standing.budgets_of(label):
+            budget.began(pico)
     taken = {label: spent.get(label, 0) + under_way.get(label, 0) for label in LABELS}
     fits = {label for label in LABELS if not is_specific or FORMATS[label] == FORMATS[asked]}
     expected = oracle(asked, ordering, quotas, active, taken, fits)
     if expected is None:
-        with pytest.raises((QuotaSpent, InvalidRequest)):
+        with pytest.raises((QuotaSpent, SlowDown, InvalidRequest)):
             standing.decide(asked, is_specific)
     else:
         assert standing.decide(asked, is_specific).label == expected

@@ -58,7 +58,7 @@ class Fleet(RuleBasedStateMachine):
     def read_total(self, who: int) -> None:
         one, (stamp, parts) = self.all[who], self.total
         is_news = stamp > one.spent._as_of
-        one.spent.read_total(sum(parts), stamp)
+        assert one.spent.read_total(sum(parts), stamp, self.now + one.skew)
         if is_news:
             assert sum(parts) - parts[who] >= one.read_of_others
             one.read_of_others = sum(parts) - parts[who]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -29,6 +30,37 @@ def test_the_quick_reader_of_conversations_says_the_same_or_nothing(usage: Any, 
     answer = {"usage": usage, **more}
     found = usual.converse(json.dumps(answer).encode())
     assert found is None or found == bodies.converse(answer)
+
+
+DIALECTS = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
+            "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
+            "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",
+            "completions", "embedding", "images", "content", "outputs")  # fmt: skip
+INNER = ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "tokens", "billed_units", "tokenCount",
+         "data", "inputTokens", "outputTokens", "type", "contentPolicyUnits", "service_tier")  # fmt: skip
+DOCUMENTS = st.recursive(
+    COUNTS | st.sampled_from(("flex", "\u00e9")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(INNER), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(DIALECTS), DOCUMENTS, max_size=6), st.sampled_from(("cohere", "nova")))
+def test_the_members_that_tell_of_usage_say_all_that_the_whole_answer_says(answer: dict[str, Any], format: str) -> None:
+    document = orjson.loads(json.dumps(answer))
+    picked = usual.telling(json.dumps(answer).encode())
+    assert picked is not None
+    assert picked.keys() <= answer.keys()
+    assert bodies.invocation(format, picked, {}) == bodies.invocation(format, document, {})
+    for meaning in (bodies.converse, bodies.chat, bodies.guardrail):
+        assert meaning(picked) == meaning(document)
+
+
+def test_nothing_is_made_of_what_tells_nothing() -> None:
+    answer = b'{"embedding":[' + b"{}," * 5000 + b'1],"inputTextTokenCount":5,"trace":{"a":1}}'
+    assert usual.telling(answer) == {"inputTextTokenCount": 5}
+    assert usual.traced(answer) == {"trace": {"a": 1}}
+    assert usual.telling(b"[]") is usual.telling(b"{") is usual.traced(b'{"trace":' + b"[" * 100_000) is None
 
 
 def test_the_quick_reader_knows_an_answer_as_bedrock_writes_it() -> None:

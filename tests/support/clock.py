@@ -31,7 +31,8 @@ class ManualClock:
             await asyncio.sleep(0)
             return
         awake = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._monotonic + _nanos(seconds), next(self._order), awake))
+        due = self._monotonic + max(1, _nanos(seconds))  # or who sleeps a rounding error on and on would stop all time
+        heapq.heappush(self._sleepers, (due, next(self._order), awake))
         await awake
 
     def waits(self) -> list[float]:

@@ -93,8 +93,19 @@ async def data_port(
             tariffs = await dataplane.prices(whole, store, clock, tasks)
             standings = Standings(whole, store, recording.recorder, clock, tasks)
             forwarder = dataplane.forwarding(bedrock, clock, tasks)
+            revocation = dataplane.revocation(whole, store, clock, tasks)
             pipeline = dataplane.pipeline(
-                whole, store, tokens, bedrock, clock, forwarder, recording.recorder, tariffs, standings, tasks
+                whole,
+                store,
+                tokens,
+                revocation,
+                bedrock,
+                clock,
+                forwarder,
+                recording.recorder,
+                tariffs,
+                standings,
+                tasks,
             )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token

@@ -64,13 +64,17 @@ class FaultProxy:
     url: str
     script: list[Fault] = field(default_factory=list)
     requests: int = 0
+    always: dict[bytes, Fault] = field(default_factory=dict)  # for every request that has these bytes in its head
 
     def plan(self, faults: Iterable[Fault]) -> None:
         self.script[:] = faults
         self.requests = 0
 
-    def _next(self) -> Fault:
+    def _next(self, request: bytes) -> Fault:
         self.requests += 1
+        for words, fault in self.always.items():
+            if words in request.partition(b"\r\n\r\n")[0]:
+                return fault
         return self.script.pop(0) if self.script else Pass()
 
 
@@ -97,7 +101,7 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
 
     async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         request = await _message(reader)
-        fault = proxy._next()
+        fault = proxy._next(request)
         match fault:
             case BlackHole():
                 await reader.read()  # until the client gives up

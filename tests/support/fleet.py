@@ -33,7 +33,7 @@ USD = 10**12  # in pico
 MICRO = 10**6
 LABELS = ("premium", "standard", "economy")
 
-_chance = count(1)
+_chance = count(1 << 60)  # unlike that of tests.support.recording, as servers are shared
 
 
 class Counted:
@@ -72,7 +72,9 @@ class Sidecar:
     async def looked(self) -> None:
         """Until nobody looks at the store any more."""
         await settle()
-        for watch in self.standings._watches.values():
+        for over in tuple(self.standings._meeting.values()):
+            await over.wait()
+        for watch in tuple(self.standings._watches.values()):
             if watch.looking is not None:
                 await watch.looking.wait()
         await settle()

@@ -1,5 +1,5 @@
 """A store in memory, as fast as property tests and simulations need it. It keeps what `stores/contract` promises, but
-for the tokens of transactions, and nothing of it expires."""
+that it remembers the tokens of transactions for ever, and nothing of it is deleted when it expires."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from proxy.stores.values import check_query, check_transaction, check_write
 class MemoryStore:
     def __init__(self) -> None:
         self.items: dict[Key, Item] = {}
+        self._done: set[str] = set()
+        self._partitions: dict[tuple[str, str], dict[Key, None]] = {}
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
         return self.items.get(key)
@@ -36,7 +38,8 @@ class MemoryStore:
 
     async def query(self, query: Query) -> Page:
         check_query(query)
-        keys = [key for key in self.items if key[:2] == (query.table, query.pk) and _is_asked_for(query, key.sk)]
+        partition = self._partitions.get((query.table, query.pk), {})
+        keys = [key for key in partition if _is_asked_for(query, key.sk)]
         keys.sort(key=lambda key: key.sk.encode(), reverse=query.descending)
         rows = tuple(Row(key, self.items[key]) for key in keys[: query.limit])
         return Page(rows, rows[-1].key.sk if len(rows) < len(keys) else None)
@@ -54,8 +57,9 @@ class MemoryStore:
         return before
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
-        assert token is None, "not needed so far"
         check_transaction(writes, token)
+        if token in self._done:
+            return
         reasons = [self._reason(write) for write in writes]
         if any(reason.code is not ReasonCode.NONE for reason in reasons):
             raise TransactionFailed(reasons)
@@ -67,6 +71,8 @@ class MemoryStore:
             for key, item in before.items():
                 self._keep(key, item)
             raise
+        if token is not None:
+            self._done.add(token)
 
     def _written(self, write: Put | Update | Delete) -> None:
         check_write(write)
@@ -78,19 +84,22 @@ class MemoryStore:
     def _apply(self, write: Write) -> None:
         match write:
             case Put(key, item):
-                self.items[key] = dict(item)
+                self._keep(key, dict(item))
             case Update(key):
-                self.items[key] = changed(write, self.items.get(key))
+                self._keep(key, changed(write, self.items.get(key)))
             case Delete(key):
                 self._keep(key, None)
             case Check():
                 pass
 
     def _keep(self, key: Key, item: Item | None) -> None:
+        partition = self._partitions.setdefault(key[:2], {})
         if item is None:
             self.items.pop(key, None)
+            partition.pop(key, None)
         else:
             self.items[key] = item
+            partition[key] = None
 
     def _reason(self, write: Write) -> Reason:
         is_good = holds(write.condition, self.items.get(write.key))

@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"proxy.stores.values", "proxy.stores.cloudformation", "proxy.stores.expressions", "proxy.stores.sqlite_codec"},
     {"proxy.stores.evaluate"},
     {"proxy.stores", "proxy.tasks"},
+    {"proxy.audit"},
     {"proxy.alerts"},
     {"proxy.forwarding", "proxy.auth"},
     {"proxy.metering"},
@@ -37,6 +38,7 @@ LAYERS: list[set[str]] = [
     {"proxy.pipeline"},
     {"proxy.dataplane"},
     {"proxy.app"},
+    {"proxy.doctor"},
     {"proxy.commands", "proxy.cli"},
     {"proxy"},
 ]

@@ -143,10 +143,10 @@ class Counting:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def get(self, *arguments: Any) -> Any:
+    async def get(self, *arguments: Any, **options: Any) -> Any:
         self.reads += 1
         await self.may_answer.wait()
-        return await self._store.get(*arguments)
+        return await self._store.get(*arguments, **options)
 
 
 def wrong(clients: Clients, client_id: str, count: int) -> list[asyncio.Task[Any]]:
@@ -254,7 +254,7 @@ async def test_what_is_remembered_is_bounded(store: SqliteStore, time: Time, mon
     for number in range(50):
         await outcomes(wrong(clients, f"org-{ORG}-app-nobody{number}", 1))
     assert len(clients._absent) <= 10
-    assert list(clients._hashes) == list(clients._right) == [scope_of_client(WEB)]
+    assert list(clients._kept) == list(clients._right) == [scope_of_client(WEB)]
 
 
 class Kept:

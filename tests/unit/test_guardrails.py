@@ -114,11 +114,13 @@ def test_a_models_own_body_names_none() -> None:
         (["x " * 2000], 5),  # with what stands around it
         (["é " * 400], 1),  # six bytes each, as it is written
         (["a\\ " * 200, "\n " * 200], 2),
-        ([b64encode(b"image" * 10_000).decode()], 2),
-        ([b64encode(b"image" * 10_000).decode(), "word " * 1000], 7),
+        ([{"bytes": b64encode(b"image" * 10_000).decode()}], 2),
+        ([{"data": b64encode(b"image" * 10_000).decode()}, "word " * 1000], 7),
+        (["tell_me_how_to_do_this_" * 1000], 24),  # words, whatever stands between them
+        ([{"text": 'a "bytes": "' + "x" * 5000}], 6),
     ],
 )
-def test_a_request_is_taken_for_as_many_units_as_its_text_has_thousands(texts: list[str], units: int) -> None:
+def test_a_request_is_taken_for_as_many_units_as_its_text_has_thousands(texts: list[Any], units: int) -> None:
     assert units_asked(Operation.INVOKE, HEADERS, json.dumps(texts).encode()) == units
 
 
@@ -208,6 +210,23 @@ def test_without_a_trace_units_are_estimated_and_tokens_are_exact(
     assert usage is not None
     assert (usage.input, usage.output) == (7, 300)
     assert usage.units == estimated(5, 300) == {ESTIMATED_UNITS: 5 + 2}
+
+
+def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
+    for kind, piece in ((SERVER_SENT_EVENTS, sent(SAID | of_invoke())), (EVENT_STREAM, chunk(of_invoke()))):
+        reader = read(Operation.INVOKE_STREAM, kind, piece * 50)
+        assert reader.told_and_estimated(0) == ({"automatedReasoningPolicies": 2} | {
+            name: 50 * units for name, units in BOTH.items() if name != "automatedReasoningPolicies"
+        }, estimated(5, 0))  # fmt: skip
+        assert len(reader._trace._found) == len(BOTH)  # type: ignore[attr-defined]
+
+
+def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read it a second time would take as long as the first."""
+    monkeypatch.setattr("proxy.metering.usual.traced", lambda _: pytest.fail("it was read"))
+    usage = read(Operation.CONVERSE, b"application/json", json.dumps(NO_TRACE[0]).encode()).usage()
+    assert usage is not None
+    assert usage.units == estimated(5, 300)
 
 
 def test_an_answer_that_tells_no_usage_tells_no_units() -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from proxy.auth.identify import Bound, ByToken
 from proxy.auth.keys import SigningKey
+from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
 from proxy.errors import AccessDenied
 from proxy.exchange import Request
 from proxy.model import scope_of_client
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock
+from tests.support.memory_store import MemoryStore
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 SECRET = b"a secret that is long enough for HS256"
 
 TOKENS = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: 1_800_000_000.0)
 WEB, WEB_TOO, JOB = (TOKENS.mint(ORG, app).token.encode() for app in ("web", "web", "job"))
+REFRESH = TOKENS.mint_refresh(ORG, "web", "s1").token.encode()
+
+
+@pytest.fixture
+async def by_token() -> AsyncIterator[ByToken]:
+    clock = ManualClock()
+    async with Tasks(clock) as tasks:
+        yield ByToken(TOKENS, Revocation(MemoryStore(), clock, tasks))
 
 
 def request(headers: dict[bytes, bytes], method: bytes = b"POST", repeated: frozenset[bytes] = frozenset()) -> Request:
@@ -35,8 +49,12 @@ SIGNED = b"AWS4-HMAC-SHA256 Credential=any/20261118/us-east-1/bedrock/aws4_reque
         {b"x-amz-security-token": WEB, b"authorization": b"Bearer " + WEB_TOO},
     ],
 )
-def test_a_token_is_found_where_sdks_put_it(headers: dict[bytes, bytes]) -> None:
-    assert ByToken(TOKENS)(request(headers)).app == "web"
+async def test_a_token_is_found_where_sdks_put_it(by_token: ByToken, headers: dict[bytes, bytes]) -> None:
+    assert by_token.known(request(headers)) is None
+    assert (await by_token.learned(request(headers))).app == "web"
+    caller = by_token.known(request(headers))
+    assert caller is not None
+    assert caller.app == "web"
 
 
 @pytest.mark.parametrize(
@@ -50,13 +68,20 @@ def test_a_token_is_found_where_sdks_put_it(headers: dict[bytes, bytes]) -> None
         ({b"x-amz-security-token": b""}, frozenset()),
         ({b"x-amz-security-token": WEB, b"authorization": b"Bearer " + JOB}, frozenset()),
         ({b"x-amz-security-token": WEB, b"authorization": b"Bearer nonsense"}, frozenset()),
+        ({b"x-amz-security-token": REFRESH}, frozenset()),
+        ({b"authorization": b"Bearer " + REFRESH}, frozenset()),
+        ({b"x-amz-security-token": WEB, b"authorization": b"Bearer " + REFRESH}, frozenset()),
         ({b"x-amz-security-token": WEB}, frozenset({b"x-amz-security-token"})),
         ({b"authorization": b"Bearer " + WEB}, frozenset({b"authorization"})),
     ],
 )
-def test_without_one_good_token_nobody_gets_in(headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
+async def test_without_one_good_token_nobody_gets_in(
+    by_token: ByToken, headers: dict[bytes, bytes], repeated: frozenset[bytes]
+) -> None:
     with pytest.raises(AccessDenied):
-        ByToken(TOKENS)(request(headers, repeated=repeated))
+        by_token.known(request(headers, repeated=repeated))
+    with pytest.raises(AccessDenied):
+        await by_token.learned(request(headers, repeated=repeated))
 
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
@@ -64,9 +89,9 @@ JSON = {b"content-type": b"application/json; charset=utf-8"}
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"127.0.0.1:8080", b"127.8.8.8:1", b"[::1]:8080", b"[::1]"])
 def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
-    caller = Bound(ORG, "web")(request({b"host": host} | JSON))
+    caller = Bound(ORG, "web").known(request({b"host": host} | JSON))
     assert (caller.org, caller.app, caller.client_id) == (ORG, "web", f"org-{ORG}-app-web")
-    Bound(ORG, "web")(request({b"host": host}, method=b"GET"))
+    Bound(ORG, "web").known(request({b"host": host}, method=b"GET"))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +112,7 @@ def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
 )
 def test_what_a_web_page_could_send_is_refused(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(AccessDenied):
-        Bound(ORG, "web")(request(headers))
+        Bound(ORG, "web").known(request(headers))
 
 
 @pytest.mark.parametrize(

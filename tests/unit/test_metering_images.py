@@ -14,7 +14,7 @@ IMAGE = b64encode(bytes(range(256)) * 4096).decode()
 TEXT = "not a word of this is an image, or a sound. " * 100
 
 
-def estimated(answer: bytes, size: int = 65_536) -> int:
+def estimated(answer: bytes, size: int = 65_536) -> int | None:
     reader = reader_of(Operation.INVOKE, "nova", b"application/json", [])
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
@@ -51,5 +51,5 @@ def test_an_image_that_was_cut_is_one() -> None:
     assert estimated(answer) == pytest.approx(TOKENS_AN_IMAGE, abs=30)
 
 
-def test_what_is_too_long_to_be_kept_is_counted_by_its_length() -> None:
-    assert estimated(b'"' + b"a" * MOST_BYTES, 1024 * 1024) == MOST_BYTES // BYTES_A_TOKEN
+def test_of_what_is_too_long_to_be_kept_nobody_knows_how_much_is_text() -> None:
+    assert estimated(b'"' + b"a" * MOST_BYTES, 1024 * 1024) is None

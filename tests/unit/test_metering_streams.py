@@ -80,9 +80,16 @@ def test_a_frame_with_much_in_it_counts_for_more():
 
 def test_other_frames_say_nothing():
     refused = Frame("exception", "metadata", b'{"usage":{"inputTokens":1,"outputTokens":1}}', 44)
-    stream = fed(ConverseStream(), [event("messageStart", b"{}"), refused, event("chunk", b"{}")])
+    stream = fed(ConverseStream(), [refused])
     assert stream.usage() is None
     assert stream.estimate_output() == 0
+
+
+@pytest.mark.parametrize("begun", ["messageStart", "contentBlockStart"])
+def test_who_has_begun_has_said_something(begun: str):
+    refused = Frame("exception", "modelStreamErrorException", b"{}", 2)
+    assert fed(ConverseStream(), [event(begun, b"{}"), refused]).estimate_output() == TOKENS_A_FRAME
+    assert fed(ConverseStream(), [event(begun, b"{}"), SAID]).estimate_output() == TOKENS_A_FRAME
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"5", b"null", b'"usage"', b'{"usage":[]}', b"\xff\xfe"])

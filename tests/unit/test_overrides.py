@@ -18,7 +18,16 @@ from tests.support.memory_store import MemoryStore
 
 SCOPE = Scope("e0000000-0000-4000-8000-000000000001", "shop")
 ORDERING = ("premium", "standard", "economy")
-CLOCK = ManualClock()
+
+
+class Impatient(ManualClock):
+    """Time stands still, and nobody waits for it."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+CLOCK = Impatient()
 NOW = CLOCK.now()
 DAY = span(Period.DAY, NOW, known_zone("America/New_York"))
 KEY = schema.sticky_state(SCOPE, DAY.key)

@@ -38,6 +38,9 @@ DOCUMENTED = {
     ),
     schema.revoked_token("jti"): ("revoked-tokens", "jti", ""),
     schema.revoked_session("sid"): ("revoked-tokens", "SID#sid", ""),
+    schema.session_head("org-1"): ("sessions", "org-1", "HEAD"),
+    schema.session("org-1", "sid"): ("sessions", "org-1", "SESSION#sid"),
+    schema.refused_refresh_token("0f" * 32): ("sessions", f"BLOCK#refresh#{'0f' * 32}", "BLOCK"),
     schema.retrieval_token("hash"): ("secret-retrieval-tokens", "hash", ""),
     schema.segment_marker(ULID, 7): ("request-dedup", f"SEG#{ULID}", "PART#0007"),
     schema.request_marker(ORG, "app-1", "a#b"): ("request-dedup", f"REQ#{ORG}#app-1#a#b", "MARKER"),
@@ -62,7 +65,7 @@ def test_keys_stand_as_documented(key: Key, expected: tuple[str, str, str]) -> N
 
 
 def test_the_documented_keys_are_all_different() -> None:
-    assert len(DOCUMENTED) == 15
+    assert len(DOCUMENTED) == 18
 
 
 ORGS = st.sampled_from([ORG, "00000000-0000-4000-8000-000000000001"])
@@ -90,6 +93,8 @@ BAD: dict[str, Callable[[], object]] = {
     "a period of another form": lambda: schema.daily_total(WHOLE, "premium", "20261118"),
     "a negative shard": lambda: schema.usage_shard(WHOLE, "premium", -1, DAY),
     "a token id with #": lambda: schema.revoked_token("SID#x"),
+    "a session id with #": lambda: schema.session("org-1", "a#b"),
+    "a hash that is none": lambda: schema.refused_refresh_token("token"),
     "a segment that is no ULID": lambda: schema.segment_marker(ULID.lower(), 0),
     "a region with @": lambda: schema.price("m", "us@east", "2026-11-18"),
     "a date of another form": lambda: schema.price("m", "us-east-1", "20261118"),

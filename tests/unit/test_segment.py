@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +67,87 @@ def test_a_disk_without_room_for_more_leaves_what_is_there(
     segment.append(b'["%b"]' % (b"y" * size))
     segment.close()
     assert lines_in(segment.path.read_bytes()).values == [[1], [2], ["y" * size]]
+
+
+@pytest.mark.parametrize("free", [4096, 8191, 100_000])
+def test_a_disk_with_little_room_gives_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    segment, write = Segment(tmp_path, NAME), os.pwrite
+
+    def little(file: int, data: bytes, at: int) -> int:
+        if at + len(data) > free:
+            raise OSError(28, "No space left on device")
+        return write(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", little)
+    content, count = b'["%b"]' % (b"x" * 100), 0
+    while segment.size + len(line(content)) <= free:
+        segment.append(content)
+        count += 1
+    with pytest.raises(OSError, match="No space left"):
+        segment.append(content)
+    segment.close()
+    assert len(lines_in(segment.path.read_bytes()).values) == count > free // 200
+
+
+def test_one_that_only_gets_its_seal_takes_no_more_room_than_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, write, taken = Segment(tmp_path, NAME, is_mapped=False), os.pwrite, []
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: taken.append(len(data)) or write(file, data, at))
+    segment.append_all((b"[1]", b"[2]"))
+    segment.sync()
+    segment.close()
+    assert sum(taken) == segment.path.stat().st_size == len(line(b"[1]") * 2)
+
+
+@pytest.mark.parametrize("windows", [0, 1])
+def test_where_no_file_can_be_mapped_each_line_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: int
+) -> None:
+    """As on some file systems in user space and over a network."""
+    segment, calls = Segment(tmp_path, NAME), []
+
+    def refuses(*arguments: Any, **more: Any) -> mmap:
+        calls.append(1)
+        if len(calls) > windows:
+            raise OSError(errno.ENODEV, "No such device")
+        return mmap(*arguments, **more)
+
+    monkeypatch.setattr(module, "mmap", refuses)
+    contents = [b'[%d,"%b"]' % (number, b"x" * 9000) for number in range(20)]
+    for content in contents:
+        segment.append(content)
+    assert len(calls) == windows + 1
+    assert segment.path.stat().st_size == segment.size
+    segment.close()
+    assert segment.path.read_bytes() == b"".join(map(line, contents))
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "close"])
+def test_a_close_that_fails_is_told_and_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    before, real = len(os.listdir("/proc/self/fd")), os.close
+    segment = Segment(tmp_path, NAME)
+    segment.append(b"[1]")
+
+    def fails(file: int, *_: int) -> None:
+        if call == "close":
+            real(file)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        segment.close()
+    segment.close()
+    assert "did not close well: Input/output error" in caplog.text
+    assert len(os.listdir("/proc/self/fd")) == before
+    for append in (lambda: segment.append(b"[2]"), lambda: segment.append_all([b"[2]"])):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            append()
+    assert lines_in(segment.path.read_bytes()).values == [[1]]
 
 
 DYING = """

@@ -12,7 +12,6 @@ from proxy.config.keys import Defaults
 from proxy.errors import Reason, ReasonCode, TransactionFailed
 from proxy.selection.plan import plan_of
 from proxy.selection.settings import (
-    ATTEMPTS,
     TURN_LEAD_SECONDS,
     SettingsRefused,
     Written,
@@ -22,6 +21,7 @@ from proxy.selection.settings import (
     put_org,
 )
 from proxy.stores import schema
+from proxy.stores.again import ATTEMPTS
 from proxy.stores.contract import Item, Key, Put, Store
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore

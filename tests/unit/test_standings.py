@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import InvalidRequest, QuotaSpent
+from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
 from proxy.model import Scope
-from proxy.selection import standings as limits
+from proxy.selection import watching as limits
 from proxy.selection.overrides import clear_override, set_override
 from proxy.selection.policy import Mode
 from proxy.stores import schema
@@ -75,11 +75,14 @@ async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one
     await budget(exact_store, who.org, QUOTAS)
     served = [await one.begin(who, expected=4 * USD) for _ in range(5)]
     assert [label for label, _ in served] == ["premium"] * 3 + ["standard"] * 2
+    served += [await one.begin(who, expected=4 * USD) for _ in range(1)]  # economy's, which has room for a quarter
+    with pytest.raises(SlowDown, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"):
+        await one.begin(who)
     for _, number in served:
         one.end(number, 1)
     assert (await one.decide(who)).label == "premium"
     await one.looked()
-    assert one.standings.moves == 0  # for good it moves on only by what was spent
+    assert one.standings.watching.moves == 0  # for good it moves on only by what was spent
 
 
 async def test_what_others_spend_is_seen_and_all_move_on(one: Sidecar, two: Sidecar, exact_store: Store) -> None:
@@ -92,12 +95,12 @@ async def test_what_others_spend_is_seen_and_all_move_on(one: Sidecar, two: Side
     await one.clock.advance(1)
     await one.decide(who)
     await one.looked()
-    assert one.standings.moves == 1
+    assert one.standings.watching.moves == 1
     await one.clock.advance(limits.SETTINGS_SECONDS)
     await two.decide(who)
     await two.looked()
     assert (await two.decide(who)).label == "standard"
-    assert two.standings.moves == 0
+    assert two.standings.watching.moves == 0
 
 
 async def test_a_scope_that_wakes_up_is_not_blind(one: Sidecar, two: Sidecar, exact_store: Store) -> None:
@@ -274,7 +277,7 @@ async def test_a_new_ordering_keeps_the_active_label_by_its_name(one: Sidecar, e
     await one.spend(who, 10 * USD)
     await one.recorder.flush()
     await look(one, who)
-    assert one.standings.moves == 1
+    assert one.standings.watching.moves == 1
     await budget(exact_store, who.org, {"economy": 1, "standard": 5, "premium": 100}, version=2)
     await look(one, who)
     assert (await one.decide(who, "economy")).label == "standard"
@@ -307,6 +310,8 @@ async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(one: S
     assert one.store.asked.count("get_many") <= 2
     one.store.is_away = False
     await one.clock.advance(limits.ASK_AGAIN_SECONDS)
+    await one.decide(who)  # which has them asked for again
+    await one.looked()
     assert (await one.decide(who)).label == "standard"
 
 
@@ -322,6 +327,7 @@ async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(one
 
 async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: Sidecar, exact_store: Store) -> None:
     who = caller()
+    await configure(exact_store, schema.org_config(who.org), timezone="UTC")
     before = (await one.payer(who)).account("premium")
     changed = {"timezone": "Pacific/Kiritimati", "quota_scope": "ORG"}
     await exact_store.update(Update(schema.org_config(who.org), set=changed))

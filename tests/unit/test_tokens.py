@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from jwt.algorithms import OKPAlgorithm
 
 from proxy.auth import tokens as module
 from proxy.auth.keys import SigningKey, load_keys
@@ -98,6 +100,13 @@ def _tampered(token: str) -> str:
     return ".".join((head, wrong.rstrip(b"=").decode(), signature))
 
 
+def _bringing_its_key() -> str:
+    """Signed well, with a key that nobody but the token itself speaks for."""
+    own = Ed25519PrivateKey.generate()
+    jwk = json.loads(OKPAlgorithm.to_jwk(own.public_key()))
+    return jwt.encode(claims(), own, "EdDSA", headers={"kid": "k1", "jwk": jwk, "jku": "https://evil.example/jwks"})
+
+
 BAD: dict[str, Callable[[], str]] = {
     "nothing": lambda: "",
     "no token at all": lambda: "AKIAIOSFODNN7EXAMPLE",
@@ -106,6 +115,11 @@ BAD: dict[str, Callable[[], str]] = {
     "no key id": lambda: jwt.encode(claims(), SECRET, "HS256"),
     "a key nobody knows": lambda: signed(kid="k2"),
     "a key id that is a path": lambda: signed(kid="../../dev/null"),
+    "a key id that is a path to a key": lambda: signed(kid="/etc/price-keeper/jwt.pub"),
+    "a key id with a null in it": lambda: signed(kid="k1\0"),
+    "a key id that asks for more": lambda: signed(kid="k1' OR '1'='1"),
+    "an empty key id": lambda: signed(kid=""),
+    "a key that it brings along": lambda: _bringing_its_key(),
     "a key id that is a list": lambda: _unsigned({"alg": "HS256", "kid": ["k1"]}),
     "another secret": lambda: signed(b"another secret that is long enough"),
     "another algorithm": lambda: signed(alg="HS512"),
@@ -114,15 +128,26 @@ BAD: dict[str, Callable[[], str]] = {
     "another issuer": lambda: signed(iss="somebody"),
     "another audience": lambda: signed(aud="somewhere"),
     "made in the future": lambda: signed(iat=NOW + 60),
+    "not good before a while": lambda: signed(nbf=NOW + 60),
+    "a broken beginning": lambda: signed(nbf="soon"),
+    "a time of making that is no number": lambda: signed(iat="now"),
+    "an expiry that is true": lambda: signed(exp=True),
+    "longer than any of ours": lambda: signed(note="x" * module.LONGEST),
     "no expiry": lambda: signed(exp=None),
     "a broken expiry": lambda: signed(exp=NOW + 0.5),
     "no id": lambda: signed(jti=None),
+    "an id that no key of the store may hold": lambda: signed(jti="SID#1"),
+    "an id without end": lambda: signed(jti="1" * 65),
+    "an id that is no text": lambda: signed(jti=5),
+    "a session that no key of the store may hold": lambda: signed(sid="a#b"),
+    "a session that is no text": lambda: signed(sid=5),
     "no org": lambda: signed(org_id=None),
     "an org that is none": lambda: signed(org_id="acme", sub="org-acme-app-web"),
     "an org that is no text": lambda: signed(org_id=5),
     "an app with #": lambda: signed(app_id="a#b", sub=f"org-{ORG}-app-a#b"),
     "a subject of another app": lambda: signed(sub=f"org-{ORG}-app-other"),
-    "a refresh token": lambda: signed(scope="refresh"),
+    "a refresh token": lambda: signed(scope="refresh", sid="s1"),
+    "a token for both": lambda: signed(scope=["access", "refresh"]),
     "no scope": lambda: signed(scope=None),
 }
 
@@ -158,6 +183,53 @@ def test_what_is_remembered_is_bounded(tokens: Tokens, monkeypatch: pytest.Monke
     assert [tokens.verify(token).app for token in minted] == [f"app{number}" for number in range(50)]
 
 
+# Refresh tokens.
+
+
+def test_a_refresh_token_lasts_a_week_and_is_never_an_access_token(tokens: Tokens, time: Time) -> None:
+    minted = tokens.mint_refresh(ORG, "web", "s1")
+    found = tokens.refresh(minted.token)
+    assert (found.caller.app, found.sid, found.purpose, found.expires) == ("web", "s1", "refresh", NOW + 7 * 86_400)
+    assert tokens.either(minted.token) == found
+    with pytest.raises(AccessDenied):
+        tokens.access(minted.token)
+    time.now = minted.expires
+    with pytest.raises(TokenExpired):
+        tokens.refresh(minted.token)
+    with pytest.raises(AccessDenied):  # and not that it has expired
+        tokens.access(minted.token)
+
+
+def test_an_access_token_never_refreshes_even_while_it_is_remembered(tokens: Tokens) -> None:
+    access = tokens.mint(ORG, "web", sid="s1").token
+    assert tokens.access(access).sid == "s1"
+    with pytest.raises(AccessDenied):
+        tokens.refresh(access)
+
+
+@pytest.mark.parametrize("sid", [None, "a#b", ""])
+def test_a_refresh_token_has_a_session(tokens: Tokens, sid: str | None) -> None:
+    with pytest.raises(AccessDenied):
+        tokens.refresh(signed(scope="refresh", sid=sid))
+
+
+def test_how_long_tokens_last_is_configured(time: Time) -> None:
+    short = Tokens([hs256()], "price-keeper", time, access_seconds=2, refresh_seconds=3)
+    assert short.mint(ORG, None).expires == NOW + 2
+    assert short.mint_refresh(ORG, None, "s1").expires == NOW + 3
+
+
+def test_spare_bits_of_a_signature_make_no_other_token(tokens: Tokens) -> None:
+    """Its last letter has bits that decoders pass over, so that four letters would do."""
+    token = tokens.mint(ORG, "web").token
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    good = []
+    for letter in letters:
+        with suppress(AccessDenied):
+            good.append(tokens.verify(token[:-1] + letter))
+    assert len(good) == 1
+
+
 # Keys of two halves, and where keys come from.
 
 
@@ -189,6 +261,32 @@ def test_a_public_key_is_never_taken_for_a_secret(time: Time) -> None:
     mac = base64.urlsafe_b64encode(hmac.digest(public, head + b"." + body, hashlib.sha256)).rstrip(b"=")
     with pytest.raises(AccessDenied):
         tokens.verify(b".".join((head, body, mac)).decode())
+
+
+def test_the_public_halves_verify_and_tell_nothing_else(time: Time) -> None:
+    keys = [SigningKey(alg, alg, PRIVATE[alg].public_key(), PRIVATE[alg]) for alg in PRIVATE]
+    told = Tokens([*keys, hs256()], "price-keeper", time).jwks()
+    assert [(key["kid"], key["alg"], key["use"]) for key in told["keys"]] == [
+        ("EdDSA", "EdDSA", "sig"),
+        ("RS256", "RS256", "sig"),
+    ]
+    assert [set(key) - {"kid", "alg", "use"} for key in told["keys"]] == [{"kty", "crv", "x"}, {"kty", "n", "e"}]
+    assert base64.urlsafe_b64encode(SECRET).decode().rstrip("=") not in json.dumps(told)
+    for key in keys:
+        token = Tokens([key], "price-keeper", time).mint(ORG, "web").token
+        known = jwt.PyJWKSet.from_dict(told)[key.kid]
+        assert jwt.decode(token, known, audience="price-keeper", options={"verify_exp": False, "verify_iat": False})
+    assert Tokens([hs256()], "price-keeper", time).jwks() == {"keys": []}
+
+
+def test_a_key_of_one_algorithm_signs_for_no_other(time: Time) -> None:
+    """An HS256 token under the kid of an RSA key, with the secret of another key of ours."""
+    tokens = Tokens([SigningKey("rsa", "RS256", PRIVATE["RS256"].public_key(), None), hs256()], "price-keeper", time)
+    tokens.verify(signed(kid="k1"))
+    with pytest.raises(AccessDenied):
+        tokens.verify(signed(kid="rsa"))
+    with pytest.raises(AccessDenied):
+        tokens.verify(signed(PRIVATE["RS256"], "RS256", kid="k1"))
 
 
 def test_keys_that_cannot_be_had_are_all_named_and_never_shown(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""When to look again after a standing, and what was seen."""
+
+from __future__ import annotations
+
+from asyncio import Event
+from dataclasses import dataclass
+
+from proxy.selection.overrides import Override
+from proxy.selection.spent import NEVER
+from proxy.selection.standing import Standing
+
+
+@dataclass(slots=True)
+class Watch:
+    """Times are by the monotonic clock, but for `override_ends`."""
+
+    standing: Standing
+    is_settled: bool  # the settings are those of an org that somebody put
+    due: float = -NEVER
+    money_due: float = -NEVER  # when not only the settings are to be looked at
+    old: float = -NEVER  # from then on a call waits for a look
+    looked_at: float = -NEVER
+    grace: float = 0.0  # from when a look for money is due until what is known is old
+    sticky: int = 0  # the active label, but for an override
+    override: Override | None = None
+    override_ends: float = NEVER
+    warned_of: tuple[str, ...] = ()
+    looking: Event | None = None
+    is_slow: bool = False  # somebody has waited in vain for the look that is under way

@@ -1,0 +1,157 @@
+"""What no answer should say, and some may: the call is recorded all the same, once, and for a sum that can be true."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.config.keys import Prices
+from proxy.exchange import Header
+from proxy.forwarding.eventstream import encode
+from proxy.forwarding.forwarder import Target
+from proxy.forwarding.model_path import Operation
+from proxy.forwarding.upstream import Endpoint
+from proxy.metering.guardrails import estimated
+from proxy.metering.pricing import Price, tariff_of
+from proxy.metering.reading import EVENT_STREAM
+from proxy.metering.usage import plain_usage
+from proxy.recording.entries import Account, Counter, Counts, Receipt
+from proxy.recording.expected import Expected
+from proxy.recording.guarded import GuardedMeter, with_units
+from proxy.recording.journal import Journal
+from proxy.recording.leftovers import recover
+from proxy.recording.meter import MOST_PICO, Meter, Terms
+from proxy.recording.ulid import Ulids
+from proxy.simulator.frames import event, exception
+
+TOKENS = tariff_of(Prices(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
+UNIT = 150_000_000
+UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
+BOTH = with_units(TOKENS, UNITS)
+TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
+GUESS = plain_usage(100, 500, 0)
+GUARDED = GUESS._replace(units=estimated(5, 500))
+
+
+def ulids() -> Ulids:
+    return Ulids(lambda: 1_795_003_200.0, os.urandom, "")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    made = Journal(tmp_path, ulids())
+    yield made
+    made.close()
+
+
+def terms(operation: Operation, price: Price) -> Terms:
+    return Terms("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, Expected())
+
+
+def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> Counts:
+    headers: list[Header] = [(b"content-type", kind)]
+    meter.sent_to(TARGET)
+    meter.head(200, headers)
+    for piece in answer:
+        meter.data(piece)
+    meter.end(is_whole)
+    meter.close()
+    assert (journal.open_calls, journal.tally.requests) == (0, 1)
+    return journal.tally.total()
+
+
+def plain(journal: Journal, operation: Operation) -> Meter:
+    return Meter(journal, terms(operation, TOKENS), ACCOUNT, TARGET, GUESS, 1.0)
+
+
+def guarded(journal: Journal, operation: Operation) -> Meter:
+    return GuardedMeter(5, journal, terms(operation, BOTH), ACCOUNT, TARGET, GUARDED, 1.0)
+
+
+def chunk(document: Any) -> bytes:
+    return event("chunk", {"bytes": b64encode(orjson.dumps(document)).decode()})
+
+
+def test_the_intent_of_a_call_with_a_guardrail_has_its_units_and_its_money(journal: Journal, tmp_path: Path) -> None:
+    guarded(journal, Operation.CONVERSE)
+    (left,) = recover(tmp_path).sealed  # as after a kill
+    counts = left.seal.parts[0][0][1]
+    assert counts.guardrail_units == sum(GUARDED.units.values()) > 5
+    assert left.seal.pico == BOTH.of(GUARDED).pico > TOKENS.of(GUESS).pico
+
+
+def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal) -> None:
+    end = b'","usage":{"inputTokens":1000,"outputTokens":5},"serviceTier":{"type":"\\ud800"}}'
+    answer = encode({":message-type": "event", ":event-type": "metadata"}, b'{"trace":"' + b"x" * 70_000 + end)
+    counts = recorded(plain(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, answer)
+    assert (counts.input_tokens, counts.output_tokens, counts.estimated_requests) == (1000, 5, 0)
+    assert counts.pico > 0
+
+
+@pytest.mark.parametrize("about", ["\ud800", None])
+def test_a_receipt_that_cannot_be_written_is_an_estimate(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, about: str | None
+) -> None:
+    counts = Counts(1, 0, 1, 1, pico=1 if about else 2**70)
+    monkeypatch.setattr(Meter, "_receipt", lambda *_: Receipt(counts, {"tier": about or ""}))
+    found = recorded(plain(journal, Operation.CONVERSE), journal, b"application/json", b"{}")
+    assert found == Counts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.of(GUESS).pico)
+    assert "is estimated" in caplog.text
+
+
+def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either(journal: Journal) -> None:
+    usage = {"automatedReasoningPolicyUnits": 10**9, "automatedReasoningPolicies": 10**9}
+    trace = {"trace": {"guardrail": {"inputAssessment": {"a": {"invocationMetrics": {"usage": usage}}}}}}
+    counts = recorded(guarded(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, event("metadata", trace))
+    assert counts.pico == BOTH.of(GUARDED).pico
+
+
+def test_no_guess_is_more_than_a_call_may_cost(journal: Journal, tmp_path: Path) -> None:
+    dear = Price(lambda _: TOKENS.of(GUESS)._replace(pico=2**70), "config")
+    meter = Meter(journal, terms(Operation.CONVERSE, dear), ACCOUNT, TARGET, GUESS, 1.0)
+    assert recover(tmp_path).sealed[0].seal.pico == MOST_PICO
+    assert recorded(meter, journal, b"application/json", b"{}").pico == MOST_PICO
+
+
+@pytest.mark.parametrize("make", [plain, guarded])
+def test_more_images_than_are_kept_are_taken_for_what_was_expected(journal: Journal, make: Any) -> None:
+    image = b'"' + b64encode(os.urandom(4_000_000)) + b'"'
+    answer = b'{"images":[' + b",".join([image] * 4) + b"]}"
+    pieces = [answer[at : at + 65_536] for at in range(0, len(answer), 65_536)]
+    counts = recorded(make(journal, Operation.INVOKE), journal, b"application/json", *pieces)
+    assert (counts.output_tokens, counts.estimated_requests) == (GUESS.output, 1)
+    assert counts.guardrail_units == (sum(GUARDED.units.values()) if make is guarded else 0)
+
+
+def test_a_trace_of_the_question_alone_is_not_all_of_a_cut_answer(journal: Journal) -> None:
+    told = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 5}}}}}}
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 1000, "output_tokens": 1}}}
+    said = chunk({"type": "content_block_delta", "delta": {"text": "word " * 5}})
+    first = chunk(start | {"amazon-bedrock-trace": told})
+    meter = guarded(journal, Operation.INVOKE_STREAM)
+    counts = recorded(meter, journal, EVENT_STREAM, first, *[said] * 3000, is_whole=False)
+    assert counts.input_tokens == 1000
+    assert counts.guardrail_units == sum(estimated(5, counts.output_tokens).values()) > 50
+
+
+def test_a_trace_that_tells_more_than_the_estimate_is_believed(journal: Journal) -> None:
+    told = {"guardrail": {"input": {"g": {"invocationMetrics": {"usage": {"topicPolicyUnits": 900}}}}}}
+    first = chunk({"type": "x", "amazon-bedrock-trace": told})
+    meter = guarded(journal, Operation.INVOKE_STREAM)
+    assert recorded(meter, journal, EVENT_STREAM, first, is_whole=False).guardrail_units == 900
+
+
+def test_a_tool_that_was_called_before_an_error_is_paid(journal: Journal) -> None:
+    block = event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
+    begun = event("messageStart", {"role": "assistant"}) + block + event("messageStop", {"stopReason": "tool_use"})
+    broken = exception("modelStreamErrorException", "no")
+    counts = recorded(plain(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, begun + broken)
+    assert (counts.estimated_requests, counts.input_tokens) == (1, GUESS.input)
+    assert counts.output_tokens > 0

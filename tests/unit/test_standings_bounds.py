@@ -1,0 +1,316 @@
+"""Budgets where something goes wrong: what is known stays right, nobody waits for long, nothing is asked in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.calendar_days import Period, known_zone, span
+from proxy.errors import InvalidRequest, QuotaSpent, Rejected
+from proxy.model import Caller, Scope
+from proxy.recording.aggregator import total_key
+from proxy.recording.entries import Counter
+from proxy.selection import spent, standings
+from proxy.selection import watching as limits
+from proxy.selection.overrides import set_override
+from proxy.selection.policy import Mode
+from proxy.stores import schema
+from proxy.stores.contract import Put, Store
+from tests.support.clock import ManualClock
+from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
+
+QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
+DAY = "DAY#20261118"
+
+
+@pytest.fixture
+async def one(tmp_path: Path, exact_store: Store) -> AsyncIterator[Sidecar]:
+    async with sidecar(tmp_path / "one", exact_store, ManualClock()) as made:
+        yield made
+
+
+@pytest.fixture
+async def two(tmp_path: Path, exact_store: Store, one: Sidecar) -> AsyncIterator[Sidecar]:
+    async with sidecar(tmp_path / "two", exact_store, one.clock) as made:
+        yield made
+
+
+async def look(one: Sidecar, who: Caller, seconds: float = limits.SETTINGS_SECONDS) -> None:
+    await one.clock.advance(seconds)
+    await one.decide(who)
+    await one.looked()
+
+
+async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: Sidecar, two: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS, agg_shard_count=64)
+    one.store.is_away = True
+    await one.decide(who)
+    one.store.is_away = False
+    for _ in range(15):
+        await two.spend(who, 1 * USD)
+        await two.recorder.flush()
+    await look(one, who, limits.ASK_AGAIN_SECONDS)
+    assert (await one.decide(who)).label == "economy"
+
+
+async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: Sidecar) -> None:
+    web, batch = caller(), caller()
+    batch = caller("batch", web.org)
+    for who in (web, batch):
+        await one.spend(who, 1)
+    more: dict[str, Any] = {"quota_scope": "ORG", "timezone": "America/New_York", "agg_shard_count": 16}
+    await budget(one.store._store, web.org, QUOTAS, **more)
+    for who in (web, batch):
+        await look(one, who)
+        await one.decide(who)
+        await one.looked()
+    await one.spend(web, 10 * USD)
+    assert (await one.decide(batch)).label == "standard"
+    (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
+    assert counter == Counter(f"ORG#{web.org}", "premium", DAY, 16)
+
+
+async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: Sidecar, two: Sidecar) -> None:
+    who, gate = caller(), asyncio.Event()
+    await budget(one.store._store, who.org, QUOTAS)
+    await two.spend(who, 10 * USD)
+    await two.recorder.flush()
+
+    async def hangs(verb: str) -> None:
+        if verb == "transact":
+            await gate.wait()
+
+    one.store.before = hangs
+    await one.spend(caller(), 1)
+    flush = asyncio.create_task(one.recorder.flush())
+    await asyncio.sleep(0)
+    assert (await one.decide(who)).label == "standard"
+    assert one.standings.watching.moves == 0  # for good it moves on only by what is certain
+    gate.set()
+    await flush
+
+
+async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: Sidecar) -> None:
+    under_way: list[int] = []
+
+    async def counts(verb: str) -> None:
+        under_way.append(under_way[-1] + 1 if under_way else 1)
+        await asyncio.sleep(0.01)
+        under_way.append(under_way[-1] - 1)
+
+    who = [caller() for _ in range(20)]
+    for each in who:
+        await budget(one.store._store, each.org, QUOTAS)
+    one.store.before = counts
+    await asyncio.gather(*(one.decide(each) for each in who))
+    assert max(under_way) > 15
+
+
+async def test_a_total_from_the_future_is_not_believed(one: Sidecar, two: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 10}, sticky_fallback_enabled=False)
+    await one.decide(who)
+    counter = Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8)
+    total = {"as_of_epoch": int(one.clock.now()) + 86_400, "cost_usd_micros": 1, "requests": 1}
+    await one.store._store.put(Put(total_key(counter), total))
+    await two.spend(who, 10 * USD)
+    await two.recorder.flush()
+    await one.clock.advance(300)
+    await one.decide(who)
+    await one.looked()
+    with pytest.raises(QuotaSpent):
+        await one.decide(who)
+
+
+async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+
+    async def rejects(verb: str) -> None:
+        if verb == "transact":
+            raise Rejected("never")
+
+    one.store.before = rejects
+    await one.recorder.flush()
+    one.store.before = None
+    assert len(one.recorder.sender.refused) == 1
+    await look(one, who)
+    assert (await one.decide(who)).label == "standard"
+    one.standings._watches.clear()
+    one.standings._payers.clear()
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    scope, today = Scope(who.org, "web"), span(Period.DAY, one.clock.now(), known_zone("UTC"))
+    until = one.clock.now() + 600
+    await set_override(
+        one.store._store, one.clock, scope, today, "economy", "save", "ops", until, ordering=list(QUOTAS)
+    )
+    await look(one, who)
+    assert (await one.decide(who)).label == "economy"
+    one.store.is_away = True
+    await look(one, who, 601)
+    one.store.asked.clear()
+    for _ in range(100):
+        assert (await one.decide(who)).label == "premium"
+    await one.looked()
+    assert len(one.store.asked) <= 2
+
+
+@pytest.mark.parametrize("when", ["new", "known"])
+async def test_a_fault_of_whatever_kind_leaves_a_standing_and_is_told(
+    one: Sidecar, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    if when == "known":
+        await one.decide(who)
+
+    async def breaks(verb: str) -> None:
+        raise KeyError("a bug")
+
+    one.store.before = breaks
+    await look(one, who)
+    for _ in range(100):
+        assert (await one.decide(who)).label == "premium"
+    await one.looked()
+    assert (await one.payer(who)).standing.is_stale
+    assert len(one.store.asked) < 12
+    assert "KeyError" in caplog.text
+    assert "a bug" not in caplog.text
+
+
+async def test_shadow_refuses_nothing_at_all(one: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
+    assert await one.decide(who) == ("premium", Mode.EXCEEDED, 100, "")
+    assert await one.decide(who, "economy") == ("economy", Mode.NORMAL, None, "")
+    standing = (await one.payer(who)).standing
+    assert standing.allows("guardrails") == ("guardrails", Mode.NORMAL, None, "")
+    assert standing.allows("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
+
+
+async def test_with_a_chain_nothing_is_spent_outside_of_it(one: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 10})
+    standing = (await one.payer(who)).standing
+    for label in ("guardrails", "async-jobs", "unlabelled.anthropic.claude-3"):
+        with pytest.raises(InvalidRequest, match=r"is not among the labels that .* has a quota for: premium"):
+            standing.allows(label)
+
+
+async def test_what_was_acknowledged_is_held_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spent, "MOST_APART", 8)
+    known = spent.Spent()
+    for second in range(100):
+        known.ended(0, 1)
+        known.acknowledged(1, second)
+    assert len(known._acknowledged) <= 8
+    known.read_total(50, 60.0, 100.0)
+    assert known.known >= 100  # a little too high at most, and never too low
+    known.read_exactly(100, 100.0)
+    assert known.known == 100
+
+
+async def test_an_acknowledgement_of_what_was_never_counted_takes_nothing_away() -> None:
+    known = spent.Spent()
+    known.ended(0, 3)
+    known.acknowledged(10, 1.0)
+    known.read_exactly(10, 2.0)
+    assert known.known == 10
+
+
+async def test_labels_without_a_quota_are_not_kept(one: Sidecar) -> None:
+    who = caller()
+    for number in range(50):
+        (await one.payer(who)).account(f"unlabelled.{number}")
+    assert (await one.payer(who)).standing._spent == {}
+
+
+async def test_standings_of_days_that_are_over_are_let_go(one: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    for _ in range(5):
+        await one.spend(who, 1)
+        await one.clock.advance(86_400)
+    await one.decide(who)
+    assert len(one.standings._watches) <= 2
+
+
+async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
+    one: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standings, "WAIT_SECONDS", 0.05)
+    who, gate = caller(), asyncio.Event()
+
+    async def hangs(verb: str) -> None:
+        await gate.wait()
+
+    one.store.before = hangs
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await one.decide(who)
+    first, began = loop.time() - began, loop.time()
+    for _ in range(20):
+        await one.decide(who)
+    assert loop.time() - began < 2 * first
+    gate.set()
+    await one.looked()
+
+
+async def test_after_one_failed_look_what_is_known_grows_old_again(one: Sidecar, two: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    one.store.is_away = True
+    await look(one, who)
+    one.store.is_away = False
+    await look(one, who)
+    await two.spend(who, 10 * USD)
+    await two.recorder.flush()
+    await one.clock.advance(6 * 3600)
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_what_is_only_under_way_changes_nothing_in_the_log(
+    one: Sidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    for _ in range(50):
+        _, number = await one.begin(who, expected=11 * USD)
+        assert (await one.decide(who)).label == "standard"
+        one.end(number, 1)
+        assert (await one.decide(who)).label == "premium"
+    assert "decision changed" not in caplog.text
+
+
+async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_budget(one: Sidecar) -> None:
+    """As far as an engine can hold them; what cannot be used is passed over."""
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 0}, tags=["a", "b"], notes={"x": ""})
+    with pytest.raises(QuotaSpent):
+        await one.decide(who)
+
+
+async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: Sidecar) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS, version=1)
+    key = schema.sticky_state(Scope(who.org, "web"), DAY)
+    newer = {"active_model_label": "premium", "active_model_index": 0, "ordering_version": 9}
+    await one.store._store.put(Put(key, newer))
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await look(one, who)
+    assert one.store.asked.count("update") == 0
+    assert (await one.decide(who)).label == "standard"
