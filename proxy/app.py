@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -15,24 +14,24 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
-from aiohttp import web
-
 from proxy import dataplane
 from proxy.alerts.composed import add_to as add_alerts
 from proxy.alerts.composed import opened_alerts
-from proxy.auth.keys import load_keys
+from proxy.auth.clients import Clients
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.config import Store as StoreConfig
-from proxy.control.health import Readiness, add_health
-from proxy.control.metrics import add_metrics
+from proxy.control import api
+from proxy.control.composed import parts_of
+from proxy.control.health import Readiness
+from proxy.control.probes import probes
+from proxy.control.serving import Control, listening
 from proxy.metering.price_updates import add_to as add_prices
 from proxy.recording.composed import opened_recording
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
-from proxy.surface.sockets import bound
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 PURGE_INTERVAL_SECONDS = 300.0
 PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
-SHUTDOWN_SECONDS = 2.0  # for requests on the control port that are under way
 DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
 
 P = ParamSpec("P")
@@ -101,13 +99,15 @@ async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted,
     clock = clock or SystemClock()
     stop = Stop()
     asyncio.get_running_loop().set_default_executor(Aside())
-    tokens = Tokens(load_keys(config.auth.keys, environ), config.auth.issuer, clock.now)
+    tokens = dataplane.tokens_of(config, environ, clock)
     readiness = Readiness()
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
         telemetry = Telemetry()
-        control = await running.enter_async_context(_listening(_health(readiness, telemetry), config.listen.control))
+        served = Control(api.routes(readiness, telemetry), clock.now)
+        control = await running.enter_async_context(listening(served, config.listen.control))
         if config.listen.health is not None:
-            await running.enter_async_context(_listening(_health(readiness, telemetry), config.listen.health))
+            alone = Control(probes(readiness, telemetry), clock.now)
+            await running.enter_async_context(listening(alone, config.listen.health))
         tasks = await running.enter_async_context(Tasks(clock))
         store = await running.enter_async_context(opened_store(config.store, clock, tasks))
         bedrock = await _bedrock(config, environ, clock, tasks, running)
@@ -116,20 +116,36 @@ async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted,
         forwarder = dataplane.forwarding(bedrock, clock, tasks)
         alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
         standings = Standings(config, store, recording.recorder, clock, tasks, alerts)
+        revocation = dataplane.revocation(config, store, clock, tasks)
+        clients = Clients(store, clock.now)
         handler = dataplane.pipeline(
-            config, store, tokens, bedrock, clock, forwarder, recording.recorder, tariffs, standings, tasks
+            config,
+            store,
+            tokens,
+            revocation,
+            bedrock,
+            clock,
+            forwarder,
+            recording.recorder,
+            tariffs,
+            standings,
+            tasks,
+            clients,
         )
         listener, port = await dataplane.listening(handler, config, clock, tasks)
         gc.freeze()  # what is here now stays; the collector need not look at it again
         recording.start(config, tasks)
         recording.add_to(telemetry)
         standings.add_to(telemetry)
+        revocation.add_to(telemetry)
         add_prices(telemetry, tariffs)
         add_alerts(telemetry, alerts)
+        served.started(parts_of(config, environ, store, clock, standings, tokens, revocation, clients))
         readiness.started({"store": store.probe, "journal": recording.recorder.check})
         await on_started(Started(Address(config.listen.data.host, port), control, tokens, store))
         await stop.comes()
         readiness.stop()
+        served.stop()
         await listener.drain(DRAIN_SECONDS, forwarder.close)
         await recording.finish()
 
@@ -196,25 +212,3 @@ class Aside(ThreadPoolExecutor):
 
         Thread(target=do, daemon=True).start()
         return future
-
-
-def _health(readiness: Readiness, telemetry: Telemetry) -> web.Application:
-    """On the control port, and alone on one for probes that cannot reach loopback."""
-    app = web.Application()
-    add_health(app, readiness)
-    add_metrics(app, telemetry)
-    return app
-
-
-@asynccontextmanager
-async def _listening(app: web.Application, address: Address) -> AsyncIterator[Address]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    await runner.setup()
-    try:
-        sockets = await bound(address.host, address.port)
-        for each in sockets:
-            await web.SockSite(runner, each).start()
-        yield Address(address.host, sockets[0].getsockname()[1])
-    finally:
-        with contextlib.suppress(asyncio.CancelledError):
-            await runner.cleanup()

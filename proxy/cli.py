@@ -11,7 +11,7 @@ import zoneinfo
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from proxy.commands import app, check_config, dev, org, override, replay, run, spend, tables
+from proxy.commands import app, audit, check_config, dev, doctor, keys, org, override, replay, run, spend, tables
 from proxy.errors import ConfigError, PriceKeeperError
 
 
@@ -54,7 +54,7 @@ def _parser() -> ArgumentParser:
         prog="price-keeper", description="Keeps every org and app on Amazon Bedrock inside its budget."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (dev, run, check_config, tables, org, app, override, spend, replay):
+    for group in (dev, run, check_config, doctor, tables, org, app, override, audit, spend, replay, keys):
         group.add_to(commands)
     return parser
 

@@ -12,6 +12,8 @@ from typing import cast
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.identify import Bound, ByToken, Identify
+from proxy.auth.keys import load_keys
+from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
 from proxy.config import Config, Label, Upstream
@@ -81,6 +83,15 @@ def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks) -> Forwarder:
     return forwarder
 
 
+def tokens_of(config: Config, environ: Mapping[str, str], clock: Clock) -> Tokens:
+    auth = config.auth
+    return Tokens(load_keys(auth.keys, environ), auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
+
+
+def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revocation:
+    return Revocation(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
+
+
 async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Tariffs:
     """Known before the first call, and looked at again from time to time."""
     is_simulated = config.upstream.endpoint == SIMULATED
@@ -95,6 +106,7 @@ def pipeline(
     config: Config,
     store: Store,
     tokens: Tokens,
+    revocation: Revocation,
     bedrock: Bedrock,
     clock: Clock,
     forwarder: Forwarder,
@@ -102,11 +114,12 @@ def pipeline(
     tariffs: Tariffs,
     standings: Standings,
     tasks: Tasks,
+    clients: Clients | None = None,
 ) -> Pipeline:
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
     return Pipeline(
-        identify=_identify(config, tokens),
+        identify=_identify(config, tokens, revocation),
         admit=recorder.admit,
         standings=standings,
         labels=Labels(config.labels, lets_others_through=config.unlabelled == "meter"),
@@ -114,22 +127,26 @@ def pipeline(
         forwarder=forwarder,
         joining=joining,
         metering=Metering(config, recorder.journal, tariffs, clock),
-        credentials=ContainerCredentials(Clients(store, clock.now), tokens, clock.now),
+        credentials=ContainerCredentials(clients or Clients(store, clock.now), tokens, clock.now, revocation.is_marked),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
     )
 
 
-def _identify(config: Config, tokens: Tokens) -> Identify:
+def _identify(config: Config, tokens: Tokens, revocation: Revocation) -> Identify:
     bound = config.auth.identity
-    return ByToken(tokens) if bound is None else Bound(bound.org, bound.app)
+    return ByToken(tokens, revocation) if bound is None else Bound(bound.org, bound.app)
+
+
+def regional_url(region: str) -> str:
+    return f"https://bedrock-runtime.{region}.amazonaws.com"
 
 
 def _targets(config: Config, bedrock: Bedrock) -> Targets:
     """What is asked again and again is put together once: a label, an operation, and so its paths."""
 
     def place(region: str, url: str | None) -> tuple[Endpoint, str]:
-        return endpoint_of(url or f"https://bedrock-runtime.{region}.amazonaws.com"), region
+        return endpoint_of(url or regional_url(region)), region
 
     def places_of(label: Label) -> list[tuple[Endpoint, str, str]]:
         return [

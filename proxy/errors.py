@@ -12,9 +12,12 @@ PriceKeeperError
 │   ├── AccessDenied       403: no token, or one that is not good
 │   ├── TokenExpired       403: a token that was good
 │   ├── UnknownOperation   404: nothing is forwarded that is not on the list
+│   ├── NotThere           404: the org or app that is asked for is not there
+│   ├── Overtaken          409: somebody else changed it at the same time, and theirs holds
 │   ├── TooLarge           413: more than is taken, here or at Bedrock
 │   ├── SlowDown           429: too much at once; the same call after a wait may do
 │   ├── Busy               503: a limit of this process is reached; trying again helps
+│   ├── SessionLimitRace   503: others kept logging this client in at the same time; carries the store's reasons
 │   ├── CannotRecord       503: what it would cost cannot be written down, so it is not sent
 │   ├── UpstreamAway       503: Bedrock cannot be reached or gave no answer; trying again helps
 │   └── OurFault           500: a mistake of ours, whose cause stands in the log alone
@@ -101,6 +104,18 @@ class UnknownOperation(Refusal):
     kind = "UnknownOperationException"
 
 
+class NotThere(Refusal):
+    status = 404
+    kind = "ResourceNotFoundException"
+
+
+class Overtaken(Refusal):
+    """Not to be repeated blindly: what the other one did may be all that was wanted."""
+
+    status = 409
+    kind = "ConflictException"
+
+
 class TooLarge(Refusal):
     status = 413
 
@@ -113,6 +128,17 @@ class SlowDown(Refusal):
 class Busy(Refusal):
     status = 503
     kind = "ServiceUnavailableException"
+
+
+class SessionLimitRace(Refusal):
+    """Nothing was written. `reasons` has one entry for each write of the last attempt."""
+
+    status = 503
+    kind = "ServiceUnavailableException"
+
+    def __init__(self, message: str, reasons: Sequence[Reason], *, retry_after: float) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__(message, retry_after=retry_after)
 
 
 class CannotRecord(Refusal):

@@ -92,12 +92,12 @@ class Pipeline:
             if request.target == b"/credentials":
                 await self._hand_out_credentials(request, responder, told)
             elif request.target.partition(b"?")[0] == b"/inference-profiles":
-                self._show_no_profiles(request, responder, told)
+                await self._show_no_profiles(request, responder, told)
             else:
                 await self._serve(request, responder, told)
 
     async def _serve(self, request: Request, responder: Responder, told: Told) -> None:
-        caller = self._identify(request)
+        caller = self._identify.known(request) or await self._identify.learned(request)
         asked = await _off_the_loop(request.body, understood, request)
         headers = headers_upstream(request, self._simulated_prefix)
         key = _retry_key(request, caller, headers)
@@ -156,8 +156,8 @@ class Pipeline:
                 decision = payer.standing.decide(choice.label, asked.operation in SPECIFIC)
             else:
                 decision = payer.standing.allows(terms.counted_as)
-        except QuotaSpent:
-            told += (*_choice_told(choice)[:1], EXCEEDED)
+        except Refusal as refusal:
+            told += (*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else []))
             raise
         if decision.label not in (choice.label, terms.counted_as):
             choice = self._labels.instead_of(choice, decision.label)
@@ -170,9 +170,9 @@ class Pipeline:
             raise UnknownOperation("credentials are fetched with GET")
         await self._credentials.answer(request, responder, tuple(told))
 
-    def _show_no_profiles(self, request: Request, responder: Responder, told: Told) -> None:
+    async def _show_no_profiles(self, request: Request, responder: Responder, told: Told) -> None:
         """Claude Code asks for inference profiles at its start; there are none to show, and it goes on."""
-        self._identify(request)
+        _ = self._identify.known(request) or await self._identify.learned(request)
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
         answer_json(responder, {"inferenceProfileSummaries": []}, tuple(told))

@@ -47,6 +47,10 @@ LOOKS = _metric("budget_looks_total", "counter", "looks at the store for a scope
 MOVES = _metric("budget_moves_total", "counter", "times that this process moved an active label on for the whole fleet")
 SERVED_ELSEWHERE = _metric("served_by_another_label_total", "counter", "calls that another label served than was asked")
 QUOTA_REFUSALS = _metric("quota_refusals_total", "counter", "calls refused because every quota that may pay is spent")
+REVOCATION_AWAY = _metric("revocation_away_seconds", "gauge", "for how long the store has not said what is revoked")
+TOKENS_UNCHECKED = _metric(
+    "tokens_unchecked_total", "counter", "tokens let in by signature alone, the store being away"
+)
 ALERTS_RAISED = _metric("alerts_raised_total", "counter", "alerts that this process raised, by threshold in percent")
 WEBHOOKS_DELIVERED = _metric("webhooks_delivered_total", "counter", "alerts that the webhook's receiver has taken")
 WEBHOOKS_FAILED = _metric("webhooks_failed_total", "counter", "attempts that failed, by whether it was the last one")

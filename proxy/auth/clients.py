@@ -3,6 +3,8 @@
 A comparison takes a core for a fifth of a second, so wrong secrets must not be able to cause many. Beside the hash
 stands a check of a few bytes, keyed by the hash, which they fail at no cost; and once the right secret was seen, no
 other one is compared. So a flood of wrong secrets locks nobody out: neither other clients nor the one it is sent for.
+
+After a rotation the hash before it is good as well, until its grace ends. Each of the two has a check of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeVar
 
 import bcrypt
@@ -21,7 +25,13 @@ import bcrypt
 from proxy.errors import AccessDenied, Busy, SlowDown, StoreError
 from proxy.model import Scope, scope_of_client
 from proxy.stores import schema
-from proxy.stores.contract import Store
+from proxy.stores.contract import Item, Key, Store
+
+# What the store keeps of a client, on the item of the org or app that it is.
+HASH = "client_secret_hash"
+PREVIOUS_HASH = "client_secret_previous_hash"
+CREATED = "client_secret_created_at_epoch"
+GRACE_ENDS = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous one is good as well
 
 COMPARISONS = 2  # at once
 CLIENTS_WAITING = 64  # for a comparison, each with one secret; past this the answer would come too late
@@ -39,12 +49,28 @@ _BAD = "the client id or its secret is wrong"
 V = TypeVar("V")
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the store said of a client: its hashes, the newest first, or none if there is no such client."""
+
+    hashes: tuple[bytes, ...]
+    grace_ends: float
+    read_at: float
+
+    def is_fresh(self, now: float) -> bool:
+        return 0 <= now - self.read_at < HASH_SECONDS  # less than nothing when the clock was set back
+
+    def good(self, now: float) -> tuple[bytes, ...]:
+        return self.hashes if now < self.grace_ends else self.hashes[:1]
+
+
 class _Lane:
     """One at a time of those who ask about the same client."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.waiting = 0
+        self.forgotten = 0  # how often, while somebody was in it
 
 
 class Clients:
@@ -52,9 +78,9 @@ class Clients:
         self._store = store
         self._now = now
         self._key = secrets.token_bytes(32)
-        self._hashes: dict[Scope, tuple[bytes, float]] = {}  # with the time until which they are good
-        self._absent: dict[Scope, float] = {}
-        self._right: dict[Scope, tuple[bytes, bytes]] = {}  # the hash, and a keyed hash of the one secret it is of
+        self._kept: dict[Scope, _Kept] = {}
+        self._absent: dict[Scope, _Kept] = {}
+        self._right: dict[Scope, dict[bytes, bytes]] = {}  # by each hash, a keyed hash of the one secret it is of
         self._failures: dict[Scope, float] = {}  # when the last of them will be forgiven
         self._lanes: dict[Scope, _Lane] = {}
         self._comparing = asyncio.Semaphore(COMPARISONS)
@@ -72,15 +98,25 @@ class Clients:
             raise AccessDenied(_BAD)
         return scope
 
+    def forget(self, scope: Scope) -> None:
+        """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS."""
+        for known in (self._kept, self._absent, self._right):
+            known.pop(scope, None)
+        if scope in self._lanes:
+            self._lanes[scope].forgotten += 1
+
     def _known(self, scope: Scope, secret: bytes) -> bool | None:
         """Whether it is the right one, as far as that can be said without the store and a comparison."""
-        if self._absent.get(scope, 0.0) > self._now():
-            return False
-        kept, good_until = self._hashes.get(scope, (b"", 0.0))
-        if good_until <= self._now():
+        now = self._now()
+        kept = self._kept.get(scope) or self._absent.get(scope)
+        if kept is None or not kept.is_fresh(now):
             return None
-        before, mark = self._right.get(scope, (b"", b""))
-        if before == kept:
+        verdicts = [self._verdict(scope, hashed, secret) for hashed in kept.good(now)]
+        return True if True in verdicts else None if None in verdicts else False
+
+    def _verdict(self, scope: Scope, kept: bytes, secret: bytes) -> bool | None:
+        mark = self._right.get(scope, {}).get(kept)
+        if mark is not None:
             return hmac.compare_digest(mark, self._mark(secret))
         hashed, _, check = kept.partition(b"#")
         if check and not hmac.compare_digest(check, _check(hashed, secret)):
@@ -91,43 +127,55 @@ class Clients:
         return hmac.digest(self._key, secret, "sha256")
 
     async def _found_out(self, scope: Scope, secret: bytes) -> bool:
-        async with self._lane(scope):
+        async with self._lane(scope) as lane:
             is_right = self._known(scope, secret)  # by whoever was there before
-            if is_right is None and self._hashes.get(scope, (b"", 0.0))[1] <= self._now():
-                await self._read(scope)
+            if is_right is None and not self._is_read(scope):
+                await self._read(scope, lane)
                 is_right = self._known(scope, secret)
             return await self._compared(scope, secret) if is_right is None else is_right
 
     @asynccontextmanager
-    async def _lane(self, scope: Scope) -> AsyncIterator[None]:
+    async def _lane(self, scope: Scope) -> AsyncIterator[_Lane]:
         lane = self._lanes.setdefault(scope, _Lane())
         if lane.waiting >= WAITING:
             raise Busy("too many secrets of this client are being checked", retry_after=2)
         lane.waiting += 1
         try:
             async with lane.turn:
-                yield
+                yield lane
         finally:
             lane.waiting -= 1
             if not lane.waiting:
                 del self._lanes[scope]
 
-    async def _read(self, scope: Scope) -> None:
-        key = schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
-        try:
-            item = await self._store.get(key)
-        except StoreError:
-            raise Busy("secrets cannot be checked while the store is away", retry_after=5) from None
-        found = (item or {}).get("client_secret_hash")
-        if isinstance(found, str):
-            _remember(self._hashes, scope, (found.encode(), self._now() + HASH_SECONDS))
-            self._absent.pop(scope, None)
-        else:
-            _remember(self._absent, scope, self._now() + HASH_SECONDS)
-            self._hashes.pop(scope, None)
+    def _is_read(self, scope: Scope) -> bool:
+        kept = self._kept.get(scope)
+        return kept is not None and kept.is_fresh(self._now())
+
+    async def _read(self, scope: Scope, lane: _Lane) -> None:
+        """Read again if it was changed meanwhile: the answer may be from before that."""
+        forgotten = -1
+        while forgotten != lane.forgotten:
+            forgotten = lane.forgotten
+            try:
+                item = await self._store.get(credentials_key(scope), consistent=True)
+            except StoreError:
+                raise Busy("secrets cannot be checked while the store is away", retry_after=5) from None
+        kept = _kept(item or {}, self._now())
+        is_client = bool(kept.hashes)
+        _remember(self._kept if is_client else self._absent, scope, kept)
+        (self._absent if is_client else self._kept).pop(scope, None)
 
     async def _compared(self, scope: Scope, secret: bytes) -> bool:
-        kept = self._hashes[scope][0]
+        """First with the hashes that have a check: a flood that uses up the patience of another leaves them alone."""
+        kept = self._kept.get(scope)
+        hashes = kept.good(self._now()) if kept is not None else ()
+        for hashed in sorted(hashes, key=lambda each: b"#" not in each):
+            if self._verdict(scope, hashed, secret) is None and await self._is_of(scope, hashed, secret):
+                return True
+        return False
+
+    async def _is_of(self, scope: Scope, kept: bytes, secret: bytes) -> bool:
         hashed, _, check = kept.partition(b"#")
         if not check:  # without it anybody's guess comes so far
             self._demand_patience(scope)
@@ -136,21 +184,53 @@ class Clients:
         self._clients_waiting += 1
         try:
             async with self._comparing:
-                is_right = await asyncio.to_thread(bcrypt.checkpw, secret, hashed)
+                is_right = await asyncio.to_thread(_matches, secret, hashed)
         finally:
             self._clients_waiting -= 1
         if is_right:
-            _remember(self._right, scope, (kept, self._mark(secret)))
+            self._remember_right(scope, kept, secret)
         else:
-            forgiven = max(self._failures.get(scope, 0.0), self._now()) + FAILURE_SECONDS
-            _remember(self._failures, scope, forgiven)
+            _remember(self._failures, scope, max(self._forgiven(scope), self._now()) + FAILURE_SECONDS)
         return is_right
+
+    def _remember_right(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
+        kept = self._kept.get(scope)
+        if kept is not None and hashed in kept.hashes:  # else it was rotated away during the comparison
+            marks = {each: mark for each, mark in self._right.get(scope, {}).items() if each in kept.hashes}
+            _remember(self._right, scope, {**marks, hashed: self._mark(secret)})
 
     def _demand_patience(self, scope: Scope) -> None:
         """A bucket of failures that leaks one at a time, told by when it will be empty."""
-        wait = self._failures.get(scope, 0.0) - self._now() - (FAILURES - 1) * FAILURE_SECONDS
+        wait = self._forgiven(scope) - self._now() - (FAILURES - 1) * FAILURE_SECONDS
         if wait > 0:
             raise SlowDown("too many wrong secrets were sent for this client", retry_after=wait)
+
+    def _forgiven(self, scope: Scope) -> float:
+        full = self._now() + FAILURES * FAILURE_SECONDS
+        if self._failures.get(scope, 0.0) > full:  # the clock was set back
+            self._failures[scope] = full
+        return self._failures.get(scope, 0.0)
+
+
+def credentials_key(scope: Scope) -> Key:
+    return schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
+
+
+def _kept(item: Item, now: float) -> _Kept:
+    """Without a newest hash there is no client, and without an end of the grace there is none."""
+    newest, previous, ends = item.get(HASH), item.get(PREVIOUS_HASH), item.get(GRACE_ENDS)
+    if not isinstance(newest, str):
+        return _Kept((), 0.0, now)
+    if not isinstance(previous, str) or not isinstance(ends, (int, Decimal)):
+        return _Kept((newest.encode(),), 0.0, now)
+    return _Kept((newest.encode(), previous.encode()), float(ends), now)
+
+
+def _matches(secret: bytes, hashed: bytes) -> bool:
+    try:
+        return bcrypt.checkpw(secret, hashed)
+    except ValueError:  # what was written by hand may be no hash
+        return False
 
 
 def _remember(known: dict[Scope, V], scope: Scope, value: V) -> None:

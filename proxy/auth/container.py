@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from proxy.answers import answer_json
 from proxy.auth.clients import Clients
 from proxy.auth.identify import AUTHORIZATION
-from proxy.auth.tokens import Minted, Tokens
+from proxy.auth.tokens import Claims, Minted, Tokens
 from proxy.errors import AccessDenied
 from proxy.exchange import Header, Request, Responder
 from proxy.model import Scope
@@ -22,9 +22,17 @@ _NOT_KEPT = (b"cache-control", b"no-store")
 
 
 class ContainerCredentials:
-    def __init__(self, clients: Clients, tokens: Tokens, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        tokens: Tokens,
+        now: Callable[[], float],
+        is_revoked: Callable[[Claims], bool] = lambda _: False,
+    ) -> None:
+        """`is_revoked`: as far as that is known without asking anybody."""
         self._clients = clients
         self._tokens = tokens
+        self._is_revoked = is_revoked
         self._now = now
         self._handed_out: dict[Scope, tuple[Minted, float]] = {}
 
@@ -50,7 +58,7 @@ class ContainerCredentials:
     def _token(self, scope: Scope) -> Minted:
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""
         known = self._handed_out.get(scope)
-        if known is not None and self._now() < known[1]:
+        if known is not None and self._now() < known[1] and not self._is_revoked(self._tokens.access(known[0].token)):
             return known[0]
         now = self._now()
         minted = self._tokens.mint(scope.org, scope.app)

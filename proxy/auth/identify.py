@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import Protocol
 
-from proxy.auth.tokens import Tokens
+from proxy.auth.revocation import Revocation
+from proxy.auth.tokens import Claims, Tokens
 from proxy.errors import AccessDenied
 from proxy.exchange import Request
 from proxy.model import Caller
@@ -17,29 +18,51 @@ _BEARER = b"bearer "
 
 
 class Identify(Protocol):
-    def __call__(self, request: Request) -> Caller:
-        """Raises AccessDenied or TokenExpired."""
+    """Both raise AccessDenied or TokenExpired."""
+
+    def known(self, request: Request) -> Caller | None:
+        """Without asking anybody; None if somebody has to be asked first."""
+
+    async def learned(self, request: Request) -> Caller:
+        """Asks the store. Raises Busy if it cannot be told whether the caller is still welcome."""
 
 
 class ByToken:
     """A token comes as the session token beside an AWS signature, or as a bearer."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, revocation: Revocation) -> None:
         self._tokens = tokens
+        self._revocation = revocation
 
-    def __call__(self, request: Request) -> Caller:
+    def known(self, request: Request) -> Caller | None:
+        first, second = self._shown(request)
+        if not self._revocation.known(first) or (second is not None and not self._revocation.known(second)):
+            return None
+        return first.caller
+
+    async def learned(self, request: Request) -> Caller:
+        first, second = self._shown(request)
+        for each in (first, second):
+            if each is not None and not self._revocation.known(each):
+                await self._revocation.learned(each)
+        return first.caller
+
+    def _shown(self, request: Request) -> tuple[Claims, Claims | None]:
+        """The tokens of a request, if each is good by itself and they name one caller."""
         if request.repeated and request.repeated & _CREDENTIALS:
             raise AccessDenied("a header that says who calls comes only once")
         session, bearer = request.headers.get(SESSION_TOKEN), _bearer(request)
         if session is None and bearer is None:
             raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
-        first = self._verified(session or bearer or b"")
-        if session is not None and bearer is not None and self._verified(bearer) != first:
+        if session is None or bearer is None:
+            return self._verified(session or bearer or b""), None
+        first, second = self._verified(session), self._verified(bearer)
+        if first.caller != second.caller:
             raise AccessDenied("the two tokens of this request name different callers")
-        return first
+        return first, second
 
-    def _verified(self, token: bytes) -> Caller:
-        return self._tokens.verify(token.decode("latin-1"))
+    def _verified(self, token: bytes) -> Claims:
+        return self._tokens.access(token.decode("latin-1"))
 
 
 def _bearer(request: Request) -> bytes | None:
@@ -55,7 +78,7 @@ class Bound:
     def __init__(self, org: str, app: str) -> None:
         self._caller = Caller(org, app, f"org-{org}-app-{app}")
 
-    def __call__(self, request: Request) -> Caller:
+    def known(self, request: Request) -> Caller:
         headers = request.headers
         if b"origin" in headers or not _is_literal_loopback(headers.get(b"host", b"")):
             raise AccessDenied("this sidecar serves programs on this machine, at http://127.0.0.1")
@@ -63,6 +86,9 @@ class Bound:
         if request.method == b"POST" and not is_json:
             raise AccessDenied("this sidecar takes requests of content type application/json alone")
         return self._caller
+
+    async def learned(self, request: Request) -> Caller:
+        return self.known(request)
 
 
 def _is_literal_loopback(host: bytes) -> bool:

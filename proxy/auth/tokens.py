@@ -1,32 +1,43 @@
-"""Access tokens: JWTs that say who calls, minted by the control side and verified everywhere."""
+"""Tokens: JWTs that say who calls, minted by the control side and verified everywhere.
+
+An access token gets calls through; a refresh token gets the next pair of tokens, and nothing else. Neither is ever
+taken for the other.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 import jwt
 
+from proxy.auth.jwks import public_halves
 from proxy.auth.keys import SigningKey
 from proxy.errors import AccessDenied, TokenExpired
 from proxy.model import Caller, client_id_of, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper"
-ACCESS = "access"
+ACCESS: Literal["access"] = "access"
+REFRESH: Literal["refresh"] = "refresh"
 ACCESS_SECONDS = 3600
-REMEMBERED = 10_000  # verified tokens; a fleet's callers are far fewer
+REFRESH_SECONDS = 7 * 86_400
+REMEMBERED = 10_000  # verified access tokens; a fleet's callers are far fewer
 LONGEST = 16 * 1024  # characters of a token; ours have a thousand or two
 SKEW_SECONDS = 5  # how far a minting machine's clock may be ahead of ours
 
+Purpose: TypeAlias = Literal["access", "refresh"]
+
 # Some decoders pass over what is no base64, and so one token could be spelled and remembered in any number of ways.
 _SPELLING = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a token or a session: it becomes a key of the store
 _BAD = "the token is not good: ask for a new one"
+_EXPIRED = "the token has expired"
 _REQUIRED = ["aud", "exp", "iat", "iss", "jti", "sub"]
-# Times are checked against our own clock, which tests can set.
-_CHECKS = {"require": _REQUIRED, "verify_exp": False, "verify_iat": False, "verify_nbf": False}
+# Times are checked against our own clock, which tests can set; ids by ourselves, as the store's keys depend on them.
+_CHECKS = {"require": _REQUIRED, "verify_exp": False, "verify_iat": False, "verify_nbf": False, "verify_jti": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +46,47 @@ class Minted:
     expires: int
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a token says that is signed by one of our keys and has not expired. `sid` is that of its session."""
+
+    caller: Caller
+    purpose: Purpose
+    jti: str
+    sid: str | None
+    expires: int
+
+
 class Tokens:
     """The first key signs, all of them verify."""
 
-    def __init__(self, keys: Sequence[SigningKey], issuer: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        keys: Sequence[SigningKey],
+        issuer: str,
+        now: Callable[[], float],
+        access_seconds: int = ACCESS_SECONDS,
+        refresh_seconds: int = REFRESH_SECONDS,
+    ) -> None:
         self._keys = {key.kid: key for key in keys}
         self._signing = keys[0]
         self._issuer = issuer
         self._now = now
-        self._verified: dict[str, tuple[Caller, float]] = {}
+        self.access_seconds = access_seconds
+        self.refresh_seconds = refresh_seconds
+        self._verified: dict[str, Claims] = {}
 
-    def mint(self, org: str, app: str | None, seconds: int = ACCESS_SECONDS) -> Minted:
+    def jwks(self) -> dict[str, list[dict[str, str]]]:
+        return public_halves(self._keys.values())
+
+    def mint(self, org: str, app: str | None, seconds: int | None = None, sid: str | None = None) -> Minted:
+        """An access token; without a `sid` it belongs to no session."""
+        return self._mint(org, app, ACCESS, self.access_seconds if seconds is None else seconds, sid)
+
+    def mint_refresh(self, org: str, app: str | None, sid: str) -> Minted:
+        return self._mint(org, app, REFRESH, self.refresh_seconds, sid)
+
+    def _mint(self, org: str, app: str | None, purpose: Purpose, seconds: int, sid: str | None) -> Minted:
         now = int(self._now())
         claims: dict[str, Any] = {
             "iss": self._issuer,
@@ -55,40 +96,51 @@ class Tokens:
             "exp": now + seconds,
             "jti": str(uuid4()),
             "org_id": org,
-            "scope": ACCESS,
+            "scope": purpose,
         }
-        if app is not None:
-            claims["app_id"] = app
+        claims |= {name: value for name, value in (("app_id", app), ("sid", sid)) if value is not None}
         if self._signing.signs_with is None:
             raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
         token = jwt.encode(claims, self._signing.signs_with, self._signing.alg, headers={"kid": self._signing.kid})
         return Minted(token, now + seconds)
 
     def verify(self, token: str) -> Caller:
+        """Whom an access token names. Raises AccessDenied or TokenExpired. Whether it was revoked is asked apart."""
+        return self.access(token).caller
+
+    def access(self, token: str) -> Claims:
         """Raises AccessDenied or TokenExpired. A token seen before costs a look-up."""
         known = self._verified.get(token)
-        if known is not None:
-            caller, expires = known
-            if self._now() < expires:
-                return caller
+        if known is None:
+            known = self._read(token, ACCESS)
+            self._remember(token, known)
+        elif self._now() >= known.expires:
             del self._verified[token]
-            raise TokenExpired("the token has expired")
-        return self._verify(token)
+            raise TokenExpired(_EXPIRED)
+        return known
 
-    def _verify(self, token: str) -> Caller:
-        claims = self._claims(token)
-        now, expires = self._now(), claims["exp"]
-        if type(expires) is not int or type(claims["iat"]) is not int or claims["iat"] > now + SKEW_SECONDS:
+    def refresh(self, token: str) -> Claims:
+        """Raises AccessDenied or TokenExpired. Always has a `sid`."""
+        return self._read(token, REFRESH)
+
+    def either(self, token: str) -> Claims:
+        """As one of them, for who gives a token back."""
+        return self._read(token, None)
+
+    def _read(self, token: str, purpose: Purpose | None) -> Claims:
+        claims = self._signed(token)
+        now, expires, issued = self._now(), claims["exp"], claims["iat"]
+        begins = claims.get("nbf", issued)
+        if not type(expires) is type(issued) is type(begins) is int or max(issued, begins) > now + SKEW_SECONDS:
+            raise AccessDenied(_BAD)
+        found = _understood(claims)
+        if found is None or purpose not in (found.purpose, None):
             raise AccessDenied(_BAD)
         if now >= expires:
-            raise TokenExpired("the token has expired")
-        caller = _caller(claims)
-        if len(self._verified) >= REMEMBERED:
-            self._forget_half()
-        self._verified[token] = (caller, expires)
-        return caller
+            raise TokenExpired(_EXPIRED)
+        return found
 
-    def _claims(self, token: str) -> dict[str, Any]:
+    def _signed(self, token: str) -> dict[str, Any]:
         if len(token) > LONGEST or not _SPELLING.fullmatch(token):
             raise AccessDenied(_BAD)
         try:
@@ -106,18 +158,31 @@ class Tokens:
             raise AccessDenied(_BAD) from None
         return found
 
-    def _forget_half(self) -> None:
-        for token in list(self._verified)[: REMEMBERED // 2]:
-            del self._verified[token]
+    def _remember(self, token: str, claims: Claims) -> None:
+        if len(self._verified) >= REMEMBERED:
+            for oldest in list(self._verified)[: REMEMBERED // 2]:
+                del self._verified[oldest]
+        self._verified[token] = claims
 
 
-def _caller(claims: dict[str, Any]) -> Caller:
+def _understood(claims: dict[str, Any]) -> Claims | None:
+    caller, purpose, jti, sid = _caller(claims), claims.get("scope"), claims["jti"], claims.get("sid")
+    if caller is None or purpose not in (ACCESS, REFRESH) or not _is_id(jti):
+        return None
+    if not (_is_id(sid) or (sid is None and purpose == ACCESS)):
+        return None
+    return Claims(caller, purpose, jti, sid, claims["exp"])
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def _caller(claims: dict[str, Any]) -> Caller | None:
     org, app = claims.get("org_id"), claims.get("app_id")
-    is_good = isinstance(org, str) and is_org_id(org) and (app is None or (isinstance(app, str) and is_app_id(app)))
-    if not is_good or claims.get("scope") != ACCESS:
-        raise AccessDenied(_BAD)
-    assert isinstance(org, str)
+    if not (isinstance(org, str) and is_org_id(org)):
+        return None
+    if not (app is None or (isinstance(app, str) and is_app_id(app))):
+        return None
     client = client_id_of(org, app)
-    if claims["sub"] != client:
-        raise AccessDenied(_BAD)
-    return Caller(org, app, client)
+    return Caller(org, app, client) if claims["sub"] == client else None

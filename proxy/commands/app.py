@@ -9,11 +9,12 @@ from proxy.clock import SystemClock
 from proxy.commands.org import apps_of, known_labels, org_named, shown_org
 from proxy.commands.places import NotAsked, add_places, config_of, opened
 from proxy.commands.settings_file import SettingsFile, add_file
-from proxy.commands.settings_shown import Shown, columns, say
-from proxy.commands.shared import Commands, add_json_option, print_json
+from proxy.commands.settings_shown import columns, say
+from proxy.commands.shared import Commands, actor, add_json_option, print_json
 from proxy.config import Config
-from proxy.model import is_app_id
-from proxy.selection.settings import put_app
+from proxy.model import Scope, is_app_id
+from proxy.reporting.settings_shown import Shown
+from proxy.selection.settings import audited, put_app
 from proxy.stores import schema
 from proxy.stores.contract import Item, Store
 
@@ -58,7 +59,8 @@ async def _put(chosen: Namespace, config: Config) -> int:
     async with opened(config.store, clock) as store:
         above = await shown_org(store, await org_named(store, chosen.org), config)
         with file.located():
-            written = await put_app(store, clock, above.org, chosen.app, file.body, known_labels(config))
+            beside = audited(actor(), "app.put", Scope(above.org, chosen.app), clock)
+            written = await put_app(store, clock, above.org, chosen.app, file.body, known_labels(config), beside)
         shown = _shown(await shown_org(store, above.org, config), chosen.app, written.item)
     if chosen.json:
         print_json(shown.record())

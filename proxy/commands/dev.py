@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import secrets
@@ -11,19 +12,21 @@ from pathlib import Path
 
 from proxy import app
 from proxy.auth.clients import hash_secret, new_secret
+from proxy.auth.registering import credentials
 from proxy.clock import SystemClock
 from proxy.commands.run import run_until_stopped
 from proxy.commands.shared import Commands, port
 from proxy.config import Address, Config
 from proxy.config.keys import Key, Tls
 from proxy.errors import PriceKeeperError
-from proxy.model import client_id_of
+from proxy.model import Scope, client_id_of
 from proxy.stores import schema
 from proxy.stores.contract import ItemMissing, Put, Store, Update, Value
 from proxy.surface.tls import local_authority
 
 ORG = "d0000000-0000-4000-8000-000000000001"
 APP = "demo"
+ADMIN_KEY = "admin-key"  # the file in the data folder
 TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
 
 # In micro-USD: some hundreds of calls for each label, so that one can see what happens then.
@@ -38,6 +41,7 @@ _GUIDE = """\
 Bedrock Price Keeper is ready; Bedrock is simulated.
   data port     {data}
   control port  {control}  (health and readiness: {control}/ready)
+  admin key     in {admin_key}, for the control API: {control}/openapi.json
 
 Paste into another shell:
 
@@ -75,6 +79,7 @@ def add_to(commands: Commands) -> None:
 def _dev(chosen: Namespace) -> int:
     folder: Path = chosen.data_dir
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
+    _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
     secret = _kept(folder / "demo-secret", new_secret)
     authority, tls = _tls(folder) if chosen.tls else (None, None)
 
@@ -82,7 +87,7 @@ def _dev(chosen: Namespace) -> int:
         await _make_demo_client(started.store, secret)
         print(_guide(started, secret, authority, folder), flush=True)
 
-    run_until_stopped(_config(chosen, tls), os.environ, tell)
+    run_until_stopped(config_in(folder, chosen.port, chosen.control_port, tls), os.environ, tell)
     return 0
 
 
@@ -91,20 +96,23 @@ def _tls(folder: Path) -> tuple[Path, Tls]:
     return authority, Tls(str(certificate), str(key))
 
 
-def _config(chosen: Namespace, tls: Tls | None) -> Config:
-    folder: Path = chosen.data_dir
+def config_in(folder: Path, data_port: int, control_port: int, tls: Tls | None) -> Config:
     config = Config.development()
     return dataclasses.replace(
         config,
         listen=dataclasses.replace(
             config.listen,
-            data=Address("127.0.0.1", chosen.port),
-            control=Address("127.0.0.1", chosen.control_port),
+            data=Address("127.0.0.1", data_port),
+            control=Address("127.0.0.1", control_port),
             tls=tls,
         ),
         store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
         journal=dataclasses.replace(config.journal, dir=str(folder / "journal")),
-        auth=dataclasses.replace(config.auth, keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),)),
+        auth=dataclasses.replace(
+            config.auth,
+            keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),),
+            admin_api_key_file=str(folder / ADMIN_KEY),
+        ),
     )
 
 
@@ -115,6 +123,7 @@ def _guide(started: app.Started, secret: str, authority: Path | None, folder: Pa
     return _GUIDE.format(
         trust=trust,
         folder=folder,
+        admin_key=folder / ADMIN_KEY,
         org=ORG,
         data=f"{'https' if authority else 'http'}://{started.data}",
         control=f"http://{started.control}",
@@ -127,10 +136,11 @@ def _guide(started: app.Started, secret: str, authority: Path | None, folder: Pa
 async def _make_demo_client(store: Store, secret: str) -> None:
     key = schema.app_config(ORG, APP)
     if await store.get(key, consistent=True) is None:
-        hashed = hash_secret(secret).decode()
+        hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
+        made = credentials(Scope(ORG, APP), hashed, SystemClock().now())
         await store.transact(
             [
-                Put(key, {"app_name": "demo", "client_secret_hash": hashed}, ItemMissing()),
+                Put(key, {"app_name": "demo", **made}, ItemMissing()),
                 Update(schema.org_config(ORG), set_if_missing=_DEMO_ORG),
                 Update(schema.org_entry(ORG), set_if_missing={"org_name": "demo"}),
             ]

@@ -11,12 +11,14 @@ from uuid import uuid4
 from proxy.clock import SystemClock
 from proxy.commands.places import NotAsked, add_places, config_of, opened
 from proxy.commands.settings_file import SettingsFile, add_file
-from proxy.commands.settings_shown import Shown, columns, say
-from proxy.commands.shared import Commands, add_json_option, print_json
+from proxy.commands.settings_shown import columns, say
+from proxy.commands.shared import Commands, actor, add_json_option, print_json
 from proxy.config import Config
 from proxy.config.prices import PSEUDO_LABELS
+from proxy.model import Scope
+from proxy.reporting.settings_shown import Shown
 from proxy.reporting.tenants import org_called, registered
-from proxy.selection.settings import put_org
+from proxy.selection.settings import audited, put_org
 from proxy.stores import schema
 from proxy.stores.contract import Prefix, Query, Row, Store, every_row
 
@@ -73,7 +75,8 @@ async def _put(chosen: Namespace, config: Config) -> int:
     async with opened(config.store, clock) as store:
         org = await _org_to_put(store, chosen.org)
         with file.located():
-            written = await put_org(store, clock, org, file.body, known_labels(config), config.defaults)
+            beside = audited(actor(), "org.put", Scope(org), clock)
+            written = await put_org(store, clock, org, file.body, known_labels(config), config.defaults, beside)
         shown = Shown(org, written.item, config.defaults, clock.now())
         apps = await apps_of(store, shown)
     if chosen.json:

@@ -16,12 +16,13 @@ from proxy.clock import SystemClock
 from proxy.commands.app import add_app_option, shown_app
 from proxy.commands.org import apps_of, org_named, shown_org
 from proxy.commands.places import NotAsked, add_places, config_of, opened
-from proxy.commands.settings_shown import Shown, local, say, utc
-from proxy.commands.shared import Commands, add_json_option, print_json
+from proxy.commands.settings_shown import say
+from proxy.commands.shared import Commands, actor, add_json_option, print_json
 from proxy.config import Config
 from proxy.errors import ConfigError
 from proxy.model import Scope
-from proxy.selection.overrides import Override, clear_override, override_of, set_override
+from proxy.reporting.settings_shown import Shown, local, utc
+from proxy.selection.overrides import Override, audited, clear_override, override_of, set_override
 from proxy.stores import schema
 from proxy.stores.contract import Store
 
@@ -99,6 +100,7 @@ async def _set(where: _Where, chosen: Namespace) -> int:
         _user() if chosen.who is None else chosen.who,
         until,
         ordering=where.shown.plan.ordering,
+        beside=audited(actor(), "override.set", where.scope, SystemClock()),
     )
     _tell(where, chosen, override)
     if not chosen.json and until is not None and override.until < until:
@@ -107,7 +109,8 @@ async def _set(where: _Where, chosen: Namespace) -> int:
 
 
 async def _clear(where: _Where, chosen: Namespace) -> int:
-    is_cleared = await clear_override(where.store, where.scope, where.span)
+    beside = audited(actor(), "override.clear", where.scope, SystemClock())
+    is_cleared = await clear_override(where.store, where.scope, where.span, beside=beside)
     if chosen.json:
         print_json({"is_cleared": is_cleared})
     else:

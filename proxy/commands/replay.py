@@ -11,6 +11,7 @@ from proxy.app import opened_store
 from proxy.clock import Clock, SystemClock
 from proxy.commands.shared import Commands, add_config_option
 from proxy.config import Config, load
+from proxy.errors import JournalUnusable
 from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.folder import locked
 from proxy.recording.leftovers import Leftovers, recover
@@ -33,13 +34,21 @@ def _replay(chosen: Namespace) -> int:
 
 async def _replayed(config: Config, folder: Path, clock: Clock, *, force: bool) -> int:
     with locked(folder, make=False):
-        left = await asyncio.to_thread(recover, folder)
+        left = await asyncio.to_thread(_recovered, folder)
         async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
             sender = Sender(store, clock, force=force)
             for sealed in left.sealed:
                 await sender.send(sealed)
     _tell(sender, left)
     return 1 if sender.refused else 0
+
+
+def _recovered(folder: Path) -> Leftovers:
+    """Each segment gets its seal, and goes when it is in the store: so the disk must take writes."""
+    try:
+        return recover(folder)
+    except OSError as failure:
+        raise JournalUnusable(f"cannot bring the journal in {folder} to its end: {failure.strerror}") from None
 
 
 def _tell(sender: Sender, left: Leftovers) -> None:

@@ -163,9 +163,14 @@ def kids_differ(keys: tuple[Key, ...]) -> Iterator[Mistake]:
             yield ("keys", str(index), "kid"), f"the same as auth.keys.{first[key.kid]}.kid"
 
 
+def sessions_outlive_tokens(access_seconds: int, refresh_seconds: int) -> Iterator[Mistake]:
+    if refresh_seconds < access_seconds:
+        yield ("refresh_seconds",), f"less than access_seconds, which is {access_seconds}"
+
+
 @dataclass(frozen=True, slots=True)
 class Auth:
-    rules = (identity_goes_with_its_mode, kids_differ)
+    rules = (identity_goes_with_its_mode, kids_differ, sessions_outlive_tokens)
 
     mode: Literal["required", "identity"] = "required"
     identity: Identity | None = None
@@ -176,6 +181,9 @@ class Auth:
     )
     admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=reads(must_be.variable))
     admin_api_key_file: str | None = field(default=None, metadata=reads(must_be.path))  # goes before the variable
+    access_seconds: int = field(default=3600, metadata=reads(must_be.between(1, 86_400)))
+    refresh_seconds: int = field(default=7 * 86_400, metadata=reads(must_be.between(1, 90 * 86_400)))
+    revocation_grace_seconds: int = field(default=600, metadata=reads(must_be.between(0, 86_400)))
     max_sessions: int = field(default=5, metadata=reads(must_be.at_least(0)))  # 0 is unlimited
 
 

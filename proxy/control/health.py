@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from aiohttp import web
-
 from proxy.errors import PriceKeeperError
 
 # Each asks one thing that the work needs, and raises when it is not there.
@@ -33,29 +31,6 @@ class Readiness:
     async def troubles(self) -> dict[str, str | None]:
         found = {name: await _trouble(check) for name, check in self._checks.items()}
         return found | {"process": self._phase} if self._phase is not None else found
-
-
-_READINESS = web.AppKey("readiness", Readiness)
-
-
-def add_health(app: web.Application, readiness: Readiness) -> None:
-    app[_READINESS] = readiness
-    app.router.add_get("/health", _health)
-    app.router.add_get("/ready", _ready)
-
-
-async def _health(_: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
-
-
-async def _ready(request: web.Request) -> web.Response:
-    troubles = await request.app[_READINESS].troubles()
-    is_ready = not any(troubles.values())
-    body = {
-        "status": "ready" if is_ready else "not ready",
-        "checks": {name: trouble or "ok" for name, trouble in troubles.items()},
-    }
-    return web.json_response(body, status=200 if is_ready else 503)
 
 
 async def _trouble(check: Callable[[], Awaitable[object]]) -> str | None:

@@ -81,7 +81,8 @@ class AwsPriceList:
         """Raises PriceListUnreadable unless we may ask for prices, of which it asks for one."""
         with _told():
             async with self._client() as client:
-                await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=FORMAT, MaxResults=1)
+                answer = await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=FORMAT, MaxResults=1)
+                _check_form(answer)
 
 
 @contextmanager
@@ -100,6 +101,11 @@ def _told() -> Iterator[None]:
         raise PriceListUnreadable(_NONSENSE) from None
 
 
+def _check_form(answer: Any) -> None:
+    if answer["FormatVersion"] != FORMAT:
+        raise PriceListUnreadable(_NONSENSE)
+
+
 async def _products(client: Any, service_code: str, region: str) -> list[Product]:
     request = {
         "ServiceCode": service_code,
@@ -110,8 +116,7 @@ async def _products(client: Any, service_code: str, region: str) -> list[Product
     found: list[Product] = []
     for _ in range(MOST_PAGES):
         answer = await client.get_products(**request)
-        if answer["FormatVersion"] != FORMAT:
-            raise PriceListUnreadable(_NONSENSE)
+        _check_form(answer)
         # Not `.get`: botocore reads an answer with nothing in it out of whatever comes with status 200.
         found += [product for entry in answer["PriceList"] if (product := product_of(entry, region)) is not None]
         if not answer.get("NextToken"):

@@ -204,8 +204,8 @@ class PriceListServer:
 
 
 def _matches(product: Listed, asked: dict[str, Any]) -> bool:
-    assert all(each["Type"] == "TERM_MATCH" for each in asked["Filters"])
-    terms = {each["Field"]: each["Value"].lower() for each in asked["Filters"]}
+    assert all(each["Type"] == "TERM_MATCH" for each in asked.get("Filters", ()))
+    terms = {each["Field"]: each["Value"].lower() for each in asked.get("Filters", ())}
     return product.service_code == asked["ServiceCode"] and all(
         product.attributes.get(name, "").lower() == value for name, value in terms.items()
     )

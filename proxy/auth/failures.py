@@ -1,0 +1,69 @@
+"""How many wrong secrets are taken calmly: of each client, and from each address.
+
+Asked after a secret was found wrong, and never before: the right one is served whatever was tried before it, so nobody
+can lock out a client or those who share an address with him. What is refused is the answer to one more wrong one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Hashable
+
+from proxy.errors import SlowDown
+from proxy.model import Scope, scope_of_client
+
+REMEMBERED = 10_000  # clients, and as many addresses
+AT_ONCE = 10  # failures, as of a deployment with an old secret that starts all its processes
+SECONDS = 6.0  # after that, one more in so many seconds
+_HOST_BITS = 64  # of an IPv6 address: whoever has one such network has all of its addresses
+
+
+class Failures:
+    """A bucket for each key that holds `at_once` failures and leaks one in `seconds`. `now` is a monotonic clock."""
+
+    def __init__(self, now: Callable[[], float], at_once: int = AT_ONCE, seconds: float = SECONDS) -> None:
+        self._now = now
+        self._at_once = at_once
+        self._seconds = seconds
+        self._empty_at: dict[Hashable, float] = {}
+
+    def count(self, key: Hashable) -> float:
+        """How long to wait for room in the bucket; 0 if there was some, and this failure has taken it."""
+        now = self._now()
+        empty_at = max(self._empty_at.get(key, 0.0), now) + self._seconds
+        wait = empty_at - now - self._at_once * self._seconds
+        if wait > 0:
+            return wait  # not counted: whoever keeps trying waits no longer for it
+        if key not in self._empty_at and len(self._empty_at) >= REMEMBERED:
+            self._make_room(now)
+        self._empty_at[key] = empty_at
+        return 0.0
+
+    def _make_room(self, now: float) -> None:
+        """The fullest buckets stay, so that one failure each from many addresses does not make one be forgotten."""
+        fullest = sorted(self._empty_at.items(), key=lambda each: each[1], reverse=True)[: REMEMBERED // 2]
+        self._empty_at = {key: empty_at for key, empty_at in fullest if empty_at > now}
+
+
+class WrongSecrets:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._of_clients = Failures(now)
+        self._from_addresses = Failures(now)
+
+    def count(self, client_id: str, address: str) -> None:
+        """Raises SlowDown in the place of AccessDenied. Clients that do not exist are counted like any other."""
+        client: Scope | None = scope_of_client(client_id)  # of ids that nobody can have, all are one
+        wait = max(self._of_clients.count(client), self._from_addresses.count(network_of(address)))
+        if wait > 0:
+            raise SlowDown("too many wrong secrets were sent", retry_after=wait)
+
+
+def network_of(address: str) -> Hashable:
+    """What one sender can be held to: an IPv4 address, or the /64 of an IPv6 one."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return None  # a socket in the file system, whose users are one
+    if isinstance(found, ipaddress.IPv4Address):
+        return found
+    return found.ipv4_mapped or int(found) >> _HOST_BITS

@@ -1,0 +1,252 @@
+"""Which tokens are valid no more, though their signature is good: told by the store, by the token or by its session.
+
+"Not revoked" is remembered for a minute at most, so that is how late a revocation made elsewhere is seen; one made here
+holds at once. A token in steady use is asked about in the background, and its calls wait for nobody. While the store is
+away, what it said before holds for that minute; then, if the configuration wants that, signature and expiry alone count
+for a bounded time, and after it nobody gets in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy import telemetry as metrics
+from proxy.auth.tokens import Claims
+from proxy.clock import Clock
+from proxy.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
+from proxy.stores import schema
+from proxy.stores.contract import EXPIRY, ItemMissing, Key, Put, Store, any_of, at_most, live
+from proxy.tasks import Tasks
+from proxy.telemetry import Telemetry
+
+HOLDS_SECONDS = 60.0  # from the moment of asking
+DUE_SECONDS = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
+WAIT_SECONDS = 2.0  # for the store, of a call whose token is not known
+ASK_AGAIN_SECONDS = 3.0  # while the store is away, for all tokens together
+PROBE_SECONDS = (
+    5.0  # how often it is looked whether the store is back, so that nobody is let in by the grace for longer
+)
+REMEMBERED = 20_000  # tokens that were asked about
+MARKED = 50_000  # tokens and sessions known to be revoked
+GRACE_SECONDS = 600
+
+_REVOKED = "the token was revoked: ask for a new one"
+
+_log = logging.getLogger("proxy.auth")
+
+_Names = tuple[str, ...]  # under which a token may be revoked: keys of the table
+_NOBODY = ("PROBE",)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Not revoked. Times are by the monotonic clock."""
+
+    due: float
+    old: float
+    is_grace: bool = False
+
+
+@dataclass(slots=True)
+class _Question:
+    """One for all who want to know."""
+
+    done: asyncio.Event
+    is_answered: bool = False
+
+
+class Revocation:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        tasks: Tasks,
+        on_store_down: Literal["serve", "refuse"] = "serve",
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._tasks = tasks
+        self._grace = grace_seconds if on_store_down == "serve" else 0.0
+        self._answers: dict[_Names, _Answer] = {}
+        self._asking: dict[_Names, _Question] = {}
+        self._marks: dict[str, None] = {}  # an expired one does no harm: its tokens have expired as well
+        self._away_since: float | None = None
+        self._asked_in_vain = -ASK_AGAIN_SECONDS
+        self.let_in_unchecked = 0
+        tasks.every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        telemetry.add(metrics.REVOCATION_AWAY, lambda: self.away_seconds)
+        telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.let_in_unchecked)
+
+    @property
+    def away_seconds(self) -> float:
+        """For how long the store has not said what is revoked; 0 while it does."""
+        return 0.0 if self._away_since is None else self._clock.monotonic() - self._away_since
+
+    @property
+    def is_in_grace(self) -> bool:
+        return self._away_since is not None and self.away_seconds < self._grace
+
+    async def check(self) -> None:
+        """For readiness: raises Busy while nobody can tell what is revoked."""
+        if self._away_since is not None:
+            raise self._cannot_tell()
+
+    # For the calls.
+
+    def known(self, claims: Claims) -> bool:
+        """Whether it is known to be good, without asking anybody. Raises AccessDenied if it is known to be revoked."""
+        names = _names(claims)
+        self._refuse_marked(names)
+        answer, moment = self._answers.get(names), self._clock.monotonic()
+        if answer is None or moment >= answer.old:
+            return False
+        if moment >= answer.due and self._is_worth_asking():
+            self._ask(names)
+        return True
+
+    async def learned(self, claims: Claims) -> None:
+        """Asks the store. Raises AccessDenied if it is revoked, Busy if that cannot be told."""
+        names, is_answered = _names(claims), False
+        if self._is_worth_asking():
+            question = self._ask(names)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await question.done.wait()
+            is_answered = question.is_answered
+            if not is_answered:
+                self._is_away()
+        self._refuse_marked(names)
+        if not is_answered:
+            self._let_in_unchecked(names)
+
+    def is_marked(self, claims: Claims) -> bool:
+        """Whether it is revoked, as far as this process happens to know."""
+        return any(name in self._marks for name in _names(claims))
+
+    def _refuse_marked(self, names: _Names) -> None:
+        for name in names:
+            if name in self._marks:
+                raise AccessDenied(_REVOKED)
+
+    def _let_in_unchecked(self, names: _Names) -> None:
+        """Raises Busy where that is not wanted, or has been going on for too long."""
+        assert self._away_since is not None
+        if not self.is_in_grace:
+            raise self._cannot_tell()
+        self.let_in_unchecked += 1
+        due = self._clock.monotonic() + ASK_AGAIN_SECONDS
+        _remember(self._answers, names, _Answer(due, self._away_since + self._grace, is_grace=True))
+
+    def _cannot_tell(self) -> Busy:
+        away = f"the store has not said for {self.away_seconds:.0f} s which tokens are revoked"
+        if self.is_in_grace:
+            return Busy(f"{away}; signatures alone count for up to {self._grace:.0f} s")
+        return Busy(f"{away}, so none is accepted; try again", retry_after=5)
+
+    # Asking.
+
+    def _is_worth_asking(self) -> bool:
+        """While the store is away, of all calls one in a few seconds asks."""
+        moment = self._clock.monotonic()
+        if self._away_since is None:
+            return True
+        if moment < self._asked_in_vain + ASK_AGAIN_SECONDS:
+            return False
+        self._asked_in_vain = moment
+        return True
+
+    def _ask(self, names: _Names) -> _Question:
+        """Whoever asks about the same token meanwhile waits for the same answer."""
+        question = self._asking.get(names)
+        if question is None:
+            question = self._asking[names] = _Question(asyncio.Event())
+            self._tasks.once(self._asked(names, question))
+        return question
+
+    async def _asked(self, names: _Names, question: _Question) -> None:
+        # What is forgotten while the answer is on its way stays forgotten: it may be older than what was marked.
+        answers, moment = self._answers, self._clock.monotonic()
+        try:
+            for name in await self._revoked_of(names):
+                self.mark(name)
+            _remember(answers, names, _Answer(moment + DUE_SECONDS, moment + HOLDS_SECONDS))
+            question.is_answered = True
+            self._is_back()
+        except StoreError as failure:
+            self._is_away(failure)
+        finally:
+            del self._asking[names]
+            question.done.set()
+
+    async def _revoked_of(self, names: _Names) -> list[str]:
+        """Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise."""
+        found = await self._store.get_many([Key("revoked-tokens", name) for name in names], consistent=True)
+        now = self._clock.now()
+        return [name for name, item in zip(names, found, strict=True) if live(item, now) is not None]
+
+    def _is_away(self, failure: StoreError | None = None) -> None:
+        self._asked_in_vain = self._clock.monotonic()
+        if self._away_since is None:
+            self._away_since = self._asked_in_vain
+            why = "it does not answer" if failure is None else str(failure)
+            _log.warning("the store cannot say which tokens are revoked; grace: %g s: %s", self._grace, why)
+
+    def _is_back(self) -> None:
+        if self._away_since is None:
+            return
+        _log.warning("the store says again which tokens are revoked, after %.0f s", self.away_seconds)
+        self._away_since = None
+        for names in [names for names, answer in self._answers.items() if answer.is_grace]:
+            del self._answers[names]
+
+    async def _look_whether_it_is_back(self) -> None:
+        if self._away_since is not None:
+            with suppress(StoreError):
+                await self._revoked_of(_NOBODY)
+                self._is_back()
+
+    # Revoking.
+
+    async def revoke_token(self, claims: Claims) -> None:
+        """This one alone. Raises Busy if it cannot be told whether that was written."""
+        await self._revoke(schema.revoked_token(claims.jti), claims.expires)
+
+    async def revoke_session(self, sid: str, until: int) -> None:
+        """All access tokens of a session, none of which may be good after `until`. Raises Busy."""
+        await self._revoke(schema.revoked_session(sid), until)
+
+    async def _revoke(self, key: Key, until: int) -> None:
+        try:
+            with suppress(ConditionFailed):  # it was revoked before, and for longer
+                await self._store.put(Put(key, {EXPIRY: until}, any_of(ItemMissing(), at_most(EXPIRY, until))))
+        except StoreError as failure:
+            if isinstance(failure, StoreUnavailable) and failure.maybe_applied:
+                self.mark(key.pk)
+            raise Busy("nothing can be revoked while the store is away; try again", retry_after=5) from None
+        self.mark(key.pk)
+
+    def mark(self, name: str) -> None:
+        """Says here what stands in the store by now: `name` is a key of its table."""
+        if len(self._marks) >= MARKED:
+            for oldest in list(self._marks)[: MARKED // 2]:
+                del self._marks[oldest]
+            self._answers = {}  # one of them may be of a token whose mark is gone: so all ask anew
+        self._marks[name] = None
+
+
+def _names(claims: Claims) -> _Names:
+    return (claims.jti,) if claims.sid is None else (claims.jti, f"SID#{claims.sid}")
+
+
+def _remember(answers: dict[_Names, _Answer], names: _Names, answer: _Answer) -> None:
+    if len(answers) >= REMEMBERED and names not in answers:
+        for oldest in list(answers)[: REMEMBERED // 2]:
+            del answers[oldest]
+    answers[names] = answer

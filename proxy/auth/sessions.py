@@ -1,0 +1,388 @@
+"""Refresh sessions of clients: at most so many of each, of which the newest stay.
+
+A session is a row with the hash of the one refresh token that is good for it. Whatever happens to it is one
+transaction: it begins together with the end of those that must make room, it is refreshed on condition that it still
+lives, and it ends together with its refresh token. Where there is a limit, every login and every end moves on a version
+at the head of the client's sessions, so of logins at the same time one gets through and the others look again. Without
+the store there are no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from uuid import uuid4
+
+from proxy.auth.revocation import Revocation
+from proxy.auth.tokens import Claims, Minted, Tokens
+from proxy.clock import Clock
+from proxy.errors import (
+    AccessDenied,
+    Busy,
+    Reason,
+    ReasonCode,
+    SessionLimitRace,
+    StoreError,
+    StoreUnavailable,
+    TransactionFailed,
+)
+from proxy.model import Scope, client_id_of
+from proxy.stores import schema
+from proxy.stores.contract import (
+    EXPIRY,
+    Delete,
+    Item,
+    ItemMissing,
+    Missing,
+    Prefix,
+    Put,
+    Query,
+    Store,
+    Update,
+    Write,
+    above,
+    all_of,
+    equals,
+    every_row,
+    live,
+)
+
+ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
+FIRST_WAIT_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 1.0
+RESENDS = 3  # of a transaction whose answer was lost, under its token
+ENDED_AT_ONCE = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
+ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
+WAITING = 1000  # logins of one client in this process; past this the answer would come too late
+MICROS = 1_000_000
+AGAIN_SECONDS = 1  # when what was refused may do
+
+HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = "refresh_hash", "began_us", "refreshed_at", "access_until", "version"
+ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
+
+_OVER = "the session is over: log in again"
+_USED = "the refresh token was used before, so its session is over: log in again"
+
+_log = logging.getLogger("proxy.auth")
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What a client is given. Its access token may be revoked with the session, by `sid`."""
+
+    access: Minted
+    refresh: Minted
+    sid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    sid: str
+    began: float
+    refreshed: int
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A session's row, with all that ending it takes."""
+
+    client: str
+    sid: str
+    item: Item
+
+    @property
+    def age(self) -> tuple[int, str]:
+        return int(self.number(BEGAN)), self.sid
+
+    def number(self, name: str) -> int:
+        value = self.item[name]
+        assert isinstance(value, int)
+        return value
+
+    def ended(self, why: str) -> list[Write]:
+        """On condition that it is there, and with the same refresh token: else another one would stay good."""
+        kept = str(self.item[HASH])
+        return [
+            Delete(schema.session(self.client, self.sid), equals(HASH, kept)),
+            _refused(kept, self.number(EXPIRY), why, self.client, self.sid),
+        ]
+
+
+class Sessions:
+    def __init__(
+        self,
+        store: Store,
+        tokens: Tokens,
+        revocation: Revocation,
+        clock: Clock,
+        max_sessions: int,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`max_sessions`: 0 is unlimited. `chance` gives a number in [0, 1) for each wait that is jittered."""
+        self._store = store
+        self._tokens = tokens
+        self._revocation = revocation
+        self._clock = clock
+        self._max = max_sessions
+        self._chance = chance
+        self._lanes: dict[str, _Lane] = {}
+
+    # What clients ask for.
+
+    async def login(self, scope: Scope) -> Issued:
+        """For a client whose secret was checked. Raises SessionLimitRace, Busy, or AccessDenied where none can mint."""
+        client, issued = client_id_of(scope.org, scope.app), self._issued(scope, str(uuid4()))
+        with _no_store_no_token():
+            if not self._max:
+                await self._transact([self._begun(client, issued)])
+                return issued
+            async with self._lane(client):
+                await self._make_room_and_begin(client, issued)
+            return issued
+
+    async def refresh(self, token: str) -> Issued:
+        """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
+        claims = self._tokens.refresh(token)
+        caller, sid, used = claims.caller, _sid_of(claims), _hash(token)
+        issued = self._issued(Scope(caller.org, caller.app), sid)
+        with _no_store_no_token():
+            for attempt in range(ATTEMPTS):
+                await self._pause(attempt)
+                kept = await self._refreshable(claims, used)
+                try:
+                    await self._transact(self._rotated(kept, used, claims.expires, issued))
+                    return issued
+                except TransactionFailed as failure:
+                    if _condition_failed(failure.reasons):
+                        raise AccessDenied(_OVER) from None  # somebody else has refreshed or ended it this moment
+        raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def revoke(self, scope: Scope, sid: str) -> None:
+        """Ends a session, its refresh token and all access tokens made from it, at once or not at all. Raises Busy.
+
+        Of a session that is over already, the access tokens are revoked. That the sid is the client's own is for the
+        caller to know: from a token, or from `live`.
+        """
+        client = client_id_of(scope.org, scope.app)
+        with _no_store_no_token():
+            for attempt in range(ATTEMPTS):
+                await self._pause(attempt)
+                item = await self._store.get(schema.session(client, sid), consistent=True)
+                if item is None:
+                    until = int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
+                    await self._revocation.revoke_session(sid, until)
+                    return
+                if await self._is_ended(_Kept(client, sid, item)):
+                    self._revocation.mark(schema.revoked_session(sid).pk)
+                    return
+        raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def give_back(self, token: str) -> None:
+        """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
+        claims = self._tokens.either(token)
+        if claims.purpose == "access":
+            await self._revocation.revoke_token(claims)
+        else:
+            await self.revoke(Scope(claims.caller.org, claims.caller.app), _sid_of(claims))
+
+    async def live(self, scope: Scope) -> list[Session]:
+        """The oldest first. Raises Busy."""
+        with _no_store_no_token():
+            found = await self._live(client_id_of(scope.org, scope.app))
+        return [
+            Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY))
+            for kept in found
+        ]
+
+    # Beginning.
+
+    def _issued(self, scope: Scope, sid: str) -> Issued:
+        access = self._tokens.mint(scope.org, scope.app, sid=sid)
+        return Issued(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
+
+    async def _make_room_and_begin(self, client: str, issued: Issued) -> None:
+        lost = 0
+        for _ in range(ROUNDS):
+            try:
+                if await self._is_begun(client, issued):
+                    return
+            except TransactionFailed as failure:
+                if not _is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
+                    raise  # the last is the new session's own, which nobody else makes
+                lost += 1
+                if lost == ATTEMPTS:
+                    why = "others keep logging this client in at the same time; try again"
+                    raise SessionLimitRace(why, failure.reasons, retry_after=AGAIN_SECONDS) from None
+                await self._pause(lost)
+        raise Busy("the client has more sessions than can be ended at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def _is_begun(self, client: str, issued: Issued) -> bool:
+        """False when there were more to end first than fit into one transaction: those are ended by now."""
+        # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
+        head = await self._store.get(schema.session_head(client), consistent=True)
+        found = await self._live(client)
+        surplus = found[: max(0, len(found) - (self._max - 1))]
+        writes: list[Write] = [_moved_on(client, head)]
+        for kept in surplus[:ENDED_AT_ONCE]:
+            writes += kept.ended(EVICTED)
+        is_last = len(surplus) <= ENDED_AT_ONCE
+        if is_last:
+            writes.append(self._begun(client, issued, found[-1].age[0] if found else 0))
+        await self._transact(writes)
+        return is_last
+
+    def _begun(self, client: str, issued: Issued, after: int = 0) -> Put:
+        """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
+        began = max(int(self._clock.now() * MICROS), after + 1)
+        item = {BEGAN: began, **self._renewed(issued)}
+        return Put(schema.session(client, issued.sid), item, ItemMissing())
+
+    def _renewed(self, issued: Issued) -> dict[str, int | str]:
+        return {
+            HASH: _hash(issued.refresh.token),
+            REFRESHED: int(self._clock.now()),
+            EXPIRY: issued.refresh.expires,
+            ACCESS_UNTIL: issued.access.expires,
+        }
+
+    async def _live(self, client: str) -> list[_Kept]:
+        """The oldest first. Rows whose time is over do not count, though nobody may have deleted them yet."""
+        now = self._clock.now()
+        query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
+        found = [
+            _Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
+            async for row in every_row(self._store, query)
+            if live(row.item, now) is not None
+        ]
+        return sorted(found, key=lambda kept: kept.age)
+
+    # Refreshing.
+
+    async def _refreshable(self, claims: Claims, used: str) -> _Kept:
+        client, sid = claims.caller.client_id, _sid_of(claims)
+        keys = [schema.refused_refresh_token(used), schema.session(client, sid)]
+        refused, item = await self._store.get_many(keys, consistent=True)
+        item = live(item, self._clock.now())
+        if refused is not None and item is not None and refused.get("why") == ROTATED:
+            # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
+            _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
+            await self.revoke(Scope(claims.caller.org, claims.caller.app), sid)
+            raise AccessDenied(_USED)
+        if refused is not None or item is None or item.get(HASH) != used:
+            raise AccessDenied(_OVER)
+        return _Kept(client, sid, item)
+
+    def _rotated(self, kept: _Kept, used: str, until: int, issued: Issued) -> list[Write]:
+        is_live = all_of(equals(HASH, used), above(EXPIRY, int(self._clock.now())))
+        renewed = self._renewed(issued)
+        # Those minted before may have had longer to live than those of today.
+        renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
+        return [
+            Update(schema.session(kept.client, kept.sid), set=renewed, condition=is_live),
+            _refused(used, until, ROTATED, kept.client, kept.sid),
+        ]
+
+    # Ending.
+
+    async def _is_ended(self, kept: _Kept) -> bool:
+        """False if it was refreshed or ended meanwhile."""
+        until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY))
+        writes = [
+            *kept.ended(REVOKED),
+            Put(schema.revoked_session(kept.sid), {EXPIRY: until}),
+            Update(schema.session_head(kept.client), add={VERSION: 1}),
+        ]
+        try:
+            await self._transact(writes)
+        except TransactionFailed as failure:
+            if not _is_race(failure.reasons):
+                raise
+            return False
+        return True
+
+    # How it is written.
+
+    async def _transact(self, writes: Sequence[Write]) -> None:
+        """Sent again under the same token after a lost answer, so that it is not left in doubt what became of it."""
+        token = str(uuid4())
+        for attempt in range(1, RESENDS + 1):
+            try:
+                await self._store.transact(writes, token=token)
+            except StoreUnavailable as failure:
+                if not failure.maybe_applied or attempt == RESENDS:
+                    raise
+                await self._pause(attempt)
+            else:
+                return
+
+    async def _pause(self, attempt: int) -> None:
+        """Full jitter, so that those who lost do not meet again."""
+        if attempt:
+            longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+            await self._clock.sleep(longest * self._chance())
+
+    @asynccontextmanager
+    async def _lane(self, client: str) -> AsyncIterator[None]:
+        """One at a time of this process: those could only make each other lose."""
+        lane = self._lanes.setdefault(client, _Lane())
+        if lane.waiting >= WAITING:
+            raise Busy("too many logins of this client are under way", retry_after=AGAIN_SECONDS)
+        lane.waiting += 1
+        try:
+            async with lane.turn:
+                yield
+        finally:
+            lane.waiting -= 1
+            if not lane.waiting:
+                del self._lanes[client]
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.waiting = 0
+
+
+def _moved_on(client: str, head: Item | None) -> Update:
+    version = (head or {}).get(VERSION)
+    stands = equals(VERSION, version) if isinstance(version, int) else Missing(VERSION)
+    return Update(schema.session_head(client), add={VERSION: 1}, condition=stands)
+
+
+def _refused(token_hash: str, until: int, why: str, client: str, sid: str) -> Put:
+    """For as long as the token itself would be good."""
+    return Put(schema.refused_refresh_token(token_hash), {EXPIRY: until, "why": why, "client_id": client, "sid": sid})
+
+
+def _hash(token: str) -> str:
+    return sha256(token.encode()).hexdigest()
+
+
+def _sid_of(claims: Claims) -> str:
+    assert claims.sid is not None, "refresh tokens have one"
+    return claims.sid
+
+
+def _condition_failed(reasons: Sequence[Reason]) -> bool:
+    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in reasons)
+
+
+def _is_race(reasons: Sequence[Reason]) -> bool:
+    """Whether somebody else's change stood in the way, and nothing but that."""
+    codes = {reason.code for reason in reasons} - {ReasonCode.NONE}
+    return bool(codes) and codes <= {ReasonCode.CONDITION_FAILED, ReasonCode.CONFLICT}
+
+
+@contextmanager
+def _no_store_no_token() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as failure:
+        _log.warning("no session can be changed: %s", failure)
+        raise Busy("sessions cannot be looked up while the store is away; try again", retry_after=5) from None

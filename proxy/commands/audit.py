@@ -1,0 +1,80 @@
+"""`price-keeper audit`: who changed what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.audit import MOST_AT_ONCE, records, told
+from proxy.clock import SystemClock
+from proxy.commands.org import org_named
+from proxy.commands.places import add_places, config_of, opened
+from proxy.commands.settings_shown import say
+from proxy.commands.shared import Commands, add_json_option, print_json
+from proxy.config import Config
+from proxy.stores.contract import Store
+
+USUAL = 20
+MOST = 100_000
+
+
+def add_to(commands: Commands) -> None:
+    audit = commands.add_parser("audit", help="tell who changed the settings of an org and its apps, newest first")
+    audit.add_argument("org", metavar="ORG", help="the org's id or name")
+    _add_limit(audit)
+    add_json_option(audit)
+    add_places(audit)
+    audit.set_defaults(run=lambda chosen: asyncio.run(_audit(chosen, config_of(chosen))))
+
+
+def _add_limit(audit: ArgumentParser) -> None:
+    text = f"how many changes; default: {USUAL}"
+    audit.add_argument("--limit", type=_limit, default=USUAL, metavar="NUMBER", help=text)
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= MOST:
+        raise ArgumentTypeError(f"expected a number from 1 to {MOST}, not {text[:20]!r}")
+    return int(text)
+
+
+async def _audit(chosen: Namespace, config: Config) -> int:
+    async with opened(config.store, SystemClock()) as store:
+        found = await _found(store, await org_named(store, chosen.org), chosen.limit)
+    if chosen.json:
+        print_json(found)
+    else:
+        say([line for each in found for line in _lines(each)] or ["nothing was changed since this is kept"])
+    return 0
+
+
+async def _found(store: Store, org: str, limit: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while len(found) < limit:
+        page = await records(store, org, min(MOST_AT_ONCE, limit - len(found)), after)
+        found += [told(row) for row in page.rows]
+        after = page.cursor
+        if after is None:
+            break
+    return found
+
+
+def _lines(record: Mapping[str, Any]) -> list[str]:
+    whose = f" of {record['app']}" if record["app"] else ""
+    where = f" from {record['address']}" if record["address"] else ""
+    return [f"{record['at']}  {record['action']}{whose}, by {record['who']}{where}", *_changes(record)]
+
+
+def _changes(record: Mapping[str, Any]) -> list[str]:
+    """Only what is not as it was."""
+    before, after = record["before"] or {}, record["after"] or {}
+    names = [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
+    return [f"    {name}: {_shown(before.get(name))} -> {_shown(after.get(name))}" for name in names]
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)

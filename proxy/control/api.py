@@ -1,0 +1,29 @@
+"""The control API: one table of routes, which serves the requests and is what the OpenAPI document is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.control import aggregates, auditing, auth, credentials, orgs, overrides, profiles, selecting, usage
+from proxy.control.calls import Answer, Call, Route, Who, read
+from proxy.control.health import Readiness
+from proxy.control.openapi import document
+from proxy.control.parts import Parts
+from proxy.control.probes import probes
+from proxy.telemetry import Telemetry
+
+_GROUPS = (auth, orgs, credentials, overrides, profiles, auditing, selecting, aggregates, usage)
+
+
+def routes(readiness: Readiness, telemetry: Telemetry) -> Sequence[Route]:
+    table = [*probes(readiness, telemetry), *(route for group in _GROUPS for route in group.ROUTES)]
+
+    async def described(_: Parts, __: Call) -> Answer:
+        return told
+
+    summary = "This description of all that can be asked for here"
+    table.append(
+        Route("GET", "/openapi.json", Who.ANYBODY, "openapi", summary, described, {200: "OpenApi"}, group="about")
+    )
+    told = read(document(table), "public, no-cache")
+    return table

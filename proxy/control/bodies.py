@@ -1,0 +1,108 @@
+"""Bodies of requests: JSON, bounded in size and depth, with nothing in it that could be read in two ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from proxy.control.problems import ERRORS, Problem, invalid
+
+MOST_BYTES = 256 * 1024  # an org with every setting has a few thousand, a hundred usages some forty thousand
+MOST_DEPTH = 12  # a body of ours has four
+SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for ever
+
+
+async def body_of(request: web.BaseRequest) -> Any:
+    """Raises Problem."""
+    _check_head(request)
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # so that an error can still be answered
+    try:
+        async with asyncio.timeout(SECONDS):
+            raw = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large() from None
+    except TimeoutError:
+        raise Problem(408, ERRORS[408], "the body did not arrive in time", headers={"Connection": "close"}) from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise invalid("the body is not what its head says") from None
+    return parsed(raw)
+
+
+def _check_head(request: web.BaseRequest) -> None:
+    types = request.headers.getall("Content-Type", [])
+    if len(types) != 1 or not _is_json(types[0]) or "Content-Encoding" in request.headers:
+        raise Problem(415, ERRORS[415], "a body is of content type application/json, in UTF-8 and not compressed")
+    if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+        raise Problem(417, ERRORS[417], "nothing is to be expected but 100-continue")
+    if (request.content_length or 0) > MOST_BYTES:
+        raise too_large()
+
+
+def too_large() -> Problem:
+    # What is still to come is not read, so nothing else can come on this connection.
+    return Problem(413, ERRORS[413], f"a body has at most {MOST_BYTES} bytes", headers={"Connection": "close"})
+
+
+def _is_json(value: str) -> bool:
+    kind, _, rest = value.partition(";")
+    return kind.strip().lower() == "application/json" and rest.replace(" ", "").lower() in (
+        "",
+        "charset=utf-8",
+        'charset="utf-8"',
+    )
+
+
+def parsed(raw: bytes) -> Any:
+    """Numbers with a point are Decimals. Raises Problem."""
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_once_each, parse_float=Decimal, parse_constant=_no_number)
+    except RecursionError:
+        raise invalid(f"JSON is nested at most {MOST_DEPTH} deep here") from None
+    except UnicodeDecodeError:
+        raise invalid("the body is not UTF-8 text") from None
+    except (ValueError, ArithmeticError) as failure:
+        reason = failure.msg if isinstance(failure, json.JSONDecodeError) else "it cannot be read in one way only"
+        raise invalid(f"the body is not good JSON: {reason}") from None
+    _check_depth(value)
+    return value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _no_number(_: str) -> NoReturn:
+    raise ValueError("not a number")
+
+
+def _check_depth(value: Any) -> None:
+    """Also of its text, of which JSON can spell what is none."""
+    level: list[Any] = [value]
+    for _ in range(MOST_DEPTH):
+        level = [part for each in level for part in _parts(each)]
+        if not level:
+            return
+    raise invalid(f"JSON is nested at most {MOST_DEPTH} deep here")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise invalid("the body spells half a character, as \\ud800 alone") from None
+    elif isinstance(value, Mapping):
+        return (*value.keys(), *value.values())
+    elif isinstance(value, list):
+        return value
+    return ()

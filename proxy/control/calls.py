@@ -1,0 +1,122 @@
+"""A call of the control API as its handlers see it, the answer, and the route that joins the two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from proxy.audit import Actor
+from proxy.control.problems import Problem
+
+if TYPE_CHECKING:
+    from proxy.control.parts import Parts
+
+JSON = "application/json"
+NO_STORE = "no-store"
+ASK_AGAIN = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
+
+
+class Who(Enum):
+    """Who may: always the administrator, and ANYBODY even without saying who he is."""
+
+    ANYBODY = "anybody"
+    ADMIN = "the administrator"
+    ORG = "the org's own token"
+    APP = "the app's own token, and to read its org's"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls: the administrator, or a client of an org or an app. None in all is nobody in particular."""
+
+    name: str
+    org: str | None = None
+    app: str | None = None
+    is_admin: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    request_id: str
+    principal: Principal
+    address: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Any = None
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(self.principal.name, self.request_id, self.address)
+
+    def demand_match(self, tag: str | None) -> None:
+        """Raises Problem where the caller wants another state than the one that is there; None is no state at all."""
+        wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+        if wanted is not None and not names_tag(wanted, tag):
+            raise Problem(412, "precondition_failed", "it is not any more what If-Match says; read it again")
+        if unwanted is not None and names_tag(unwanted, tag):
+            raise Problem(412, "precondition_failed", "it is there already, as If-None-Match says it must not be")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    value: Any = None  # None has no body; bytes are sent as they are
+    status: int = 200
+    cache: str = NO_STORE
+    tag: str | None = None
+    content_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[["Parts", Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`answers` are the statuses of success with the names of their schemas, `problems` those of failure that are
+    special to it. One table of these serves the requests and describes them."""
+
+    method: str
+    path: str
+    who: Who
+    name: str
+    summary: str
+    handle: Handler
+    answers: Mapping[int, str]
+    problems: tuple[int, ...] = ()
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
+    body: str | None = None
+    group: str = "orgs"
+
+    @property
+    def is_read(self) -> bool:
+        return self.method == "GET"
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return tuple(self.path.split("/")[1:])
+
+
+def dumped(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def tag_of(value: Any) -> str:
+    """Strong: equal tags mean equal bytes."""
+    return f'"{hashlib.sha256(dumped(value)).hexdigest()[:32]}"'
+
+
+def read(value: Any, cache: str = ASK_AGAIN) -> Answer:
+    """What may be asked for again by its tag."""
+    return Answer(value, cache=cache, tag=tag_of(value))
+
+
+def names_tag(header: str, tag: str | None) -> bool:
+    """Whether one of the tags of If-Match or If-None-Match is this one; `*` is any."""
+    names = [name.strip() for name in header.split(",")]
+    return tag is not None and ("*" in names or tag in names)

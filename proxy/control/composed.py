@@ -1,0 +1,57 @@
+"""Composes the control API of one process from what else runs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.auth.clients import Clients
+from proxy.auth.revocation import Revocation
+from proxy.auth.sessions import Sessions
+from proxy.auth.tokens import Tokens
+from proxy.clock import Clock
+from proxy.config import Config
+from proxy.control.access import Access, Verify, load_admin_key
+from proxy.control.parts import Parts
+from proxy.control.rates import LocalRates, Rates
+from proxy.model import Caller
+from proxy.recording.submitted import Submissions
+from proxy.selection.standings import Standings
+from proxy.stores.contract import Store
+
+CALLS_AT_ONCE, CALLS_PER_SECOND = 200, 20.0  # by one client or administrator
+
+
+def parts_of(
+    config: Config,
+    environ: Mapping[str, str],
+    store: Store,
+    clock: Clock,
+    standings: Standings,
+    tokens: Tokens,
+    revocation: Revocation,
+    clients: Clients,
+    rates: Rates | None = None,
+) -> Parts:
+    """Raises ConfigError where the admin key cannot be had."""
+    return Parts(
+        config=config,
+        store=store,
+        clock=clock,
+        standings=standings,
+        submissions=Submissions(store, clock),
+        access=Access(load_admin_key(config.auth, environ), _verifying(tokens, revocation), clock.monotonic),
+        rates=rates or LocalRates(clock.monotonic, CALLS_AT_ONCE, CALLS_PER_SECOND),
+        clients=clients,
+        tokens=tokens,
+        sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
+    )
+
+
+def _verifying(tokens: Tokens, revocation: Revocation) -> Verify:
+    async def verify(token: str) -> Caller:
+        claims = tokens.access(token)
+        if not revocation.known(claims):
+            await revocation.learned(claims)
+        return claims.caller
+
+    return verify

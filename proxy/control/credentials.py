@@ -1,0 +1,88 @@
+"""How clients come to their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.auth.registering import MOST_GRACE_HOURS, Issued, register, rotate
+from proxy.auth.retrieval import retrieve
+from proxy.control.calls import Answer, Call, Route, Who
+from proxy.control.fields import Fields, Whole
+from proxy.control.parts import Parts
+from proxy.control.problems import unauthorized
+from proxy.errors import AccessDenied
+from proxy.model import Scope, client_id_of
+from proxy.reporting.settings_shown import utc
+
+RETRIEVAL_TOKEN = "X-Retrieval-Token"  # noqa: S105 - the name of a header
+USUAL_GRACE_HOURS = 24
+
+BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
+
+
+async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
+    """Nothing of those that are there already: they are never issued again."""
+    done = call.actor.did("credentials.make", scope, None, None, parts.clock.now())
+    issued = await register(parts.store, parts.clock, scope, parts.clients.forget, [done])
+    return {} if issued is None else _told(issued)
+
+
+async def rotated(parts: Parts, call: Call) -> Answer:
+    scope = Scope(call.path["org"], call.path.get("app"))
+    hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
+    done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
+    return Answer(_told(await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])))
+
+
+async def fetched(parts: Parts, call: Call) -> Answer:
+    """The token is all it takes: who has no secret yet has nothing else to show."""
+    token = call.headers.get(RETRIEVAL_TOKEN)
+    if token is None:
+        raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
+    scope = Scope(call.path["org"], call.path.get("app"))
+    try:
+        secret = await retrieve(parts.store, parts.clock, scope, token)
+    except AccessDenied as failure:
+        raise unauthorized(failure.message) from None
+    return Answer({"client_id": client_id_of(scope.org, scope.app), "client_secret": secret})
+
+
+def _told(issued: Issued) -> dict[str, Any]:
+    return {
+        "client_id": issued.client_id,
+        "secret_retrieval_token": issued.retrieval_token,
+        "secret_retrieval_expires_at": utc(issued.expires),
+    }
+
+
+def _routes(path: str, of: str) -> tuple[Route, Route]:
+    return (
+        Route(
+            "POST",
+            f"{path}/credentials/rotate",
+            Who.ADMIN,
+            f"rotate{of}Credentials",
+            "Make a new secret; the one so far stays good for the grace",
+            rotated,
+            {200: "Issued"},
+            (404, 409),
+            body="Rotation",
+            group="credentials",
+        ),
+        Route(
+            "GET",
+            f"{path}/credentials/secret",
+            Who.ANYBODY,
+            f"get{of}Secret",
+            "The secret, once, for the retrieval token that making or rotating it answered",
+            fetched,
+            {200: "Secret"},
+            (401,),
+            headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
+            group="credentials",
+        ),
+    )
+
+
+ROUTES = (*_routes("/api/v1/orgs/{org}", "Org"), *_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

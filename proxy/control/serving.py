@@ -1,0 +1,233 @@
+"""The control port: finds the route of a request, asks whether it may, and puts what comes of it into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import unquote_to_bytes
+from uuid import uuid4
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.config import Address
+from proxy.control import access
+from proxy.control.bodies import MOST_BYTES, body_of
+from proxy.control.calls import Answer, Call, Principal, Route, Who, dumped, names_tag
+from proxy.control.parts import Parts
+from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of, too_many
+from proxy.control.rates import Taken
+from proxy.model import is_app_id, is_org_id
+from proxy.surface.sockets import bound
+
+SHUTDOWN_SECONDS = 2.0  # for requests that are under way
+MOST_PATH_SEGMENTS = 16
+MOST_QUERY = 1000  # characters of one value; aiohttp bounds the whole line
+KEEP_ALIVE_SECONDS = 75.0
+
+_NOBODY = Principal("anybody")
+_ALWAYS = {"X-Content-Type-Options": "nosniff", "Vary": "Authorization, X-API-Key", "Server": "price-keeper"}
+_IDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "org": (is_org_id, "an org id is a UUID in lower case"),
+    "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-"),
+}
+
+_log = logging.getLogger("proxy.control")
+
+
+class Control:
+    """Answers requests by a table of routes; those that need the parts, once it has been given them."""
+
+    def __init__(self, routes: Sequence[Route], now: Callable[[], float]) -> None:
+        self._routes = routes
+        self._now = now
+        self._parts: Parts | None = None
+
+    def started(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def stop(self) -> None:
+        """Nothing more is changed while the process drains."""
+        self._parts = None
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        request_id, headers = str(uuid4()), dict[str, str]()
+        try:
+            answer = await self._answer(request, request_id, headers)
+        except asyncio.CancelledError:
+            raise
+        except Exception as failure:
+            answer = self.refused(problem_of(failure, request_id), request_id)
+        return _response(answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
+
+    def refused(self, problem: Problem, request_id: str) -> Answer:
+        return Answer(problem.body(request_id, self._now()), problem.status, headers=problem.headers)
+
+    async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> Answer:
+        route, path = self._found(request)
+        if route.group == "probes":
+            return await route.handle(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
+        parts = self._parts
+        if parts is None:
+            raise Problem(503, ERRORS[503], "this process starts or stops", wait=1)
+        address = request.remote or ""
+        principal = _NOBODY if route.who is Who.ANYBODY else await parts.access.who(request.headers, address)
+        taken = await parts.rates.take(principal.name if principal.org else f"{principal.name}@{address}")
+        headers |= taken.headers
+        _check_rate(taken)
+        access.check(principal, route, path)
+        _check_ids(path)
+        call = Call(request_id, principal, address, path, _query(request, route), _single(request))
+        if route.body is not None:
+            call.body = await body_of(request)
+        return _unless_known(request, route, await route.handle(parts, call))
+
+    def _found(self, request: web.BaseRequest) -> tuple[Route, dict[str, str]]:
+        path = request.rel_url.raw_path.split("/", MOST_PATH_SEGMENTS)[1:]
+        fitting = [(route, values) for route in self._routes if (values := _matched(route.segments, path)) is not None]
+        if not fitting:
+            raise not_found("there is nothing here")
+        method = "GET" if request.method == "HEAD" else request.method
+        for route, values in fitting:
+            if route.method == method:
+                return route, values
+        allowed = {"Allow": ", ".join(sorted({route.method for route, _ in fitting}))}
+        raise Problem(405, ERRORS[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
+
+
+def _probe(request_id: str, request: web.BaseRequest) -> Call:
+    return Call(request_id, _NOBODY, request.remote or "", {}, {}, {})
+
+
+def _matched(segments: Sequence[str], path: Sequence[str]) -> dict[str, str] | None:
+    """What stands in the places of names; what is no text stands for nothing that there is."""
+    if len(segments) != len(path):
+        return None
+    values = {}
+    for segment, found in zip(segments, path, strict=True):
+        if segment.startswith("{"):
+            try:
+                values[segment[1:-1]] = unquote_to_bytes(found).decode()
+            except UnicodeDecodeError:
+                return None
+        elif segment != found:
+            return None
+    return values
+
+
+def _check_rate(taken: Taken) -> None:
+    if taken.wait:
+        raise too_many("too many requests", taken.wait)
+
+
+def _check_ids(path: Mapping[str, str]) -> None:
+    mistakes = [(name, _IDS[name][1]) for name, value in path.items() if name in _IDS and not _IDS[name][0](value)]
+    if mistakes:
+        raise invalid("the path names nothing that can be there", *mistakes)
+
+
+def _query(request: web.BaseRequest, route: Route) -> dict[str, str]:
+    given = request.rel_url.query
+    mistakes = [(name[:64], "unknown") for name in dict.fromkeys(given) if name not in route.query]
+    mistakes += [(name, "given twice") for name in route.query if len(given.getall(name, [])) > 1]
+    mistakes += [
+        (name, "too long")
+        for name, schema in route.query.items()
+        if len(given.get(name, "")) > schema.get("maxLength", MOST_QUERY)
+    ]
+    if mistakes:
+        raise invalid("the query cannot be used", *mistakes)
+    return dict(given)
+
+
+def _single(request: web.BaseRequest) -> CIMultiDict[str]:
+    """Of a header that came twice nobody can say which one is meant."""
+    for name in ("If-Match", "If-None-Match", "X-Retrieval-Token"):
+        if len(request.headers.getall(name, [])) > 1:
+            raise invalid(f"{name} comes only once")
+    return CIMultiDict(request.headers)
+
+
+def _unless_known(request: web.BaseRequest, route: Route, answer: Answer) -> Answer:
+    wanted = request.headers.get("If-None-Match")
+    if not route.is_read or wanted is None or answer.tag is None or not names_tag(wanted.replace("W/", ""), answer.tag):
+        return answer
+    return Answer(None, 304, answer.cache, answer.tag)
+
+
+def _response(answer: Answer, headers: Mapping[str, str]) -> web.Response:
+    value = answer.value
+    body = value if isinstance(value, bytes) or value is None else dumped(value)
+    told = {**headers, "Cache-Control": answer.cache, **answer.headers}
+    if answer.tag is not None:
+        told["ETag"] = answer.tag
+    if body is not None:
+        told["Content-Type"] = answer.content_type
+    response = web.Response(status=answer.status, body=body, headers=told)
+    if told.get("Connection") == "close":
+        response.force_close()
+    return response
+
+
+class _Server(web.Server):
+    """One that answers also what is no HTTP in the form of all problems."""
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(
+            control.answer,
+            request_factory=_request,
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            auto_decompress=False,
+        )
+        self.control = control
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):
+    """What it was sent may hold a key or a token, so nothing of that is told or logged."""
+
+    def handle_error(
+        self,
+        request: Any,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        request_id = str(uuid4())
+        if status >= 500:
+            _log.error("request %s failed: %s", request_id, type(exc).__name__)
+        status = status if status in ERRORS else 400
+        text = "a mistake of ours" if status >= 500 else "this is not HTTP as it is understood here"
+        control = self._manager.control  # type: ignore[union-attr]
+        answer = control.refused(Problem(status, ERRORS[status], text), request_id)
+        response = _response(answer, {**_ALWAYS, "X-Request-Id": request_id})
+        response.force_close()
+        return response
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
+
+
+@asynccontextmanager
+async def listening(control: Control, address: Address) -> AsyncIterator[Address]:
+    runner = web.ServerRunner(_Server(control), shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        sockets = await bound(address.host, address.port)
+        for each in sockets:
+            await web.SockSite(runner, each).start()
+        yield Address(address.host, sockets[0].getsockname()[1])
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.cleanup()

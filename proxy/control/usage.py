@@ -1,0 +1,180 @@
+"""Usage that others tell us of: priced as the label's configuration says, counted once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from proxy.calendar_days import org_date
+from proxy.control.calls import Answer, Call, Route, Who, dumped
+from proxy.control.fields import Fields, Kind, Moment, Text, Whole
+from proxy.control.overrides import LABEL
+from proxy.control.parts import Parts
+from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of
+from proxy.metering.pricing import Priced, cost, label_tariff
+from proxy.metering.usage import Usage
+from proxy.model import Caller, client_id_of
+from proxy.recording.entries import PICO_PER_MICRO, counts_of
+from proxy.recording.flush import DAY_SECONDS, micros
+from proxy.recording.submitted import OLDEST_SECONDS, NameTaken, Submission
+from proxy.reporting import money
+from proxy.selection.payer import counters_at
+from proxy.selection.plan import Plan, plan_of
+from proxy.stores import schema
+
+MOST_ITEMS = 100
+AT_ONCE = 8  # of a batch
+AHEAD_SECONDS = 300.0  # by which the teller's clock may be ahead
+MOST_TOKENS = 10**9
+
+_TOKENS = Whole(0, MOST_TOKENS)
+_KINDS: Mapping[str, Kind] = {
+    "request_id": Text(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
+    "label": LABEL,
+    "input_tokens": _TOKENS,
+    "output_tokens": _TOKENS,
+    "cache_read_tokens": _TOKENS,
+    "cache_write_5m_tokens": _TOKENS,
+    "cache_write_1h_tokens": _TOKENS,
+    "service_tier": Text(r"[a-z]{1,32}", 32, "a service tier in small letters"),
+    "occurred_at": Moment(),
+}
+BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
+_COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
+
+
+async def post(parts: Parts, call: Call) -> Answer:
+    plan = await _plan(parts, call)
+    status, told = await _submitted(parts, call, plan, call.body, "")
+    return Answer(told, status)
+
+
+async def post_batch(parts: Parts, call: Call) -> Answer:
+    """Each by itself: one that is refused does not keep the others from being counted."""
+    body = call.body
+    items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
+    if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
+        raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
+    plan, gate = await _plan(parts, call), asyncio.Semaphore(AT_ONCE)
+
+    async def one(index: int, item: Any) -> dict[str, Any]:
+        async with gate:
+            return {"index": index, **await _told(parts, call, plan, item, index)}
+
+    results = await asyncio.gather(*(one(index, item) for index, item in enumerate(items)))
+    return Answer({"results": results}, 207)
+
+
+async def _told(parts: Parts, call: Call, plan: Plan, item: Any, index: int) -> dict[str, Any]:
+    try:
+        status, told = await _submitted(parts, call, plan, item, f"items.{index}.")
+    except Exception as failure:
+        problem = problem_of(failure, call.request_id)
+        return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
+    return {"status": status, "usage": told}
+
+
+async def _plan(parts: Parts, call: Call) -> Plan:
+    """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
+    org, app = call.path["org"], call.path["app"]
+    keys = [schema.org_config(org), schema.app_config(org, app)]
+    above, own = await parts.store.get_many(keys)
+    if own is None:
+        raise not_found(f"there is no app {app} of an org {org}")
+    return plan_of(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
+
+
+async def _submitted(parts: Parts, call: Call, plan: Plan, body: Any, below: str) -> tuple[int, dict[str, Any]]:
+    """The status and what is told of it. Raises Problem, or what the store may raise."""
+    given = BODY.read(body, below)
+    now = parts.clock.now()
+    at = _moment(given, now, below)
+    priced = _priced(parts, given, below)
+    caller = Caller(call.path["org"], call.path["app"], client_id_of(call.path["org"], call.path["app"]))
+    counters = counters_at(caller, plan, given["label"], at)
+    about = {
+        "label": given["label"],
+        "day": org_date(at, plan.zone).isoformat(),
+        "cost_usd_micros": micros(priced.pico),
+    }
+    counts = counts_of(_usage(given), priced.pico)
+    assert caller.app is not None
+    what = Submission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
+    try:
+        kept, is_new = await parts.submissions.submit(what, counters)
+    except NameTaken as failure:
+        path = f"{below}request_id"
+        raise Problem(409, ERRORS[409], "this request id stands for another usage", [(path, str(failure))]) from None
+    for counter in counters if is_new else ():
+        parts.standings.spent_elsewhere(counter)
+    return (201 if is_new else 200), _kept(given["request_id"], kept, is_new)
+
+
+def _kept(request_id: str, kept: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
+    exact = money.exact_micros(int(kept["cost_usd_micros"] * PICO_PER_MICRO))
+    return {
+        "request_id": request_id,
+        "label": kept["label"],
+        "day": kept["day"],
+        "cost_usd_micros": exact,
+        "is_repeat": not is_new,
+    }
+
+
+def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
+    at = float(given.get("occurred_at", now))
+    if not now - OLDEST_SECONDS <= at <= now + AHEAD_SECONDS:
+        days = OLDEST_SECONDS // DAY_SECONDS
+        raise invalid("the body cannot be used", (f"{below}occurred_at", f"expected one of the last {days} days"))
+    return at
+
+
+def _priced(parts: Parts, given: Mapping[str, Any], below: str) -> Priced:
+    label = parts.config.labels.get(given["label"])
+    if label is None:
+        known = ", ".join(parts.config.labels)
+        raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
+    return cost(label_tariff(label), _usage(given))
+
+
+def _usage(given: Mapping[str, Any]) -> Usage:
+    return Usage(**{field: given.get(name, 0) for field, name in _COUNTED.items()}, tier=given.get("service_tier", ""))
+
+
+def _digest(given: Mapping[str, Any]) -> str:
+    """Of what was told, whatever else the same words may come to later."""
+    told = {name: given[name] for name in sorted(given) if given[name] != 0 or name not in _COUNTED.values()}
+    return sha256(dumped(told)).hexdigest()
+
+
+_PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
+_ONE, _MANY = "Count a usage, once", f"Count up to {MOST_ITEMS} usages, each by itself"
+
+ROUTES = (
+    Route(
+        "POST",
+        _PATH,
+        Who.APP,
+        "postUsage",
+        _ONE,
+        post,
+        {201: "Usage", 200: "Usage"},
+        (404, 409),
+        body="UsageBody",
+        group="spend",
+    ),
+    Route(
+        "POST",
+        f"{_PATH}/batch",
+        Who.APP,
+        "postUsageBatch",
+        _MANY,
+        post_batch,
+        {207: "UsageResults"},
+        (404,),
+        body="UsageBatch",
+        group="spend",
+    ),
+)

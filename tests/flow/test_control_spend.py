@@ -1,0 +1,299 @@
+"""Usage, aggregates, model selection, overrides and inference profiles over the control API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.model import Caller, Scope, client_id_of
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import Counter
+from proxy.recording.submitted import OLDEST_SECONDS
+from proxy.stores.contract import Store
+from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
+from tests.support.engines import Engines
+
+SHOP = f"{API}/apps/shop"
+DAY = "2026-11-18"  # on which the clock of these tests stands, at noon
+CALLER = (ORG, "shop")
+ONE = {"request_id": "r-1", "label": "premium", "input_tokens": 1000, "output_tokens": 200}  # 6,000 micro-dollars
+PROFILE = {
+    "label": "own",
+    "inference_profile_arn": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123",
+    "format": "nova",
+    "prices_usd_per_1m": {"input": 0.5, "output": 2},
+}
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+        await running.org()
+        await running.app()
+        yield running
+
+
+async def counted(store: Store, scope: Scope, label: str = "premium", period: str = "DAY#20261118") -> tuple[int, int]:
+    """Requests and micro-dollars."""
+    sums = await sum_of_shards(store, Counter(scope.key, label, period, 8))
+    return int(sums["requests"]), int(sums["cost_usd_micros"])
+
+
+async def test_usage_is_priced_counted_and_reported(api: Rig) -> None:
+    first = await api.ask("POST", f"{SHOP}/usage", ONE, who=CALLER)
+    kept = {"request_id": "r-1", "label": "premium", "day": DAY, "cost_usd_micros": "6000"}
+    assert (first.status, first.body) == (201, kept | {"is_repeat": False})
+    again = await api.ask("POST", f"{SHOP}/usage", ONE, who=CALLER)
+    assert (again.status, again.body) == (200, kept | {"is_repeat": True})
+    other = await api.ask("POST", f"{SHOP}/usage", ONE | {"output_tokens": 201}, who=CALLER)
+    assert (other.status, other.body["details"][0]["path"]) == (409, "request_id")
+    assert await counted(api.store, Scope(ORG, "shop")) == (1, 6000)
+    for path in (f"{SHOP}/aggregates/today", f"{API}/aggregates/{DAY}", f"{API}/aggregates?from={DAY}&to={DAY}"):
+        told = await api.ask("GET", path, who=CALLER if "shop" in path else (ORG, None))
+        assert told.status == 200, told.body
+        (row,) = told.body["rows"]
+        assert (row["app"], row["label"], row["day"], row["cost_usd_micros"]) == ("shop", "premium", DAY, "6000")
+        assert (row["org_name"], row["input_tokens"], told.body["total"]["requests"]) == ("Acme", 1000, 1)
+
+
+async def test_usage_submitted_fifty_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
+    async with rig(exact_store, tmp_path) as api:
+        await api.org()
+        await api.app()
+        name = {"request_id": str(tmp_path).replace("/", ".")[-100:]}
+        before = await counted(api.store, Scope(ORG, "shop"))
+        answers = await asyncio.gather(*(api.ask("POST", f"{SHOP}/usage", ONE | name) for _ in range(50)))
+        assert sorted(answer.status for answer in answers) == [200] * 49 + [201], answers[0].body
+        assert len({answer.body["cost_usd_micros"] for answer in answers}) == 1
+        after = await counted(api.store, Scope(ORG, "shop"))
+        assert (after[0] - before[0], after[1] - before[1]) == (1, 6000)
+
+
+@pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
+@pytest.mark.parametrize("period", ["day", "week"])
+async def test_it_counts_where_the_quotas_are(tmp_path: Path, quota_scope: str, period: str) -> None:
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
+        await api.org(quota_scope=quota_scope, period=period)
+        await api.app()
+        assert (await api.ask("POST", f"{SHOP}/usage", ONE)).status == 201
+        whole, app = Scope(ORG), Scope(ORG, "shop")
+        assert await counted(store, app) == (1, 6000)
+        assert await counted(store, whole) == ((1, 6000) if quota_scope == "ORG" else (0, 0))
+        whose = whole if quota_scope == "ORG" else app
+        assert await counted(store, whose, period="WEEK#2026-W47") == ((1, 6000) if period == "week" else (0, 0))
+        for path in (API, SHOP):
+            told = (await api.ask("GET", f"{path}/aggregates/today")).body
+            assert (len(told["rows"]), told["total"]["cost_usd_micros"]) == (1, "6000")
+
+
+async def test_it_counts_on_the_orgs_day_of_the_usage(api: Rig) -> None:
+    await api.org(OTHER, timezone="Pacific/Auckland")
+    await api.app("x", OTHER)
+    for number, (at, day) in enumerate([("2026-11-17T10:59:59Z", "2026-11-17"), ("2026-11-17T12:00:00+01:00", DAY)]):
+        usage = ONE | {"request_id": f"n{number}", "occurred_at": at}
+        told = await api.ask("POST", f"/api/v1/orgs/{OTHER}/apps/x/usage", usage)
+        assert (told.status, told.body["day"]) == (201, day)
+    assert await counted(api.store, Scope(OTHER, "x"), period="DAY#20261117") == (1, 6000)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"label": "gold"}, "label"),
+    ({"label": "guardrails"}, "label"),
+    ({"input_tokens": -1}, "input_tokens"),
+    ({"input_tokens": 1.5}, "input_tokens"),
+    ({"input_tokens": True}, "input_tokens"),
+    ({"output_tokens": 10**9 + 1}, "output_tokens"),
+    ({"request_id": "a#b"}, "request_id"),
+    ({"request_id": ""}, "request_id"),
+    ({"request_id": None}, "request_id"),
+    ({"occurred_at": "2026-11-18T13:00:00Z"}, "occurred_at"),
+    ({"occurred_at": "2026-10-01T13:00:00Z"}, "occurred_at"),
+    ({"occurred_at": "2026-11-18T11:00:00"}, "occurred_at"),
+    ({"occurred_at": "0001-01-01T00:00:00+23:59"}, "occurred_at"),
+    ({"cost": 1}, "cost"),
+]
+
+
+async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: Rig) -> None:
+    for changes, path in WRONG:
+        told = await api.ask("POST", f"{SHOP}/usage", ONE | changes)
+        assert (told.status, [each["path"] for each in told.body["details"]]) == (400, [path]), told.body
+    assert (await api.ask("POST", f"{API}/apps/ghost/usage", ONE)).status == 404
+    assert await counted(api.store, Scope(ORG, "shop")) == (0, 0)
+    assert OLDEST_SECONDS == 30 * 86_400
+
+
+async def test_of_a_batch_each_counts_by_itself(api: Rig) -> None:
+    items: list[Any] = [ONE, ONE, ONE | {"label": "gold"}, ONE | {"input_tokens": 1}, 7]
+    items += [ONE | {"request_id": f"b{number}"} for number in range(95)]
+    told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
+    assert told.status == 207
+    results = told.body["results"]
+    assert [each["index"] for each in results] == list(range(100))
+    # The first two and the fourth have one name; whichever came first stands, and the others are measured by it.
+    statuses = [each["status"] for each in results]
+    assert (statuses[2], statuses[4], statuses[5:]) == (400, 400, [201] * 95)
+    assert results[2]["problem"]["details"][0]["path"] == "items.2.label"
+    assert sum(statuses[number] == 201 for number in (0, 1, 3)) == 1
+    requests, _ = await counted(api.store, Scope(ORG, "shop"))
+    assert requests == 96
+    for bad in ({}, {"items": []}, {"items": [ONE] * 101}, [], {"items": [ONE], "x": 1}):
+        assert (await api.ask("POST", f"{SHOP}/usage/batch", bad)).status == 400
+
+
+async def test_a_lost_answer_does_not_count_twice(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = api.parts.submissions._store
+    real = store.transact
+
+    async def lost(*arguments: Any, **named: Any) -> None:
+        await real(*arguments, **named)
+        raise StoreUnavailable("lost", maybe_applied=True)
+
+    monkeypatch.setattr(store, "transact", lost)
+    told = await api.ask("POST", f"{SHOP}/usage", ONE)
+    assert (told.status, told.headers["Retry-After"]) == (503, "5")
+    monkeypatch.undo()
+    assert (await api.ask("POST", f"{SHOP}/usage", ONE)).body["is_repeat"] is True
+    assert await counted(api.store, Scope(ORG, "shop")) == (1, 6000)
+
+
+async def test_days_on_which_nothing_was_spent_are_empty(api: Rig) -> None:
+    for path in ("/aggregates/2026-11-01", "/aggregates/today", "/apps/ghost/aggregates/today"):
+        told = await api.ask("GET", API + path)
+        assert (told.status, told.body["rows"], told.body["total"]["cost_usd_micros"]) == (200, [], "0")
+    unknown = await api.ask("GET", f"/api/v1/orgs/{OTHER}/aggregates/today")
+    assert (unknown.status, unknown.body["rows"]) == (200, [])
+    past = await api.ask("GET", f"{API}/aggregates/2026-11-01")
+    assert past.headers["Cache-Control"] == "private, max-age=300"
+    same = await api.ask("GET", f"{API}/aggregates/2026-11-01", headers={"If-None-Match": past.headers["ETag"]})
+    assert same.status == 304
+
+
+async def selection(api: Rig, path: str = SHOP, **query: str) -> Any:
+    told = await api.ask("GET", f"{path}/model-selection", params=query)
+    assert told.status == 200, told.body
+    return told.body
+
+
+async def test_model_selection_tells_how_a_scope_stands(api: Rig) -> None:
+    told = await selection(api)
+    assert (told["scope"], told["period"]) == ({"org": ORG, "app": "shop"}, "DAY#20261118")
+    assert (told["resets_at"], told["active_label"], told["override"]) == ("2026-11-19T00:00:00Z", "premium", None)
+    assert told["is_stale"] is False
+    premium, economy = told["labels"]
+    assert premium == {
+        "label": "premium",
+        "served_by": "premium",
+        "would_be_served_by": "premium",
+        "spent_usd_micros": "0",
+        "in_flight_usd_micros": "0",
+        "quota_usd_micros": 10_000_000,
+        "quota_pct": 0,
+        "mode": "NORMAL",
+    }
+    assert (economy["label"], economy["served_by"]) == ("economy", "economy")
+
+
+async def test_a_forced_check_sees_what_others_spent(api: Rig) -> None:
+    await selection(api)
+    million = {"request_id": "big", "input_tokens": 1_000_000, "output_tokens": 600_000}  # 12 dollars
+    assert (await api.ask("POST", f"{SHOP}/usage", ONE | million)).status == 201
+    told = await selection(api, force_check="true")
+    premium, economy = told["labels"]
+    assert (premium["spent_usd_micros"], premium["quota_pct"], premium["mode"]) == ("12000000", 120, "EXCEEDED")
+    assert (premium["served_by"], economy["served_by"], told["active_label"]) == ("economy", "economy", "economy")
+    assert (await api.ask("GET", API)).status == 200
+
+
+async def test_what_is_told_is_stale_while_the_store_is_away(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await selection(api)
+
+    async def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(api.store, "get_many", away)
+    told = await selection(api, force_check="true")
+    assert (told["is_stale"], told["active_label"]) == (True, "premium")
+    assert (await api.ask("GET", SHOP)).status == 503
+
+
+async def test_an_override_is_set_told_and_cleared(api: Rig) -> None:
+    body = {"label": "economy", "reason": "a quiet day", "until": "2026-11-18T15:00:00+02:00"}
+    put = await api.ask("PUT", f"{SHOP}/override", body)
+    override = {"label": "economy", "reason": "a quiet day", "who": "admin", "until": "2026-11-18T13:00:00Z"}
+    assert (put.status, put.body["override"]) == (200, override | {"version": 1})
+    told = await selection(api, force_check="true")
+    assert (told["override"]["label"], told["active_label"]) == ("economy", "economy")
+    assert told["labels"][0]["served_by"] == "economy"
+    cleared = await api.ask("DELETE", f"{SHOP}/override")
+    assert (cleared.status, cleared.body["is_cleared"]) == (200, True)
+    assert (await api.ask("DELETE", f"{SHOP}/override")).body["is_cleared"] is False
+    audit = (await api.ask("GET", f"{API}/audit")).body["records"]
+    assert [(each["action"], each["app"]) for each in audit[:2]] == [
+        ("override.clear", "shop"),
+        ("override.set", "shop"),
+    ]
+    assert audit[0]["before"] == audit[1]["after"] == override | {"version": 1}
+
+
+async def test_overrides_stand_where_the_quotas_are(api: Rig) -> None:
+    body = {"label": "economy", "reason": "x"}
+    assert (await api.ask("PUT", f"{API}/override", body)).status == 409
+    await api.org(OTHER, quota_scope="ORG")
+    await api.app("x", OTHER)
+    assert (await api.ask("PUT", f"/api/v1/orgs/{OTHER}/apps/x/override", body)).status == 409
+    assert (await api.ask("PUT", f"/api/v1/orgs/{OTHER}/override", body)).status == 200
+    told = await selection(api, f"/api/v1/orgs/{OTHER}/apps/x")
+    assert (told["scope"]["app"], told["active_label"]) == (None, "economy")
+    for changes in ({"label": "premum"}, {"reason": " "}, {"until": "2026-11-18T11:00:00Z"}, {"until": "later"}):
+        refused = await api.ask("PUT", f"{SHOP}/override", body | changes)
+        assert (refused.status, refused.body["details"][0]["path"]) == (400, next(iter(changes))), refused.body
+
+
+async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: Rig) -> None:
+    made = await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE)
+    assert (made.status, made.body) == (201, PROFILE | {"version": 1})
+    dearer = PROFILE | {"prices_usd_per_1m": {"input": 1, "output": 3.25}}
+    assert (await api.ask("POST", f"{SHOP}/inference-profiles", dearer)).body == dearer | {"version": 2}
+    listed = await api.ask("GET", f"{SHOP}/inference-profiles", who=CALLER)
+    assert listed.body == {"inference_profiles": [dearer | {"version": 2}]}
+    assert (await api.ask("GET", f"{API}/apps")).body["apps"][0]["app"] == "shop"
+    assert len((await api.ask("GET", f"{API}/apps")).body["apps"]) == 1
+    audit = (await api.ask("GET", f"{API}/audit")).body["records"][0]
+    assert (audit["action"], audit["before"]["prices_usd_per_1m"]) == ("profile.put", PROFILE["prices_usd_per_1m"])
+    wrong: list[tuple[dict[str, Any], int]] = [
+        ({"label": "premium"}, 409),
+        ({"label": "guardrails"}, 409),
+        ({"label": "a..b"}, 400),
+        ({"inference_profile_arn": "arn:aws:s3:::x"}, 400),
+        ({"format": "novel"}, 400),
+        ({"format": ["nova"]}, 400),
+        ({"format": "anthropic"}, 400),
+        ({"prices_usd_per_1m": {"input": 1}}, 400),
+        ({"prices_usd_per_1m": {"input": -1, "output": 1}}, 400),
+        ({"prices_usd_per_1m": {"input": 1, "output": "1"}}, 400),
+        ({"prices_usd_per_1m": {"input": 1, "output": 1, "x": 1}}, 400),
+        ({"prices_usd_per_1m": {"input": 1, "output": Decimal("1E-30").__float__()}}, 400),
+        ({"prices_usd_per_1m": [1]}, 400),
+    ]
+    for changes, status in wrong:
+        told = await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE | changes)
+        assert told.status == status, (changes, told.body)
+    assert (await api.ask("POST", f"{API}/apps/ghost/inference-profiles", PROFILE)).status == 404
+
+
+async def test_asking_counts_no_call_and_tells_nobody(api: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    await api.app("spent", quotas={"premium": 0, "economy": 0})
+    told = await selection(api, f"{API}/apps/spent")
+    assert [each["served_by"] for each in told["labels"]] == [None, None]
+    caller = Caller(ORG, "spent", client_id_of(ORG, "spent"))
+    standing, _ = await api.parts.standings.told(caller, is_forced=False)
+    assert standing._outcomes.refused == 0
+    assert "decision changed" not in caplog.text
+    assert SETTINGS["quotas"]["premium"] == 10_000_000

@@ -1,0 +1,293 @@
+"""`price-keeper doctor` before what stands in for AWS: tables, permissions, clocks, credentials, Bedrock, prices."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from datetime import UTC, datetime
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from proxy.clock import SystemClock
+from proxy.config import Config
+from proxy.config.prices import Endpoint
+from proxy.doctor import asking
+from proxy.doctor.findings import Status
+from proxy.simulator.server import simulated_bedrock
+from proxy.simulator.signatures import Keys
+from proxy.stores.schema import TABLES
+from proxy.surface.tls import local_authority
+from tests.support.doctor import answering, configured, finding, findings
+from tests.support.engines import PREFIX, Engines
+from tests.support.fault_proxy import DropAnswer, dynamodb_error, fault_proxy
+from tests.support.price_list_server import DENIED, price_list_server
+from tests.support.servers import free_port
+
+OURS = Keys("test", "test")  # as the tests' environment has them
+SECRET = "sesame-open-sesame"
+
+
+def on_dynamodb(folder: Path, endpoint: str, prefix: str = PREFIX) -> Config:
+    return configured(folder, store={"engine": "dynamodb", "endpoint": endpoint, "table_prefix": prefix})
+
+
+def calling(folder: Path, endpoint: str | None, **more: Any) -> Config:
+    return configured(folder, upstream={"endpoint": endpoint, **more})
+
+
+def nobody_at() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+class Late(SystemClock):
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def now(self) -> float:
+        return super().now() + self._seconds
+
+
+# DynamoDB.
+
+
+@pytest.mark.parametrize("engine", ["moto", "ministack"])
+async def test_all_is_well_on_dynamodb(engines: Engines, tmp_path: Path, engine: str) -> None:
+    async with engines.open(engine, tmp_path) as store:
+        before = await _items(store.client)
+        found = await findings(on_dynamodb(tmp_path, engines.endpoints[engine]))
+        assert [name for name, each in found.items() if each.status is Status.TROUBLE] == ["token keys"]
+        for name in ("DynamoDB", "tables", "permissions", "clock by the store", "AWS credentials"):
+            assert found[name].status is Status.OK, found[name]
+        assert "ConditionCheckItem" in found["permissions"].found
+        assert await _items(store.client) == before
+
+
+async def _items(client: Any) -> dict[str, int]:
+    tables = [PREFIX + name for name in TABLES]
+    return {name: (await client.scan(TableName=name, Select="COUNT"))["Count"] for name in tables}
+
+
+async def test_tables_that_are_missing(engines: Engines, tmp_path: Path) -> None:
+    found = await findings(on_dynamodb(tmp_path, engines.endpoints["ministack"], f"t{uuid4().hex[:8]}-"))
+    assert found["tables"].status is Status.TROUBLE
+    assert "none of the 11 tables" in found["tables"].found
+    assert "price-keeper tables create --config config.yaml" in found["tables"].mend
+    assert found["permissions"].status is Status.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("verb", "action"),
+    [
+        ("GetItem", "GetItem"),
+        ("Query", "Query"),
+        ("BatchGetItem", "BatchGetItem"),
+        ("PutItem", "PutItem"),
+        ("UpdateItem", "UpdateItem"),
+        ("DeleteItem", "DeleteItem"),
+        ("TransactWriteItems", "ConditionCheckItem"),
+    ],
+)
+async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, verb: str, action: str) -> None:
+    async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
+        proxy.always[f"DynamoDB_20120810.{verb}\r\n".encode()] = dynamodb_error("AccessDeniedException")
+        found = await finding("permissions", on_dynamodb(tmp_path, proxy.url))
+    assert found.found == f"not allowed: {action} on every table"
+    assert found.mend == f"allow dynamodb:{action} on arn:aws:dynamodb:us-east-1:*:table/{PREFIX}*"
+
+
+async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines, tmp_path: Path) -> None:
+    async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
+        proxy.always[b"DynamoDB_20120810.Describe"] = dynamodb_error("AccessDeniedException")
+        found = await findings(on_dynamodb(tmp_path, proxy.url))
+    assert (found["tables"].status, "DescribeTable" in found["tables"].mend) == (Status.WARNING, True)
+    assert found["permissions"].status is Status.OK
+
+
+async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Path) -> None:
+    async with fault_proxy(engines.endpoints["ministack"]) as proxy:
+        proxy.always[b"POST"] = dynamodb_error("UnrecognizedClientException")
+        found = await findings(on_dynamodb(tmp_path, proxy.url))
+    for name in ("tables", "permissions"):
+        assert "UnrecognizedClientException" in found[name].found
+        assert "AWS_ACCESS_KEY_ID" in found[name].mend
+
+
+async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path) -> None:
+    found = await findings(on_dynamodb(tmp_path, nobody_at()))
+    for name in ("DynamoDB", "tables", "permissions"):
+        assert (found[name].status, "store.endpoint" in found[name].mend) == (Status.TROUBLE, True), found[name]
+    assert found["clock by the store"].status is Status.SKIPPED
+    async with fault_proxy(engines.endpoints["ministack"]) as proxy:
+        proxy.always[b"HTTP/1.1"] = DropAnswer()
+        found = await findings(on_dynamodb(tmp_path, proxy.url))
+    assert (found["DynamoDB"].status, found["permissions"].status) == (Status.TROUBLE, Status.TROUBLE)
+
+
+# The clock.
+
+
+@pytest.mark.parametrize(
+    ("off", "status", "words"),
+    [
+        (0, Status.OK, "agrees with"),
+        (-60, Status.WARNING, "60 s ahead of"),
+        (60, Status.WARNING, "60 s behind"),
+        (-900, Status.TROUBLE, "AWS refuses signatures"),
+        (900, Status.TROUBLE, "900 s behind"),
+    ],
+)
+async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: Status, words: str) -> None:
+    date = formatdate(round(time.time()) + off, usegmt=True)
+    async with answering({"Date": date}) as port:
+        url = f"http://127.0.0.1:{port}"
+        bedrock = await finding("clock by Bedrock", calling(tmp_path, url))
+        store = await finding("clock by the store", on_dynamodb(tmp_path, url))
+    for found in (bedrock, store):
+        assert (found.status, "timedatectl" in found.mend) == (status, status is not Status.OK), found
+    if abs(off) != 60:  # a second may have passed
+        assert words.partition(" s ")[2] in bedrock.found
+
+
+async def test_no_time_is_told(tmp_path: Path) -> None:
+    for headers in ({}, {"Date": "yesterday"}):
+        async with answering(headers) as port:
+            found = await finding("clock by Bedrock", calling(tmp_path, f"http://127.0.0.1:{port}"))
+        assert found.status is Status.SKIPPED, found
+
+
+# Credentials.
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """An environment in which no provider has any."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    return monkeypatch
+
+
+async def test_no_credentials(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+    async with simulated_bedrock() as bedrock:
+        found = await findings(calling(tmp_path, bedrock.url))
+    for name in ("AWS credentials", "Bedrock in us-east-1"):
+        assert "AWS_PROFILE" in found[name].mend
+    assert found["AWS credentials"].status is Status.TROUBLE
+    assert found["Bedrock in us-east-1"].status is Status.WARNING
+
+
+async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
+    config = calling(tmp_path, nobody_at())
+    (tmp_path / "aws").write_text(f"[default]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n")
+    bare.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
+    found = await finding("AWS credentials", config)
+    assert found.found == "by the provider shared-credentials-file; they do not expire"
+    bare.setenv("AWS_ACCESS_KEY_ID", "A")
+    bare.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    bare.setenv("AWS_SESSION_TOKEN", SECRET)
+    assert "for this session alone" in (await finding("AWS credentials", config)).found
+    soon = datetime.fromtimestamp(time.time() + 7200, UTC)
+    bare.setenv("AWS_CREDENTIAL_EXPIRATION", soon.isoformat())
+    found = await finding("AWS credentials", config)
+    assert found.found == f"by the provider env; they expire at {soon:%Y-%m-%d %H:%M:%S} UTC"
+    assert (await finding("AWS credentials", config, clock=Late(9000))).status is Status.TROUBLE
+    bare.setenv("AWS_PROFILE", "nobodys")
+    bare.delenv("AWS_ACCESS_KEY_ID")
+    found = await finding("AWS credentials", config)
+    assert (found.status, SECRET in found.found) == (Status.TROUBLE, False)
+
+
+async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
+    async with simulated_bedrock() as bedrock:
+        config = calling(tmp_path, bedrock.url, auth="bearer")
+        good = {"AWS_BEARER_TOKEN_BEDROCK": "simulated-api-key"}
+        found = await findings(config, good)
+        assert (found["Bedrock API key"].status, found["AWS credentials"].status) == (Status.OK, Status.OK)
+        assert found["Bedrock in us-east-1"].found.endswith("takes our API key")
+        found = await findings(config)
+    for name in ("Bedrock API key", "Bedrock in us-east-1"):
+        assert "AWS_BEARER_TOKEN_BEDROCK" in found[name].mend
+    assert found["Bedrock API key"].status is Status.TROUBLE
+
+
+# Bedrock.
+
+
+async def test_bedrock_is_asked_for_what_costs_nothing(tmp_path: Path) -> None:
+    async with simulated_bedrock(keys=OURS) as bedrock:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
+        assert found.status is Status.OK, found
+        assert [entry.operation for entry in bedrock.ledger.entries] == ["GetAsyncInvoke"]
+
+
+async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
+    async with simulated_bedrock(keys=OURS) as bedrock:
+        config = calling(tmp_path, bedrock.url)
+        label = config.labels["economy"]
+        places = (Endpoint("us-west-2"), Endpoint("eu-west-1", endpoint=nobody_at()), Endpoint("us-west-2"))
+        object.__setattr__(label, "endpoints", places)
+        found = await findings(config, only="Bedrock in")
+    assert {name: each.status for name, each in found.items()} == {
+        "Bedrock in us-east-1": Status.OK,
+        "Bedrock in us-west-2": Status.OK,
+        "Bedrock in eu-west-1": Status.TROUBLE,
+    }
+    assert "labels.economy.endpoints" in found["Bedrock in eu-west-1"].mend
+
+
+async def test_bedrock_refuses(tmp_path: Path) -> None:
+    async with simulated_bedrock() as bedrock:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
+    assert (found.status, "UnrecognizedClientException" in found.found) == (Status.TROUBLE, True)
+    assert "aws sts get-caller-identity" in found.mend
+    async with simulated_bedrock(keys=OURS) as bedrock:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url), clock=Late(3600))
+    assert (found.status, "clock" in found.mend) == (Status.TROUBLE, True), found
+    denied = {"x-amzn-errortype": "AccessDeniedException:http://internal/", "x-amzn-requestid": "1"}
+    async with answering(denied, status=403) as port:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
+    assert (found.status, "bedrock:InvokeModel" in found.mend) == (Status.WARNING, True)
+    async with answering({}, status=200) as port:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
+    assert (found.status, "not as Bedrock does" in found.found) == (Status.WARNING, True)
+
+
+async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await finding("Bedrock in us-east-1", calling(tmp_path, nobody_at()))
+    assert (found.status, "refused" in found.found, "upstream.endpoint" in found.mend) == (Status.TROUBLE, True, True)
+    found = await finding("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
+    assert (found.status, "getent hosts nobody.invalid" in found.mend) == (Status.TROUBLE, True)
+    monkeypatch.setattr(asking, "ASK_SECONDS", 0.3)
+    async with answering({}, status=0) as port:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
+    assert (found.status, "no answer in 0.3 seconds" in found.found) == (Status.TROUBLE, True)
+
+
+async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+    _, certificate, key = local_authority(tmp_path / "tls", time.time())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    async with answering({}, tls=context) as port:
+        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"https://localhost:{port}"))
+    assert (found.status, "SSL_CERT_FILE" in found.mend) == (Status.TROUBLE, True), found
+
+
+# Prices.
+
+
+async def test_the_price_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = calling(tmp_path, nobody_at())
+    async with price_list_server() as prices:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", prices.url)
+        assert (await finding("price list", config)).status is Status.OK
+        assert [call["MaxResults"] for call in prices.calls] == [1]
+        prices.always = DENIED
+        found = await finding("price list", config)
+    assert (found.status, "pricing:GetProducts" in found.mend) == (Status.WARNING, True)
+    assert "the configuration's prices stay in force" in found.found

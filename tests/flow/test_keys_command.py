@@ -1,0 +1,147 @@
+"""`price-keeper keys new`: what it makes is what `auth.keys` takes, and nothing is ever overwritten."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.auth.keys import load_keys
+from proxy.auth.tokens import Tokens
+from proxy.config import load
+from proxy.errors import AccessDenied
+from tests.support.commands import price_keeper
+
+ORG = "550e8400-e29b-41d4-a716-446655440000"
+REST = """
+labels:
+  premium: {model: a.b, format: nova, prices_usd_per_1m: {input: 3, output: 15}}
+"""
+FILES = {"EdDSA": ["k2.pem", "k2.pub.pem"], "RS256": ["k2.pem", "k2.pub.pem"], "HS256": ["k2.secret"]}
+
+
+def new(folder: Path, *arguments: str, code: int = 0) -> CompletedProcess[str]:
+    told = price_keeper("keys", "new", *arguments, folder=folder)
+    assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
+    return told
+
+
+def pasted(told: str) -> list[str]:
+    """The pieces of configuration, as a reader would cut them out."""
+    lines, blocks = told.splitlines(), []
+    for number, line in enumerate(lines):
+        if line == "auth:":
+            end = next(at for at in range(number, len(lines)) if not lines[at])
+            blocks.append("\n".join(lines[number:end]))
+    return blocks
+
+
+def loaded(folder: Path, *blocks: str) -> Tokens:
+    keys = [key for block in blocks for key in yaml.safe_load(block)["auth"]["keys"]]
+    (folder / "config.yaml").write_text(yaml.safe_dump({"auth": {"keys": keys}}) + REST)
+    config = load(folder / "config.yaml", {})
+    return Tokens(load_keys(config.auth.keys, {}), "price-keeper", lambda: 1_800_000_000.0)
+
+
+@pytest.mark.parametrize("alg", list(FILES))
+def test_what_is_printed_can_be_pasted_and_works(tmp_path: Path, alg: str) -> None:
+    told = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys").stdout
+    assert sorted(os.listdir(tmp_path / "keys")) == FILES[alg]
+    blocks = pasted(told)
+    (tmp_path / "config.yaml").write_text(blocks[0] + REST)
+    assert "good" in price_keeper("check-config", folder=tmp_path).stdout
+    token = loaded(tmp_path, blocks[0]).mint(ORG, "web").token
+    for block in blocks:
+        assert loaded(tmp_path, block).verify(token).app == "web"
+    assert len(blocks) == len(FILES[alg])
+    if alg != "HS256":
+        with pytest.raises(AccessDenied, match="no key to sign"):
+            loaded(tmp_path, blocks[1]).mint(ORG, "web")
+
+
+@pytest.mark.parametrize("alg", list(FILES))
+def test_what_is_private_is_its_owners_alone_and_not_printed(tmp_path: Path, alg: str) -> None:
+    told = new(tmp_path, "--alg", alg, "--kid", "k2", "--out", "keys")
+    private, *public = (tmp_path / "keys" / name for name in FILES[alg])
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert stat.S_IMODE(private.parent.stat().st_mode) == 0o700
+    for line in private.read_text().splitlines():
+        assert line not in told.stdout + told.stderr
+    for each in public:
+        assert each.read_text().startswith("-----BEGIN PUBLIC KEY-----")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    new(tmp_path, "--kid", "k2", "--out", "keys")
+    before = {each: each.read_bytes() for each in (tmp_path / "keys").iterdir()}
+    told = new(tmp_path, "--kid", "k2", "--out", "keys", "--alg", "RS256", code=1)
+    assert "k2.pem is there already" in told.stderr
+    assert {each: each.read_bytes() for each in (tmp_path / "keys").iterdir()} == before
+
+
+@pytest.mark.parametrize("there", ["k2.pub.pem", "k2.pem"])
+def test_both_halves_or_none(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("somebody's")
+    assert f"{there} is there already" in new(tmp_path, "--kid", "k2", "--out", ".", code=1).stderr
+    assert os.listdir(tmp_path) == [there]
+    assert (tmp_path / there).read_text() == "somebody's"
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "k2.pem").symlink_to(tmp_path / "elsewhere")
+    assert "is there already" in new(tmp_path, "--kid", "k2", "--out", ".", code=1).stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("in the way")
+    assert "cannot write" in new(tmp_path, "--kid", "k2", "--out", "keys", code=1).stderr
+
+
+@pytest.mark.parametrize("kid", ["", "../k2", "a/b", ".hidden", "..", "a b", "a\n", "é", "x" * 101])
+def test_a_name_is_good_for_a_file(tmp_path: Path, kid: str) -> None:
+    assert "--kid" in new(tmp_path, f"--kid={kid}", "--out", "keys", code=2).stderr
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("--kid", "k2"), ("--out", "."), ("--kid", "k", "--out", ".", "--alg", "x")])
+def test_what_is_missing_is_told(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert "usage" in new(tmp_path, *arguments, code=2).stderr
+
+
+@pytest.mark.parametrize("kid", ["007", "1e3", "yes", "null", "k1"])
+def test_names_and_folders_that_yaml_would_misread(tmp_path: Path, kid: str) -> None:
+    folder = tmp_path / "my: keys #1"
+    blocks = pasted(new(tmp_path, "--kid", kid, "--out", str(folder)).stdout)
+    (tmp_path / "config.yaml").write_text(blocks[0] + REST)
+    (key,) = load(tmp_path / "config.yaml", {}).auth.keys
+    assert (key.kid, key.private_key_file) == (kid, str(folder / f"{kid}.pem"))
+
+
+def test_one_key_takes_the_place_of_another_as_it_is_told(tmp_path: Path) -> None:
+    """At no step does anybody refuse a token that somebody mints at that step or minted before it."""
+    old, new_one = (pasted(new(tmp_path, "--kid", kid, "--out", "keys").stdout) for kid in ("k1", "k2"))
+    steps: list[Any] = [[old], [old, new_one], [new_one, old], [new_one]]
+    minters = [loaded(tmp_path, *(pair[0] for pair in step)) for step in steps]
+    sidecars = [loaded(tmp_path, *(pair[1] for pair in step)) for step in steps]
+    for at in range(3):
+        token = minters[at].mint(ORG, "web").token
+        for during in (at, at + 1):  # processes are restarted one after the other
+            assert sidecars[during].verify(token).app == "web"
+    first = minters[0].mint(ORG, "web").token
+    with pytest.raises(AccessDenied):
+        sidecars[3].verify(first)
+    assert sidecars[2].verify(first).app == "web"
+
+
+def test_it_tells_how_to_rotate(tmp_path: Path) -> None:
+    told = new(tmp_path, "--kid", "k2", "--out", "keys").stdout
+    steps = [
+        told.index(words) for words in ("second of auth.keys", "move it to the first", "7 days, if nothing is said")
+    ]
+    assert steps == sorted(steps)

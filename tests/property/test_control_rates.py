@@ -1,0 +1,58 @@
+"""The control API's buckets against a plain model, which counts what ran in and what was taken."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from proxy.control import rates as limits
+from proxy.control.rates import LocalRates
+from tests.support.effort import tries
+
+NANOS = 10**9
+
+
+class Model:
+    def __init__(self, burst: int, each: int) -> None:
+        self.burst, self.each = burst, each
+        self.level, self.at = Fraction(burst), 0
+
+    def take(self, now: int) -> tuple[bool, int]:
+        self.level = min(Fraction(self.burst), self.level + Fraction(now - self.at, self.each))
+        self.at = now
+        if self.level < 1:
+            return False, 0
+        self.level -= 1
+        return True, int(self.level)
+
+
+@settings(max_examples=tries(200))
+@given(
+    burst=some.integers(1, 20),
+    each_ms=some.sampled_from([1, 50, 1000, 5000]),
+    steps=some.lists(some.tuples(some.integers(0, 4000), some.sampled_from("ab")), max_size=60),
+)
+def test_a_bucket_gives_what_its_model_gives(burst: int, each_ms: int, steps: list[tuple[int, str]]) -> None:
+    now = 0
+    rates = LocalRates(lambda: now / 1000, burst, 1000 / each_ms)
+    models = {who: Model(burst, each_ms * NANOS // 1000) for who in "ab"}
+    for wait_ms, who in steps:
+        now += wait_ms
+        is_given, left = models[who].take(now * NANOS // 1000)
+        taken = rates.taken(who)
+        assert (taken.wait == 0, taken.remaining) == (is_given, left)
+        assert taken.limit == burst
+        assert 0 <= taken.reset <= burst * each_ms / 1000
+        if not is_given:  # whoever waits so long gets one, and not a moment sooner
+            assert taken.wait * 1000 == pytest.approx(float((1 - models[who].level) * each_ms), abs=1e-5)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    rates = LocalRates(lambda: 0.0, 1, 0.001)
+    for number in range(3 * limits.MOST_REMEMBERED):
+        assert rates.taken(str(number)).wait == 0
+    assert len(rates._full_at) <= limits.MOST_REMEMBERED
+    assert rates.taken(str(number)).wait > 0

@@ -1,0 +1,151 @@
+"""The control API on a port of its own, before a real store and recorder, with time that a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from proxy.auth.clients import Clients
+from proxy.auth.keys import SigningKey
+from proxy.auth.revocation import Revocation
+from proxy.auth.tokens import Tokens
+from proxy.clock import Clock
+from proxy.config import Address, Config
+from proxy.config.keys import parse
+from proxy.control import api
+from proxy.control.composed import parts_of
+from proxy.control.health import Readiness
+from proxy.control.parts import Parts
+from proxy.control.rates import Rates, Taken
+from proxy.control.serving import Control, listening
+from proxy.selection.standings import Standings
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from proxy.telemetry import Telemetry
+from tests.support.clock import ManualClock
+from tests.support.recording import Recording, recording
+
+ADMIN_KEY = "the admin key of these tests, long enough"
+ORG, OTHER = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5c"
+API = f"/api/v1/orgs/{ORG}"
+SETTINGS: dict[str, Any] = {
+    "org_name": "Acme",
+    "timezone": "UTC",
+    "quota_scope": "APP",
+    "model_ordering": ["premium", "economy"],
+    "quotas": {"premium": 10_000_000, "economy": 2_000_000},
+}
+_CONFIG = """
+labels:
+  premium: {model: a.b, format: nova, prices_usd_per_1m: {input: 3, output: 15}}
+  economy: {model: c.d, format: nova, prices_usd_per_1m: {input: 1, output: 5}}
+"""
+_SECRET = "what these tests sign their tokens with"
+
+
+class Impatient(ManualClock):
+    """Time goes on by a microsecond whenever it is looked at, and whoever waits for another writer need not."""
+
+    _looks = 0
+
+    def now(self) -> float:
+        self._looks += 1
+        return super().now() + self._looks / 1e6
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+
+class Generous:
+    """Rates that stop nobody."""
+
+    async def take(self, who: str) -> Taken:
+        return Taken(1000, 999, 0.0)
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: Any
+    body: Any
+    raw: bytes
+
+
+@dataclass
+class Rig:
+    url: str
+    session: aiohttp.ClientSession
+    parts: Parts
+    store: Store
+    clock: Clock
+    recorder: Recording
+    tokens: Tokens
+    control: Control
+
+    async def ask(self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any) -> Answered:
+        """As the administrator, as the client of an org and app, or with None as nobody."""
+        headers = {**self.shown(who), **more.pop("headers", {})}
+        given = {} if body is None else {"json": body}
+        async with self.session.request(method, self.url + path, headers=headers, **given, **more) as answer:
+            raw = await answer.read()
+            is_json = answer.content_type == "application/json" and raw
+            return Answered(answer.status, answer.headers, await answer.json() if is_json else None, raw)
+
+    def shown(self, who: Any) -> dict[str, str]:
+        if who is None:
+            return {}
+        if who == "admin":
+            return {"X-API-Key": ADMIN_KEY}
+        org, app = who
+        return {"Authorization": f"Bearer {self.tokens.mint(org, app).token}"}
+
+    async def org(self, org: str = ORG, **changes: Any) -> None:
+        answer = await self.ask("PUT", f"/api/v1/orgs/{org}", SETTINGS | changes)
+        assert answer.status in (200, 201), answer.body
+
+    async def app(self, app: str = "shop", org: str = ORG, **changes: Any) -> None:
+        answer = await self.ask("PUT", f"/api/v1/orgs/{org}/apps/{app}", {"app_name": app} | changes)
+        assert answer.status in (200, 201), answer.body
+
+
+def config() -> Config:
+    return parse(_CONFIG, "config.yaml", {})
+
+
+@asynccontextmanager
+async def rig(
+    store: Store, folder: Path, clock: ManualClock | None = None, rates: Rates | None = None
+) -> AsyncIterator[Rig]:
+    clock, whole = clock or Impatient(), config()
+    tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
+    readiness, telemetry = Readiness(), Telemetry()
+    async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
+        revocation = Revocation(store, clock, tasks)
+        standings = Standings(whole, store, recorder.recorder, clock, tasks)
+        environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
+        parts = parts_of(
+            whole,
+            environ,
+            store,
+            clock,
+            standings,
+            tokens,
+            revocation,
+            Clients(store, clock.now),
+            rates or Generous(),
+        )
+        control = Control(api.routes(readiness, telemetry), clock.now)
+        control.started(parts)
+        readiness.started({})
+        timeout = aiohttp.ClientTimeout(total=30)
+        async with (
+            listening(control, Address("127.0.0.1", 0)) as address,
+            aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
+        ):
+            yield Rig(f"http://{address}", session, parts, store, clock, recorder, tokens, control)

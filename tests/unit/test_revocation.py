@@ -1,0 +1,330 @@
+"""Revoked tokens: refused at once here, within a minute everywhere, and for how long signatures alone count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.auth import revocation as module
+from proxy.auth.container import ContainerCredentials
+from proxy.auth.identify import ByToken
+from proxy.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
+from proxy.errors import AccessDenied, Busy, StoreUnavailable
+from proxy.exchange import Request
+from proxy.stores import schema
+from proxy.stores.contract import Put
+from proxy.telemetry import Telemetry
+from tests.support.clock import ManualClock, settle
+from tests.support.memory_store import MemoryStore
+from tests.support.sessions import ORG, WEB, Instance, instances
+
+AWAY = StoreUnavailable("it is away")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Instance]]:
+    async with instances(store, clock, 2) as made:
+        yield made
+
+
+def minted(instance: Instance, sid: str | None = None, seconds: int = 3600) -> str:
+    return instance.tokens.mint(ORG, "web", seconds, sid).token
+
+
+async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[Instance], clock: ManualClock) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here, "s1"))
+    assert not here.revocation.known(claims)
+    await here.revocation.learned(claims)
+    assert here.line.asked == ["get_many"]
+    for _ in range(100):
+        assert here.revocation.known(claims)
+    await clock.advance(29)
+    assert here.revocation.known(claims)
+    await settle()
+    assert here.line.asked == ["get_many"]
+
+
+async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instance], clock: ManualClock) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here, seconds=90_000))
+    await here.revocation.learned(claims)
+    for _ in range(600):
+        await clock.advance(1)
+        assert here.revocation.known(claims)  # no call ever waits
+    await settle()
+    assert 15 <= len(here.line.asked) <= 21
+
+
+async def test_what_is_older_than_a_minute_is_waited_for(two: list[Instance], clock: ManualClock) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here))
+    await here.revocation.learned(claims)
+    await clock.advance(HOLDS_SECONDS)
+    assert not here.revocation.known(claims)
+
+
+async def test_many_callers_of_one_token_ask_once(two: list[Instance]) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here))
+    await asyncio.gather(*(here.revocation.learned(claims) for _ in range(50)))
+    assert here.line.asked == ["get_many"]
+
+
+@pytest.mark.parametrize("by_session", [False, True])
+@pytest.mark.parametrize("step", [1, 7, 31, 59])
+async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
+    two: list[Instance], clock: ManualClock, by_session: bool, step: int
+) -> None:
+    here, there = two
+    token, other = minted(here, "s1"), minted(here, "s2")
+    for each in two:
+        assert await each.is_welcome(token)
+    await clock.advance(5)
+    if by_session:
+        await here.revocation.revoke_session("s1", int(clock.now()) + 3600)
+    else:
+        await here.revocation.revoke_token(here.tokens.access(token))
+    assert not await here.is_welcome(token)
+    with pytest.raises(AccessDenied):
+        here.revocation.known(here.tokens.access(token))
+    passed = 0
+    while passed < 60:  # calls all the while, however often
+        await there.is_welcome(token)
+        await clock.advance(step)
+        passed += step
+    assert not await there.is_welcome(token)
+    for each in two:
+        assert await each.is_welcome(other)
+
+
+async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[Instance]) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here, "s1"))
+    here.line.held = asyncio.Event()
+    waiting = asyncio.ensure_future(here.revocation.learned(claims))
+    await settle()
+    here.revocation.mark(schema.revoked_session("s1").pk)
+    here.line.held.set()
+    with pytest.raises(AccessDenied):
+        await waiting
+    with pytest.raises(AccessDenied):
+        here.revocation.known(claims)
+
+
+async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[Instance], clock: ManualClock) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here))
+    here.line.held = asyncio.Event()
+    waiting = asyncio.ensure_future(here.revocation.learned(claims))
+    await clock.advance(20)
+    here.line.held.set()
+    await waiting
+    await clock.advance(HOLDS_SECONDS - 21)
+    assert here.revocation.known(claims)
+    here.line.held = asyncio.Event()
+    await clock.advance(1)
+    assert not here.revocation.known(claims)
+
+
+async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[Instance], clock: ManualClock) -> None:
+    now = int(clock.now())
+    token = minted(two[0], "s1")
+    await store.put(Put(schema.revoked_session("s1"), {"expires_at_epoch": now}))
+    assert await two[0].is_welcome(token)
+    await store.put(Put(schema.revoked_session("s1"), {"expires_at_epoch": now + 1}))
+    assert not await two[1].is_welcome(token)
+
+
+async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
+    store: MemoryStore, two: list[Instance], clock: ManualClock
+) -> None:
+    claims = two[0].tokens.access(minted(two[0], seconds=1234))
+    await two[0].revocation.revoke_token(claims)
+    assert store.items[schema.revoked_token(claims.jti)] == {"expires_at_epoch": int(clock.now()) + 1234}
+    until = int(clock.now()) + 100
+    for each in (until, until - 50):
+        await two[0].revocation.revoke_session("s1", each)
+    assert store.items[schema.revoked_session("s1")] == {"expires_at_epoch": until}
+
+
+# While the store is away.
+
+
+async def test_signatures_alone_count_for_the_grace_and_no_longer(store: MemoryStore, clock: ManualClock) -> None:
+    async with instances(store, clock, 1, grace_seconds=600) as (here,):
+        token = minted(here)
+        here.line.trouble = AWAY
+        began = clock.monotonic()
+        while clock.monotonic() < began + 599:
+            assert await here.is_welcome(token)
+            assert await here.is_welcome(minted(here))
+            assert here.revocation.is_in_grace
+            await clock.advance(10)
+        assert here.revocation.let_in_unchecked > 50
+        assert here.revocation.away_seconds == pytest.approx(600, abs=11)
+        await clock.advance(10)
+        with pytest.raises(Busy, match="has not said for") as refused:
+            await here.is_welcome(token)
+        assert refused.value.retry_after
+        with pytest.raises(Busy):
+            await here.revocation.check()
+        here.line.trouble = None
+        await clock.advance(10)
+        assert here.revocation.away_seconds == 0
+        assert await here.is_welcome(token)
+        await here.revocation.check()
+
+
+async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryStore, clock: ManualClock) -> None:
+    async with instances(store, clock, 1, on_store_down="refuse") as (here,):
+        token = minted(here)
+        assert await here.is_welcome(token)
+        here.line.trouble = AWAY
+        with pytest.raises(Busy):
+            await here.is_welcome(minted(here))
+        await clock.advance(59)
+        assert await here.is_welcome(token)
+        await clock.advance(1)
+        with pytest.raises(Busy):
+            await here.is_welcome(token)
+        assert here.revocation.let_in_unchecked == 0
+
+
+async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(two: list[Instance], clock: ManualClock) -> None:
+    here, there = two
+    token = minted(here)
+    await here.revocation.revoke_token(here.tokens.access(token))
+    assert not await there.is_welcome(token)
+    there.line.trouble = AWAY
+    for _ in range(20):
+        await clock.advance(31)
+        assert not await there.is_welcome(token)
+
+
+async def test_an_idle_token_is_asked_about_again_when_the_store_is_back(
+    two: list[Instance], clock: ManualClock
+) -> None:
+    """Let in by the grace, then silent; meanwhile the store came back and somebody revoked it."""
+    here, there = two
+    token = minted(here)
+    there.line.trouble = AWAY
+    assert await there.is_welcome(token)
+    await clock.advance(60)
+    there.line.trouble = None
+    await here.revocation.revoke_token(here.tokens.access(token))
+    await clock.advance(60)
+    assert not await there.is_welcome(token)
+
+
+async def test_a_store_that_is_away_is_asked_seldom(store: MemoryStore, clock: ManualClock) -> None:
+    async with instances(store, clock, 1, on_store_down="refuse") as (here,):
+        here.line.trouble = AWAY
+        for _ in range(60):
+            await asyncio.gather(*(here.is_welcome(minted(here)) for _ in range(20)), return_exceptions=True)
+            await clock.advance(1)
+        by_calls, by_itself = 60 / ASK_AGAIN_SECONDS, 60 / PROBE_SECONDS
+        assert len(here.line.asked) == pytest.approx(20 + by_calls + by_itself, abs=4)
+
+
+async def test_a_store_that_hangs_keeps_a_call_waiting_for_a_moment_only(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.01)
+    async with instances(store, clock) as (here,):
+        here.line.held = asyncio.Event()
+        token = minted(here)
+        assert await here.is_welcome(token)
+        assert here.revocation.let_in_unchecked == 1
+        assert here.revocation.known(here.tokens.access(token))
+        here.line.held.set()
+        await settle()
+        assert not here.revocation.away_seconds
+
+
+@pytest.mark.parametrize("maybe_applied", [False, True])
+async def test_a_revocation_that_may_be_written_holds_here_and_is_reported(
+    two: list[Instance], maybe_applied: bool
+) -> None:
+    here = two[0]
+    token = minted(here)
+    assert await here.is_welcome(token)
+    here.line.trouble = StoreUnavailable("no answer", maybe_applied=maybe_applied)
+    with pytest.raises(Busy):
+        await here.revocation.revoke_token(here.tokens.access(token))
+    here.line.trouble = None
+    assert await here.is_welcome(token) is not maybe_applied
+
+
+async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
+    two: list[Instance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = two[0]
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    tokens = [minted(here) for _ in range(60)]
+    for token in tokens:
+        assert await here.is_welcome(token)
+    assert len(here.revocation._answers) <= 10
+    monkeypatch.setattr(module, "REMEMBERED", 1000)
+    monkeypatch.setattr(module, "MARKED", 10)
+    for token in tokens:
+        assert await here.is_welcome(token)
+    for token in tokens:
+        await here.revocation.revoke_token(here.tokens.access(token))
+    assert len(here.revocation._marks) <= 10
+    assert not any([await here.is_welcome(token) for token in tokens])
+
+
+async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[Instance]) -> None:
+    here = two[0]
+    first, second = minted(here), minted(here)
+    by_token = ByToken(here.tokens, here.revocation)
+    headers = {b"x-amz-security-token": first.encode(), b"authorization": b"Bearer " + second.encode()}
+    request = Request(b"POST", b"/model/premium/converse", headers, frozenset())
+    assert by_token.known(request) is None
+    assert (await by_token.learned(request)).app == "web"
+    asked = list(here.line.asked)
+    caller = by_token.known(request)
+    assert caller is not None
+    assert caller.app == "web"
+    assert here.line.asked == asked
+    await here.revocation.revoke_token(here.tokens.access(second))
+    with pytest.raises(AccessDenied):
+        by_token.known(request)
+    with pytest.raises(AccessDenied):
+        await by_token.learned(request)
+
+
+async def test_credentials_are_handed_out_anew_once_theirs_are_revoked(two: list[Instance], clock: ManualClock) -> None:
+    here = two[0]
+    container = ContainerCredentials(None, here.tokens, clock.now, here.revocation.is_marked)  # type: ignore[arg-type]
+    first = container._token(WEB)
+    assert container._token(WEB) == first
+    await here.revocation.revoke_token(here.tokens.access(first.token))
+    second = container._token(WEB)
+    assert second != first
+    assert await here.is_welcome(second.token)
+
+
+async def test_a_grace_is_to_be_seen(store: MemoryStore, clock: ManualClock) -> None:
+    telemetry = Telemetry()
+    async with instances(store, clock) as (here,):
+        here.revocation.add_to(telemetry)
+        assert "price_keeper_revocation_away_seconds 0\n" in telemetry.text()
+        here.line.trouble = AWAY
+        await here.is_welcome(minted(here))
+        await clock.advance(42)
+        assert "price_keeper_revocation_away_seconds 42\n" in telemetry.text()
+        assert "price_keeper_tokens_unchecked_total 1\n" in telemetry.text()

@@ -1,0 +1,353 @@
+"""Secrets that take each other's place: which of them is good, when, and what wrong ones cost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import bcrypt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.auth import clients as module
+from proxy.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key, hash_secret, new_secret
+from proxy.auth.registering import MOST_GRACE_HOURS, rotate
+from proxy.auth.retrieval import retrieve
+from proxy.errors import AccessDenied, InvalidRequest, SlowDown
+from proxy.model import Scope, client_id_of
+from proxy.stores.contract import Item, Key, Put, Update
+from tests.support.clock import ManualClock
+from tests.support.effort import tries
+from tests.support.memory_store import MemoryStore
+from tests.support.secrets_kept import Meddling, cheap_hashes, first_secret, new_scope, registered
+
+HOUR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap_hashes(monkeypatch)
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    seen: list[bytes] = []
+    real = bcrypt.checkpw
+    monkeypatch.setattr(bcrypt, "checkpw", lambda secret, kept: seen.append(secret) or real(secret, kept))
+    return seen
+
+
+class Stage:
+    """One client, the instance that rotates its secret, and another one."""
+
+    def __init__(self, store: Any = None) -> None:
+        self.store: Any = store or MemoryStore()
+        self.clock = ManualClock()
+        self.scope = new_scope()
+        self.here, self.there = (Clients(self.store, self.clock.now) for _ in range(2))
+
+    async def begin(self) -> str:
+        return await first_secret(self.store, self.clock, self.scope)
+
+    async def rotate(self, grace: int) -> str:
+        issued = await rotate(self.store, self.clock, self.scope, grace, self.here.forget)
+        return await retrieve(self.store, self.clock, self.scope, issued.retrieval_token)
+
+    async def is_good(self, secret: str, clients: Clients | None = None) -> bool:
+        try:
+            found = await (clients or self.here).check(client_id_of(self.scope.org, self.scope.app), secret)
+        except AccessDenied:
+            return False
+        assert found == self.scope
+        return True
+
+    async def good(self, *given: str, clients: Clients | None = None) -> list[bool]:
+        return [await self.is_good(secret, clients) for secret in given]
+
+    async def write(self, **attributes: Any) -> None:
+        await self.store.update(Update(credentials_key(self.scope), set=attributes))
+
+
+@pytest.mark.parametrize("grace", [1, 24, MOST_GRACE_HOURS])
+async def test_old_and_new_are_good_until_the_grace_ends(grace: int) -> None:
+    stage = Stage()
+    old = await stage.begin()
+    assert await stage.is_good(old)
+    new = await stage.rotate(grace)
+    for seconds in (0.0, grace * HOUR - 1):
+        await stage.clock.advance(seconds)
+        assert await stage.good(old, new) == [True, True]
+    await stage.clock.advance(1)  # it is known from a moment ago, and still ends now
+    assert await stage.good(old, new) == [False, True]
+
+
+async def test_without_a_grace_the_old_one_ends_at_once_here_and_within_a_minute_elsewhere() -> None:
+    stage = Stage()
+    old = await stage.begin()
+    assert await stage.good(old, clients=stage.here) == await stage.good(old, clients=stage.there) == [True]
+    new = await stage.rotate(0)
+    assert await stage.good(old, new, clients=stage.here) == [False, True]
+    await stage.clock.advance(module.HASH_SECONDS)
+    assert await stage.good(old, new, clients=stage.there) == [False, True]
+    assert PREVIOUS_HASH not in stage.store.items[credentials_key(stage.scope)]
+
+
+async def test_of_secrets_before_the_newest_only_one_is_kept() -> None:
+    stage = Stage()
+    first = await stage.begin()
+    second, third = await stage.rotate(100), await stage.rotate(1)
+    assert await stage.good(first, second, third) == [False, True, True]
+    fourth = await stage.rotate(0)
+    assert await stage.good(second, third, fourth) == [False, False, True]
+
+
+async def test_a_secret_that_nobody_fetched_does_not_push_out_the_one_in_use() -> None:
+    stage = Stage()
+    in_use = await stage.begin()
+    lost = await rotate(stage.store, stage.clock, stage.scope, 24)
+    await stage.clock.advance(12 * HOUR)
+    with pytest.raises(AccessDenied):  # too late, which is no fetching
+        await retrieve(stage.store, stage.clock, stage.scope, lost.retrieval_token)
+    new = await stage.rotate(24)
+    await stage.clock.advance(24 * HOUR - 1)
+    assert await stage.good(in_use, new) == [True, True]
+    await stage.clock.advance(1)
+    assert await stage.good(in_use, new) == [False, True]
+
+
+async def test_what_has_ended_is_not_brought_back() -> None:
+    stage = Stage()
+    ended = await stage.begin()
+    await rotate(stage.store, stage.clock, stage.scope, 1)
+    await stage.clock.advance(HOUR)
+    new = await stage.rotate(24)
+    assert await stage.good(ended, new) == [False, True]
+
+
+@pytest.mark.parametrize("grace", [-1, MOST_GRACE_HOURS + 1, True, 1.5, "24", None])
+async def test_a_grace_is_whole_hours_up_to_a_week(grace: Any) -> None:
+    stage = Stage()
+    old = await stage.begin()
+    with pytest.raises(InvalidRequest, match="from 0 to 168"):
+        await rotate(stage.store, stage.clock, stage.scope, grace)
+    assert await stage.is_good(old)
+
+
+async def test_a_read_from_before_the_rotation_does_not_outlive_it() -> None:
+    """It has the old hash in hand when the rotation is done."""
+    stage = Stage()
+    old = await stage.begin()
+    slow = Meddling(stage.store)
+    clients = Clients(slow, stage.clock.now)  # type: ignore[arg-type]
+
+    async def rotated() -> None:
+        await rotate(stage.store, stage.clock, stage.scope, 0, clients.forget)
+
+    slow.after["get"] = rotated
+    assert await stage.good(old, old, clients=clients) == [False, False]
+    assert clients._lanes == {}
+
+
+async def test_the_instance_that_rotates_reads_what_it_wrote() -> None:
+    """Reads that are not consistent may tell, for a while, what stood there before."""
+
+    class Late(MemoryStore):
+        async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
+            return self.items.get(key) if consistent else before
+
+    stage = Stage(Late())
+    old = await stage.begin()
+    before = stage.store.items[credentials_key(stage.scope)]
+    new = await stage.rotate(0)
+    assert await stage.good(old, new) == [False, True]
+
+
+async def test_a_comparison_from_before_the_rotation_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    old = await stage.begin()
+    loop = asyncio.get_running_loop()
+    real = bcrypt.checkpw
+
+    def slow(secret: bytes, kept: bytes) -> bool:
+        rotated = rotate(stage.store, stage.clock, stage.scope, 0, stage.here.forget)
+        asyncio.run_coroutine_threadsafe(rotated, loop).result()
+        return real(secret, kept)
+
+    monkeypatch.setattr(bcrypt, "checkpw", slow)
+    assert await stage.is_good(old)  # it was when it was asked
+    monkeypatch.setattr(bcrypt, "checkpw", real)
+    assert not await stage.is_good(old)
+    assert stage.here._right == {}
+
+
+async def test_who_asked_before_being_registered_gets_through_afterwards() -> None:
+    stage = Stage()
+    assert not await stage.is_good(new_secret())
+    issued = await registered(stage.store, stage.clock, stage.scope)
+    stage.here.forget(stage.scope)
+    assert await stage.is_good(await retrieve(stage.store, stage.clock, stage.scope, issued.retrieval_token))
+
+
+async def test_a_clock_that_was_set_back_keeps_nothing_alive() -> None:
+    stage = Stage()
+    old = await stage.begin()
+    await stage.good(old, clients=stage.there)
+    await stage.rotate(0)
+    stage.clock.set_wall(stage.clock.now() - 10 * HOUR)
+    assert await stage.good(old, clients=stage.there) == [False]
+
+
+# What wrong ones cost.
+
+
+async def flood(stage: Stage, count: int) -> set[str]:
+    client = client_id_of(stage.scope.org, stage.scope.app)
+    sent = [asyncio.create_task(stage.here.check(client, new_secret())) for _ in range(count)]
+    return {type(each).__name__ for each in await asyncio.gather(*sent, return_exceptions=True)}
+
+
+async def test_two_hashes_make_wrong_secrets_no_dearer(comparisons: list[bytes]) -> None:
+    stage = Stage()
+    old, new = await stage.begin(), await stage.rotate(24)
+    assert await flood(stage, 500) == {"AccessDenied"}
+    assert await stage.good(old, new, old, new) == [True] * 4
+    assert await flood(stage, 400) == {"AccessDenied"}
+    assert comparisons == [old.encode(), new.encode()]
+
+
+@pytest.mark.parametrize("which", [HASH, PREVIOUS_HASH])
+async def test_patience_with_a_hash_without_a_check_keeps_the_other_secret_going(which: str) -> None:
+    stage = Stage()
+    old, new = await stage.begin(), await stage.rotate(24)
+    await stage.write(**{which: str(stage.store.items[credentials_key(stage.scope)][which]).partition("#")[0]})
+    assert await flood(stage, 20) == {"AccessDenied", "SlowDown"}
+    unchecked, checked = (new, old) if which == HASH else (old, new)
+    assert await stage.is_good(checked)
+    stage.clock.set_wall(stage.clock.now() - 1000 * HOUR)  # which makes nobody wait for weeks
+    with pytest.raises(SlowDown) as refused:
+        await stage.is_good(unchecked)
+    assert 0 < (refused.value.retry_after or 0) <= module.FAILURE_SECONDS
+    assert await stage.is_good(checked)
+    stage.clock.set_wall(stage.clock.now() + (refused.value.retry_after or 0))
+    assert await stage.good(unchecked, checked) == [True, True]
+
+
+async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    old, new = await stage.begin(), await stage.rotate(24)
+    compared: list[tuple[int, int]] = []
+    real = module.hmac.compare_digest
+
+    def seen(left: bytes, right: bytes) -> bool:
+        compared.append((len(left), len(right)))
+        return real(left, right)
+
+    monkeypatch.setattr(module.hmac, "compare_digest", seen)
+    for wrong in (new_secret(), old[:-2] + "A=", "A" * 43 + "="):
+        await stage.is_good(wrong)
+    assert compared == [(8, 8)] * 6  # each with both hashes
+    assert await stage.good(old, new) == [True, True]
+    compared.clear()
+    assert await stage.good(new_secret(), new[:-1], new + "A", "") == [False] * 4
+    assert compared == [(32, 32), (32, 32)]  # wrong lengths were refused first
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {HASH: "x"},
+        {HASH: ""},
+        {HASH: 7},
+        {HASH: "$2b$12$"},
+        {HASH: "nul\0"},
+        {PREVIOUS_HASH: "x", GRACE_ENDS: 10**11},
+        {PREVIOUS_HASH: ["x"], GRACE_ENDS: 10**11},
+    ],
+)
+async def test_what_is_no_hash_lets_nobody_in_and_breaks_nothing(attributes: dict[str, Any]) -> None:
+    stage = Stage()
+    secret = await stage.begin()
+    await stage.write(**attributes)
+    assert await stage.good(new_secret(), secret) == [False, HASH not in attributes]
+
+
+@pytest.mark.parametrize("ends", [None, "99999999999", True, 0])
+async def test_a_previous_hash_without_an_end_is_not_good(ends: Any) -> None:
+    stage = Stage()
+    await stage.begin()
+    forever = new_secret()
+    more = {} if ends is None else {GRACE_ENDS: ends}
+    item = {**stage.store.items[credentials_key(stage.scope)], PREVIOUS_HASH: hash_secret(forever).decode(), **more}
+    await stage.store.put(Put(credentials_key(stage.scope), item))
+    assert not await stage.is_good(forever)
+
+
+# Against a plain model: a list of who is good until when.
+
+STEPS = st.one_of(
+    st.tuples(st.just("rotate"), st.sampled_from([0, 1, 2, 168])),
+    st.tuples(st.just("lose"), st.sampled_from([0, 1, 2, 168])),  # a rotation whose secret nobody fetches
+    st.tuples(st.just("wait"), st.sampled_from([1.0, 30.0, 60.0, HOUR - 1, HOUR, 2 * HOUR, 168 * HOUR])),
+    st.tuples(st.just("look"), st.just(0)),
+)
+
+
+class Model:
+    """`spans`: for each secret that somebody has, from when to when it is good."""
+
+    def __init__(self, now: float, secret: str) -> None:
+        self.spans: dict[str, tuple[float, float]] = {secret: (now, float("inf"))}
+        self.newest: str | None = secret  # None if nobody has it
+        self.previous: str | None = None
+
+    def rotated(self, now: float, grace: int, secret: str | None) -> None:
+        stays = self.newest if self.newest is not None else self.previous
+        for each, (begin, end) in self.spans.items():
+            until = now + grace * HOUR if each == stays and end > now else now
+            self.spans[each] = (begin, min(end, until) if each != stays or end <= now else until)
+        self.previous = stays if stays is not None and self.spans[stays][1] > now else None
+        self.newest = secret
+        if secret is not None:
+            self.spans[secret] = (now, float("inf"))
+
+
+@settings(max_examples=tries(60))
+@given(st.lists(STEPS, max_size=12))
+def test_any_rotations_are_as_the_model_has_it(steps: list[tuple[str, Any]]) -> None:
+    asyncio.run(played(steps))
+
+
+async def played(steps: list[tuple[str, Any]]) -> None:
+    stage = Stage()
+    model = Model(stage.clock.now(), await stage.begin())
+    for what, how in [*steps, ("look", 0)]:
+        if what == "wait":
+            await stage.clock.advance(how)
+        elif what == "rotate":
+            model.rotated(stage.clock.now(), how, await stage.rotate(how))
+        elif what == "lose":
+            await rotate(stage.store, stage.clock, stage.scope, how, stage.here.forget)
+            model.rotated(stage.clock.now(), how, None)
+        else:
+            await looked(stage, model)
+
+
+async def looked(stage: Stage, model: Model) -> None:
+    now = stage.clock.now()
+    for secret, (begin, end) in model.spans.items():
+        assert await stage.is_good(secret) is (begin <= now < end)
+        elsewhere = await stage.is_good(secret, stage.there)
+        if begin + module.HASH_SECONDS <= now < end:
+            assert elsewhere
+        if now >= end + module.HASH_SECONDS:
+            assert not elsewhere
+    assert not await stage.is_good(new_secret())
+
+
+async def test_an_org_has_a_secret_as_an_app_has() -> None:
+    stage = Stage()
+    stage.scope = Scope(stage.scope.org)
+    old, new = await stage.begin(), await stage.rotate(1)
+    assert await stage.good(old, new) == [True, True]
+    assert credentials_key(stage.scope).sk == "CONFIG"

@@ -1,0 +1,234 @@
+"""Sessions that are refreshed once with each token, and that end at once and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from proxy.errors import AccessDenied, TokenExpired
+from proxy.stores import schema
+from proxy.stores.contract import Write
+from tests.support.clock import ManualClock
+from tests.support.memory_store import MemoryStore
+from tests.support.sessions import ORG, WEB, Instance, blocked, instances, logins, passing, rows
+
+CLIENT = f"org-{ORG}-app-web"
+WEEK = 7 * 86_400
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Instance]]:
+    async with instances(store, clock, 2, most=3) as made:
+        yield made
+
+
+@pytest.fixture
+def here(two: list[Instance]) -> Instance:
+    return two[0]
+
+
+# Refreshing.
+
+
+async def test_a_refresh_rotates_the_token_and_keeps_the_place(
+    here: Instance, store: MemoryStore, clock: ManualClock
+) -> None:
+    first, *others = await logins(here, clock, 3)
+    second = await here.sessions.refresh(first.refresh.token)
+    assert second.sid == first.sid
+    assert second.refresh.token != first.refresh.token
+    assert blocked(store, first.refresh.token) == {
+        "expires_at_epoch": first.refresh.expires,
+        "why": "rotated",
+        "client_id": CLIENT,
+        "sid": first.sid,
+    }
+    assert [session.sid for session in await here.sessions.live(WEB)] == [first.sid, *(each.sid for each in others)]
+    await here.sessions.refresh(second.refresh.token)
+
+
+async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
+    two: list[Instance], clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = two
+    (first,) = await logins(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    with caplog.at_level(logging.DEBUG), pytest.raises(AccessDenied, match="used before"):
+        await there.sessions.refresh(first.refresh.token)
+    for each in (second, first):
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(each.refresh.token)
+        assert not await there.is_welcome(each.access.token)
+    assert await here.sessions.live(WEB) == []
+    assert first.sid in caplog.text
+    assert first.refresh.token[-20:] not in caplog.text
+
+
+async def test_an_expired_session_is_not_refreshed(here: Instance, clock: ManualClock) -> None:
+    (issued,) = await logins(here, clock, 1)
+    await clock.advance(WEEK)
+    with pytest.raises(TokenExpired):
+        await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_a_row_that_is_over_is_not_refreshed(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
+    (issued,) = await logins(here, clock, 1)
+    key = schema.session(CLIENT, issued.sid)
+    store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(issued.refresh.token)
+    assert here.line.asked[-1] == "get_many"  # nothing was tried
+
+
+async def test_a_row_that_is_over_when_it_is_written_is_not_refreshed(
+    here: Instance, store: MemoryStore, clock: ManualClock
+) -> None:
+    (issued,) = await logins(here, clock, 1)
+    key = schema.session(CLIENT, issued.sid)
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
+        return writes
+
+    here.line.before_transact = cut_in
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_what_is_refused_is_refused_before_anything_is_written(
+    here: Instance, store: MemoryStore, clock: ManualClock
+) -> None:
+    (issued,) = await logins(here, clock, 1)
+    stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token
+    store.items[schema.refused_refresh_token(sha256(issued.refresh.token.encode()).hexdigest())] = {"why": "revoked"}
+    here.line.asked.clear()
+    for token in (issued.refresh.token, stranger):
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(token)
+    assert set(here.line.asked) == {"get_many"}
+
+
+async def test_only_a_refresh_token_refreshes(here: Instance, clock: ManualClock) -> None:
+    (issued,) = await logins(here, clock, 1)
+    for access in (issued.access.token, here.tokens.mint(ORG, "web").token):
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(access)
+    with pytest.raises(AccessDenied):
+        here.tokens.access(issued.refresh.token)
+    stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token  # signed by us, and not the session's
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(stranger)
+    other = here.tokens.mint_refresh(ORG, "job", issued.sid).token
+    with pytest.raises(AccessDenied):
+        await here.sessions.refresh(other)
+    await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_of_two_refreshes_at_once_one_wins(two: list[Instance], clock: ManualClock) -> None:
+    (issued,) = await logins(two[0], clock, 1)
+    found = await asyncio.gather(*(each.sessions.refresh(issued.refresh.token) for each in two), return_exceptions=True)
+    won = [each for each in found if not isinstance(each, BaseException)]
+    assert [type(each) for each in found if isinstance(each, BaseException)] == [AccessDenied]
+    await two[0].sessions.refresh(won[0].refresh.token)
+
+
+@pytest.mark.parametrize("first", ["refresh", "login"])
+async def test_of_refresh_and_eviction_one_wins(
+    two: list[Instance], store: MemoryStore, clock: ManualClock, first: str
+) -> None:
+    here, there = two
+    oldest, *_ = await logins(here, clock, 3)
+    won: list[Any] = []
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        if not won:
+            won.append(await (there.sessions.refresh(oldest.refresh.token) if first == "refresh" else logged_in()))
+        return writes
+
+    async def logged_in() -> Any:
+        return await there.sessions.login(WEB)
+
+    here.line.before_transact = cut_in
+    if first == "refresh":
+        await passing(clock, here.sessions.login(WEB))  # it evicts what was refreshed just now, with its new token
+        assert blocked(store, won[0].refresh.token)["why"] == "evicted"
+        with pytest.raises(AccessDenied):
+            await there.sessions.refresh(won[0].refresh.token)
+    else:
+        with pytest.raises(AccessDenied):
+            await passing(clock, here.sessions.refresh(oldest.refresh.token))
+    assert oldest.sid not in await rows(store)
+    assert len(await rows(store)) == 3
+
+
+# Ending.
+
+
+async def test_revoking_a_session_ends_all_that_came_of_it(
+    two: list[Instance], store: MemoryStore, clock: ManualClock
+) -> None:
+    here, there = two
+    first, other = await logins(here, clock, 2)
+    second = await here.sessions.refresh(first.refresh.token)
+    for each in two:
+        assert await each.is_welcome(first.access.token)
+        assert await each.is_welcome(second.access.token)
+    await here.sessions.revoke(WEB, first.sid)
+    assert list(await rows(store)) == [other.sid]
+    for issued in (first, second):
+        assert not await here.is_welcome(issued.access.token)
+        with pytest.raises(AccessDenied):
+            await there.sessions.refresh(issued.refresh.token)
+    await clock.advance(60)
+    assert not await there.is_welcome(second.access.token)
+    assert await there.is_welcome(other.access.token)
+    assert store.items[schema.revoked_session(first.sid)]["expires_at_epoch"] == second.refresh.expires
+
+
+async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(here: Instance, clock: ManualClock) -> None:
+    evicted, *_ = await logins(here, clock, 4)
+    assert await here.is_welcome(evicted.access.token)
+    await here.sessions.revoke(WEB, evicted.sid)
+    assert not await here.is_welcome(evicted.access.token)
+
+
+async def test_a_session_refreshed_while_it_is_revoked_is_revoked(two: list[Instance], clock: ManualClock) -> None:
+    here, there = two
+    (issued,) = await logins(here, clock, 1)
+    refreshed: list[Any] = []
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        if not refreshed:
+            refreshed.append(await there.sessions.refresh(issued.refresh.token))
+        return writes
+
+    here.line.before_transact = cut_in
+    await passing(clock, here.sessions.revoke(WEB, issued.sid))
+    with pytest.raises(AccessDenied):
+        await there.sessions.refresh(refreshed[0].refresh.token)
+    assert not await there.is_welcome(refreshed[0].access.token)
+
+
+async def test_a_token_given_back_is_good_no_more(here: Instance, clock: ManualClock) -> None:
+    first, second = await logins(here, clock, 2)
+    await here.sessions.give_back(first.access.token)
+    assert not await here.is_welcome(first.access.token)
+    first = await here.sessions.refresh(first.refresh.token)
+    await here.sessions.give_back(first.refresh.token)
+    assert not await here.is_welcome(first.access.token)
+    assert [session.sid for session in await here.sessions.live(WEB)] == [second.sid]

@@ -1,0 +1,288 @@
+"""Sessions: at most so many of a client, evicted whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from proxy.auth import sessions as module
+from proxy.auth.sessions import ATTEMPTS
+from proxy.errors import (
+    AccessDenied,
+    Busy,
+    Reason,
+    ReasonCode,
+    Rejected,
+    SessionLimitRace,
+    StoreUnavailable,
+    Throttled,
+    TransactionFailed,
+)
+from proxy.model import Scope
+from proxy.stores.contract import Check, ItemExists, Key, Write
+from tests.support.clock import ManualClock
+from tests.support.memory_store import MemoryStore
+from tests.support.sessions import ORG, WEB, Instance, blocked, instances, logins, passing, rows, with_limit
+
+CLIENT = f"org-{ORG}-app-web"
+WEEK = 7 * 86_400
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Instance]]:
+    async with instances(store, clock, 2, most=3) as made:
+        yield made
+
+
+@pytest.fixture
+def here(two: list[Instance]) -> Instance:
+    return two[0]
+
+
+# Logging in.
+
+
+async def test_a_login_issues_a_pair_and_one_row(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
+    issued = await here.sessions.login(WEB)
+    now = int(clock.now())
+    assert here.tokens.access(issued.access.token).sid == issued.sid
+    assert here.tokens.refresh(issued.refresh.token).sid == issued.sid
+    assert (issued.access.expires, issued.refresh.expires) == (now + 3600, now + WEEK)
+    (row,) = (await rows(store)).values()
+    assert row["expires_at_epoch"] == issued.refresh.expires
+    assert issued.refresh.token not in repr(store.items)
+    assert store.items[Key("sessions", CLIENT, "HEAD")] == {"version": 1}
+
+
+async def test_the_oldest_goes_when_there_are_too_many(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
+    issued = await logins(here, clock, 5)
+    assert [session.sid for session in await here.sessions.live(WEB)] == [each.sid for each in issued[2:]]
+    for evicted in issued[:2]:
+        assert blocked(store, evicted.refresh.token)["expires_at_epoch"] == evicted.refresh.expires
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(evicted.refresh.token)
+        assert await here.is_welcome(evicted.access.token)  # it lives out its hour
+    for kept in issued[2:]:
+        await here.sessions.refresh(kept.refresh.token)
+
+
+async def test_who_logs_in_last_is_the_newest_by_any_clock(
+    two: list[Instance], store: MemoryStore, clock: ManualClock
+) -> None:
+    here, there = two
+    for _ in range(3):
+        await there.sessions.login(WEB)  # all in one moment
+    clock.set_wall(clock.now() - 3)
+    late = await here.sessions.login(WEB)
+    clock.set_wall(clock.now() + 3)
+    for _ in range(2):
+        await there.sessions.login(WEB)
+    assert (await here.sessions.live(WEB))[0].sid == late.sid
+
+
+async def test_clients_do_not_share_sessions(here: Instance, clock: ManualClock) -> None:
+    await logins(here, clock, 3)
+    for scope in (Scope(ORG), Scope(ORG, "job")):
+        await here.sessions.login(scope)
+        assert len(await here.sessions.live(scope)) == 1
+    assert len(await here.sessions.live(WEB)) == 3
+
+
+async def test_an_expired_row_that_nobody_deleted_does_not_count(
+    here: Instance, store: MemoryStore, clock: ManualClock
+) -> None:
+    await logins(here, clock, 3)
+    await clock.advance(WEEK - 3)  # the oldest is over to the second
+    await here.sessions.login(WEB)
+    assert len(await rows(store)) == 4
+    assert len(await here.sessions.live(WEB)) == 3
+
+
+async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
+    here: Instance, store: MemoryStore, clock: ManualClock
+) -> None:
+    unlimited = with_limit(here, clock, 0)
+    await asyncio.gather(*(unlimited.sessions.login(WEB) for _ in range(200)))
+    assert len(await here.sessions.live(WEB)) == 200
+    assert set(here.line.asked[:200]) == {"transact"}
+
+
+@pytest.mark.parametrize("before", [4, 50, 100, 250])
+async def test_a_lower_limit_holds_after_the_next_login(
+    here: Instance, store: MemoryStore, clock: ManualClock, before: int
+) -> None:
+    issued = await logins(with_limit(here, clock, 0), clock, before)
+    new = await passing(clock, here.sessions.login(WEB))
+    kept = [session.sid for session in await here.sessions.live(WEB)]
+    assert kept == [*(each.sid for each in issued[-2:]), new.sid]
+    assert all(blocked(store, each.refresh.token)["why"] == "evicted" for each in issued[:-2])
+
+
+# Races.
+
+
+class _Meddling:
+    """Before each transaction of a line somebody else logs the client in."""
+
+    def __init__(self, other: Instance, times: int) -> None:
+        self.other = other
+        self.times = times
+
+    async def __call__(self, writes: Sequence[Write]) -> Sequence[Write]:
+        if self.times:
+            self.times -= 1
+            await self.other.sessions.login(WEB)
+        return writes
+
+
+@pytest.mark.parametrize("before", [0, 2, 3])
+async def test_a_lost_race_is_tried_again(two: list[Instance], clock: ManualClock, before: int) -> None:
+    here, there = two
+    await logins(here, clock, before)
+    here.line.before_transact = _Meddling(there, ATTEMPTS - 1)
+    new = await passing(clock, here.sessions.login(WEB))
+    sids = [session.sid for session in await there.sessions.live(WEB)]
+    assert new.sid in sids
+    assert len(sids) == 3
+
+
+async def test_nobody_is_evicted_for_a_place_that_became_free(two: list[Instance], clock: ManualClock) -> None:
+    here, there = two
+    oldest, middle, newest = await logins(here, clock, 3)
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        await there.sessions.revoke(WEB, middle.sid)
+        here.line.before_transact = None
+        return writes
+
+    here.line.before_transact = cut_in
+    new = await passing(clock, here.sessions.login(WEB))
+    assert [session.sid for session in await here.sessions.live(WEB)] == [oldest.sid, newest.sid, new.sid]
+
+
+async def test_a_login_between_the_two_readings_is_not_overlooked(
+    two: list[Instance], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = two
+    await logins(here, clock, 2)
+    here.line.asked.clear()
+    passed = here.line._pass
+
+    async def cut_in(verb: str) -> None:
+        await passed(verb)
+        if len(here.line.asked) == 2:
+            await there.sessions.login(WEB)
+
+    monkeypatch.setattr(here.line, "_pass", cut_in)
+    await passing(clock, here.sessions.login(WEB))
+    assert len(await there.sessions.live(WEB)) == 3
+
+
+async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[Instance], clock: ManualClock) -> None:
+    here, there = two
+    here.line.before_transact = _Meddling(there, 1000)
+    began = clock.monotonic()
+    with pytest.raises(SessionLimitRace) as lost:
+        await passing(clock, here.sessions.login(WEB))
+    assert lost.value.status == 503
+    assert lost.value.retry_after
+    assert ReasonCode.CONDITION_FAILED in {reason.code for reason in lost.value.reasons}
+    assert 0.3 < clock.monotonic() - began < 10  # with waits between, so that the others get out of the way
+    assert len(await there.sessions.live(WEB)) == 3
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        TransactionFailed([Reason(ReasonCode.THROTTLED), Reason(ReasonCode.NONE)]),
+        TransactionFailed([Reason(ReasonCode.CONFLICT), Reason(ReasonCode.THROTTLED)]),
+        TransactionFailed([Reason(ReasonCode.NONE), Reason(ReasonCode.CONDITION_FAILED)]),
+        Throttled("slow down"),
+        Rejected("no such thing"),
+        StoreUnavailable("away"),
+    ],
+    ids=str,
+)
+async def test_what_is_no_race_is_not_called_one(here: Instance, clock: ManualClock, trouble: Exception) -> None:
+    async def fail(_: Sequence[Write]) -> Sequence[Write]:
+        raise trouble
+
+    here.line.before_transact = fail
+    with pytest.raises(Busy):
+        await passing(clock, here.sessions.login(WEB))
+
+
+# All or nothing.
+
+
+@pytest.mark.parametrize("failing", range(4))
+async def test_no_eviction_is_made_by_halves(
+    two: list[Instance], store: MemoryStore, clock: ManualClock, failing: int
+) -> None:
+    here, there = two
+    issued = await logins(there, clock, 3)
+    before, told = dict(store.items), []
+
+    async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
+        told.append(len(writes))
+        never = Check(Key("config", "nobody", "nowhere"), ItemExists())
+        return [*writes[:failing], never, *writes[failing + 1 :]]
+
+    here.line.before_transact = spoil
+    with pytest.raises((SessionLimitRace, Busy)):
+        await passing(clock, here.sessions.login(WEB))
+    assert set(told) == {4}  # the head, the session that goes and its token, the new one
+    assert store.items == before
+    await there.sessions.refresh(issued[0].refresh.token)
+
+
+async def test_without_the_store_there_are_no_tokens(here: Instance, clock: ManualClock) -> None:
+    (issued,) = await logins(here, clock, 1)
+    here.line.trouble = StoreUnavailable("away")
+    for work in (
+        here.sessions.login(WEB),
+        with_limit(here, clock, 0).sessions.login(WEB),
+        here.sessions.refresh(issued.refresh.token),
+        here.sessions.revoke(WEB, issued.sid),
+        here.sessions.give_back(issued.access.token),
+        here.sessions.live(WEB),
+    ):
+        with pytest.raises(Busy) as refused:
+            await passing(clock, work)
+        assert refused.value.retry_after
+    here.line.trouble = None
+    await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_a_lost_answer_is_cleared_up(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
+    here.line.lost_answers = 1
+    issued = await passing(clock, here.sessions.login(WEB))
+    assert list(await rows(store)) == [issued.sid]
+    here.line.lost_answers = 2
+    second = await passing(clock, here.sessions.refresh(issued.refresh.token))
+    here.line.lost_answers = 3
+    with pytest.raises(Busy):
+        await passing(clock, here.sessions.login(WEB))
+    assert len(await rows(store)) == 2
+    here.line.lost_answers = 1
+    await passing(clock, here.sessions.revoke(WEB, second.sid))
+    assert second.sid not in await rows(store)
+
+
+async def test_too_many_logins_at_once_are_turned_away(here: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING", 10)
+    found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
+    assert [type(each) for each in found].count(Busy) == 20
+    assert here.sessions._lanes == {}
