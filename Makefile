@@ -50,8 +50,8 @@ clients: $(VENV)/.clients $(NODE)/node_modules/.package-lock.json ## the newest 
 test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minutes
 	PRICE_KEEPER_TEST_CLIENTS=$${PRICE_KEEPER_TEST_CLIENTS:-1} $(BIN)/python -m pytest tests/flow/clients
 
-fuzz: $(VENV)/.dev   ## the property tests, each with 20 times as many examples; takes most of an hour
-	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property
+fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
+	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
 
 soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine, and a minute without a store
 	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \
@@ -68,6 +68,8 @@ bench: $(VENV)/.dev  ## measure, on this machine
 	$(BIN)/python -m bench.signing_and_frames
 	$(BIN)/python -m bench.metering
 	$(BIN)/python -m bench.write_units
+	$(BIN)/python -m bench.overspend
+	$(BIN)/python -m bench.overspend --processes 8
 
 format: $(VENV)/.dev ## put the sources in order
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ NEVER = float("inf")
 class Spent:
     """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
 
-    __slots__ = ("_acknowledged", "_as_of", "_base", "_pending", "_ring", "alarm", "in_flight", "known")
+    __slots__ = ("_acknowledged", "_as_of", "_base", "_pending", "_ring", "alarm", "in_flight", "known", "own")
 
     def __init__(self, unflushed: int = 0, ring: Callable[[], None] = lambda: None) -> None:
         """`unflushed` is what of ours was recorded before, and is not acknowledged yet."""
@@ -32,6 +32,7 @@ class Spent:
         self.known = unflushed
         self._pending = unflushed  # of what is known: not acknowledged yet
         self.in_flight = 0
+        self.own = 0  # by the calls of this process
         self.alarm: float = NEVER
 
     @property
@@ -46,6 +47,7 @@ class Spent:
     def ended(self, expected: int, pico: int) -> None:
         self.in_flight -= expected
         self.known += pico
+        self.own += pico
         self._pending += pico
         if self.known >= self.alarm:
             self.alarm = NEVER

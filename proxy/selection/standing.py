@@ -17,12 +17,11 @@ from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
 from proxy.model import Scope
 from proxy.recording.entries import PICO_PER_USD
 from proxy.selection import policy
+from proxy.selection.alertness import Alertness
 from proxy.selection.plan import Plan
 from proxy.selection.policy import Mode
-from proxy.selection.spent import NEVER, Spent
+from proxy.selection.spent import Spent
 
-LOOK_SHARE = 10  # of what is left, or of the time until it is gone, before somebody looks again
-LEAST_SECONDS = 1.0  # between two looks
 HELD_SECONDS = 2.0  # what is held by calls under way may be free again then
 
 _NO_BUDGET = Spent()  # of labels without a quota; nothing is counted there
@@ -79,9 +78,8 @@ class Standing:
         self._spent: dict[str, Spent] = {}
         self._routes: dict[tuple[str, bool], tuple[_Step, ...]] = {}
         self._served: dict[tuple[str, bool], str | None] = {}
-        self._known_before: dict[str, int] = {}
         self.generation = 0  # moves on when other labels have a quota
-        self._looked_at = -NEVER
+        self._alertness = Alertness()
         self._make_spent()
 
     # What is spent.
@@ -271,22 +269,7 @@ class Standing:
 
     def looked(self, now: float) -> float:
         """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""
-        elapsed, self._looked_at = now - self._looked_at, now
-        wait = self.plan.normal_secs
-        for label, quota in self.plan.quotas.items():
-            spent = self.spent(label)
-            grown = max(0, spent.known - self._known_before.get(label, spent.known))
-            self._known_before[label] = spent.known
-            left, tight_at = quota - spent.known, -(-quota * self.plan.tight_pct // 100)
-            if spent.known >= tight_at:
-                wait = min(wait, self.plan.tight_secs)
-            if left <= 0:
-                spent.alarm = NEVER
-                continue
-            spent.alarm = min(at for at in (tight_at, spent.known + left // LOOK_SHARE + 1, quota) if at > spent.known)
-            if grown:
-                wait = min(wait, left / grown * max(elapsed, LEAST_SECONDS) / LOOK_SHARE)
-        return max(LEAST_SECONDS, wait)
+        return self._alertness.looked(self.plan, self._spent, now)
 
     @property
     def is_near(self) -> bool:

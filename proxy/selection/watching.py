@@ -17,11 +17,12 @@ from proxy.config import Config
 from proxy.errors import ConditionFailed, StoreError
 from proxy.recording.recorder import Recorder
 from proxy.selection import sticky
+from proxy.selection.alertness import LEAST_SECONDS
 from proxy.selection.looks import Looks
 from proxy.selection.overrides import override_of
 from proxy.selection.plan import Plan
 from proxy.selection.spent import NEVER
-from proxy.selection.standing import LEAST_SECONDS, Standing
+from proxy.selection.standing import Standing
 from proxy.selection.watch import Watch
 from proxy.stores.contract import Item, Store
 from proxy.tasks import Tasks

@@ -223,7 +223,7 @@ async def test_bedrock_is_asked_for_what_costs_nothing(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
         assert found.status is Status.OK, found
-        assert [entry.operation for entry in bedrock.ledger.entries] == ["GetAsyncInvoke"]
+        assert [entry.operation for entry in bedrock.ledger] == ["GetAsyncInvoke"]
 
 
 async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:

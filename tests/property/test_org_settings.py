@@ -34,7 +34,7 @@ _OWN = {
     "model_ordering": _LABELS,
     "quotas": _QUOTAS,
     "sticky_fallback_enabled": st.booleans(),
-    "enforcement": st.sampled_from(["soft", "shadow", "hard"]),
+    "enforcement": st.sampled_from(["soft", "shadow"]),
     "tight_mode_threshold_pct": st.integers(1, 100),
     "refresh_interval_normal_secs": st.integers(1, 1000),
     "refresh_interval_tight_secs": st.integers(1, 1000),

@@ -1,0 +1,95 @@
+"""`price-keeper doctor`: looks at everything that a sidecar needs on this machine, and tells how to mend the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxy.app import Aside
+from proxy.clock import SystemClock
+from proxy.commands.dev import config_in
+from proxy.commands.places import NotAsked, add_places, config_of
+from proxy.commands.settings_shown import say
+from proxy.commands.shared import Commands, add_json_option, port, print_json
+from proxy.config import Config
+from proxy.doctor.findings import Status, Told, carried_out, ok
+from proxy.doctor.patient import Patient
+from proxy.doctor.table import checks_of
+
+_WORDS = {Status.SKIPPED: "-"}  # for what is not needed here, little is said
+_ORDER = (Status.TROUBLE, Status.WARNING, Status.SKIPPED, Status.OK)  # the worst first
+
+
+def add_to(commands: Commands) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="look at all that a sidecar needs here; exit code 1 if something is amiss"
+    )
+    add_places(doctor)
+    doctor.add_argument("--port", type=port, default=8080, metavar="PORT", help="of dev, with --data-dir")
+    doctor.add_argument("--control-port", type=port, default=8081, metavar="PORT", help="of dev, with --data-dir")
+    add_json_option(doctor)
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(chosen: Namespace) -> int:
+    config, source, words = _config(chosen)
+    found = asyncio.run(_looked(Patient(config, os.environ, SystemClock(), source)))
+    told = [Told("configuration", ok(words)), *found]
+    if chosen.json:
+        print_json(_record(told))
+    else:
+        say(_lines(told))
+    return 1 if any(each.finding.status is Status.TROUBLE for each in told) else 0
+
+
+def _config(chosen: Namespace) -> tuple[Config, str, str]:
+    """With how another command is told to use it, and words for people."""
+    if chosen.data_dir is None:
+        config = config_of(chosen)
+        source = "" if chosen.config is None else f" --config {chosen.config}"
+        labels = f"{len(config.labels)} labels: {', '.join(config.labels)}"
+        return config, source, f"{chosen.config or 'config.yaml'}: good, with {labels}"
+    folder: Path = chosen.data_dir
+    if not folder.is_dir():
+        raise NotAsked(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")
+    return config_in(folder, chosen.port, chosen.control_port, None), "", f"of dev, in {folder}"
+
+
+async def _looked(patient: Patient) -> list[Told]:
+    asyncio.get_running_loop().set_default_executor(Aside())
+    if patient.needs_aws:
+        import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
+    try:
+        return await carried_out(checks_of(patient), patient)
+    finally:
+        await patient.close()
+
+
+def _lines(told: Sequence[Told]) -> list[str]:
+    width = max(len(each.name) for each in told)
+    lines = []
+    for name, finding in told:
+        status = _WORDS.get(finding.status, finding.status.value)
+        lines.append(f"{status:7}  {name:{width}}  {finding.found}")
+        if finding.mend:
+            lines.append(f"{'':7}  {'':{width}}  to mend it: {finding.mend}")
+    return [*lines, "", _summary(told)]
+
+
+def _summary(told: Sequence[Told]) -> str:
+    counts = Counter(each.finding.status for each in told)
+    return ", ".join(f"{status.value}: {counts[status]}" for status in _ORDER if counts[status])
+
+
+def _record(told: Sequence[Told]) -> dict[str, object]:
+    statuses = {each.finding.status for each in told} - {Status.SKIPPED}
+    worst = next(status for status in _ORDER if status in statuses)
+    checks = [
+        {"name": name, "status": finding.status.value, "found": finding.found, "mend": finding.mend or None}
+        for name, finding in told
+    ]
+    return {"status": worst.value, "checks": checks}

@@ -1,0 +1,332 @@
+"""`price-keeper doctor` on this machine: all well on the development set-up, and each trouble made real."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sqlite3
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from proxy.clock import SystemClock
+from proxy.config.alerts import Webhook
+from proxy.config.checks import Address
+from proxy.config.keys import Key, Tls
+from proxy.doctor import findings as carrying
+from proxy.doctor import journal, store_file
+from proxy.doctor.findings import Check, Finding, Status, aside, carried_out, ok
+from proxy.doctor.patient import Patient
+from proxy.recording.folder import locked
+from proxy.recording.ulid import Ulids
+from proxy.stores.sqlite_file import prepare
+from proxy.surface.tls import local_authority
+from tests.support.commands import ROOT, price_keeper, sidecar
+from tests.support.doctor import answering, configured, finding, journal_of, store_path
+
+SECRET = "sesame-open-sesame-open-sesame-open"
+
+
+def ports_of(*urls: str) -> tuple[str, ...]:
+    data, control = (str(urlsplit(url).port) for url in urls)
+    return "--port", data, "--control-port", control
+
+
+# The command.
+
+
+def test_all_is_well_on_the_development_set_up(tmp_path: Path) -> None:
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
+        before = sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name)
+        where = ("--data-dir", "data", *ports_of(running.data, running.control))
+        told = price_keeper("doctor", *where, folder=tmp_path)
+        assert (told.returncode, told.stderr) == (0, ""), told.stdout
+        lines = told.stdout.splitlines()
+        assert {line.split()[0] for line in lines[:-2]} == {"ok", "-"}
+        assert told.stdout.count("is served by a sidecar that runs") == 2
+        assert "belongs to a sidecar that runs; nothing was written there" in told.stdout
+        found = json.loads(price_keeper("doctor", *where, "--json", folder=tmp_path).stdout)
+        assert found["status"] == "ok"
+        assert {check["status"] for check in found["checks"]} == {"ok", "skipped"}
+        assert sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name) == before
+        secrets = [(tmp_path / "data" / name).read_text() for name in ("token-key", "admin-key", "demo-secret")]
+        assert not any(secret in told.stdout + json.dumps(found) for secret in secrets)
+        assert running.stop() == 0
+    told = price_keeper("doctor", *where, folder=tmp_path)
+    assert (told.returncode, "data/journal can be written to" in told.stdout) == (0, True), told.stdout
+    assert sorted(path.name for path in (tmp_path / "data" / "journal").glob("doctor-*")) == []
+
+
+def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    environment = {
+        "PRICE_KEEPER_JWT_SECRET": SECRET[:20],
+        "PRICE_KEEPER_API_KEY": SECRET[:10],
+        "PRICE_KEEPER__UPSTREAM__ENDPOINT": "http://127.0.0.1:9",
+        "AWS_SECRET_ACCESS_KEY": f"{SECRET} {SECRET}",
+        "AWS_ENDPOINT_URL_PRICING": "http://127.0.0.1:9",
+    }
+    told = price_keeper("doctor", folder=tmp_path, **environment)
+    assert (told.returncode, told.stderr) == (1, "")
+    assert "sesame" not in told.stdout
+    lines = told.stdout.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(("trouble ", "warning ")):
+            assert lines[number + 1].strip().startswith("to mend it: "), line
+    troubles = {line[9:].split("  ")[0] for line in lines if line.startswith("trouble ")}
+    assert troubles == {"token keys", "admin key", "AWS credentials", "Bedrock in us-east-1"}
+    found = json.loads(price_keeper("doctor", "--json", folder=tmp_path, **environment).stdout)
+    assert found["status"] == "trouble"
+    assert {each["name"] for each in found["checks"] if each["status"] == "trouble"} == troubles
+
+
+def test_a_sidecar_that_speaks_tls_is_known(tmp_path: Path) -> None:
+    with sidecar("dev", "--tls", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
+        where = ("--data-dir", "data", *ports_of(running.data, running.control))
+        told = price_keeper("doctor", *where, folder=tmp_path)
+    assert (told.returncode, told.stdout.count("is served by a sidecar that runs")) == (0, 2), told.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("--config", "none.yaml"), ("--data-dir", "none"), ("--nonsense",)])
+def test_without_a_configuration_there_is_nothing_to_look_at(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    told = price_keeper("doctor", *arguments, folder=tmp_path)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr
+
+
+def test_mistakes_of_the_configuration_are_told_as_by_check_config(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nlabels: {}\n")
+    doctor, check = (price_keeper(command, folder=tmp_path) for command in ("doctor", "check-config"))
+    assert (doctor.returncode, doctor.stderr) == (2, check.stderr)
+
+
+def test_a_provider_of_credentials_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    (tmp_path / "aws").write_text("[profile slow]\ncredential_process = sleep 30\n")
+    environment = {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_SECRET_ACCESS_KEY": "",
+        "AWS_PROFILE": "slow",
+        "AWS_CONFIG_FILE": str(tmp_path / "aws"),
+        "PRICE_KEEPER__UPSTREAM__ENDPOINT": "http://127.0.0.1:9",
+    }
+    began = time.monotonic()
+    told = price_keeper("doctor", "--json", folder=tmp_path, **environment)
+    assert time.monotonic() - began < 25
+    found = {each["name"]: each for each in json.loads(told.stdout)["checks"]}
+    assert found["AWS credentials"]["found"] == "no answer in 5 seconds"
+    assert "credential_process" in found["AWS credentials"]["mend"]
+    assert found["journal"]["status"] == "ok"
+
+
+# How checks are carried out.
+
+
+async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Patient) -> Finding:
+        raise ValueError(SECRET)
+
+    async def hangs(patient: Patient) -> Finding:
+        await patient.clock.sleep(60)
+        raise AssertionError
+
+    async def good(_: Patient) -> Finding:
+        return ok("good")
+
+    monkeypatch.setattr(carrying, "CHECK_SECONDS", 0.05)
+    patient = Patient(configured(tmp_path), {}, SystemClock())
+    checks = [Check("a", hangs, "wait"), Check("b", aside(fails), "mend"), Check("c", good)]
+    told = [finding for _, finding in await carried_out(checks, patient)]
+    assert told[0] == Finding(Status.TROUBLE, "no answer in 0.05 seconds", "wait")
+    assert told[1] == Finding(Status.TROUBLE, "could not be looked at: ValueError", "mend")
+    assert told[2].status is Status.OK
+
+
+# Keys.
+
+
+async def test_keys_for_tokens(tmp_path: Path) -> None:
+    keys = (Key("k1", "HS256", secret_env="A_SECRET"), Key("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")))
+    config = configured(tmp_path, auth={"keys": keys})
+    found = await finding("token keys", config, {"A_SECRET": SECRET})
+    assert found.status is Status.TROUBLE
+    assert "k2.pub" in found.found
+    assert "k1" not in found.found
+    assert "price-keeper keys new" in found.mend
+    found = await finding("token keys", configured(tmp_path, auth={"keys": keys[:1]}), {"A_SECRET": SECRET})
+    assert found == ok("k1 (HS256, signs)")
+
+
+async def test_the_admin_key(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    assert (await finding("admin key", config)).status is Status.WARNING
+    short = await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET[:9]})
+    assert (short.status, "PRICE_KEEPER_API_KEY" in short.mend) == (Status.TROUBLE, True)
+    assert (await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET})).status is Status.OK
+
+
+# The store's file.
+
+
+async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    path = store_path(config)
+    prepare(path)
+    with sqlite3.connect(path) as connection:
+        rows = [(f"{number}", "x" * 3000) for number in range(200)]
+        connection.executemany("INSERT INTO config VALUES (?, '', NULL, ?)", rows)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    assert (await finding("store is whole", config)).status is Status.OK
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 8192 + whole[len(whole) // 2 + 8192 :])
+    found = await finding("store is whole", config)
+    assert found.status is Status.TROUBLE
+    assert ".recover" in found.mend
+    path.write_text("no database, whatever its name says, and long enough to be one" * 20)
+    found = await finding("store is whole", config)
+    assert (found.status, "store.path" in found.mend) == (Status.TROUBLE, True)
+
+
+async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(tmp_path)
+    prepare(store_path(config))
+    monkeypatch.setattr(store_file, "QUICK_CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(store_file, "STEPS", 1)
+    found = await finding("store is whole", config)
+    assert (found.status, "quick_check" in found.mend) == (Status.WARNING, True)
+
+
+async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/export {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(store_file, "_MOUNTS", mounts)
+    found = await finding("store file", configured(tmp_path))
+    assert (found.status, "nfs4" in found.found, "store.path" in found.mend) == (Status.TROUBLE, True, True)
+    mounts.write_text("/dev/sda / ext4 rw 0 0\n")
+    assert (await finding("store file", configured(tmp_path))).status is Status.OK
+
+
+# The journal.
+
+
+def unwritable(folder: Path) -> Path:
+    """For the superuser too, to whom permissions mean nothing."""
+    folder.mkdir()
+    folder.chmod(0o500)
+    return Path("/proc/self/fdinfo") if os.geteuid() == 0 else folder
+
+
+async def test_a_journal_that_cannot_be_written_to(tmp_path: Path) -> None:
+    folder = unwritable(tmp_path / "journal")
+    found = await finding("journal", configured(tmp_path, journal={"dir": str(folder)}))
+    assert (found.status, "journal.dir" in found.mend) == (Status.TROUBLE, True), found
+    (tmp_path / "file").write_text("in the way")
+    found = await finding("journal", configured(tmp_path, journal={"dir": str(tmp_path / "file" / "journal")}))
+    assert (found.status, "journal.dir" in found.mend) == (Status.TROUBLE, True), found
+
+
+async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    folder = journal_of(config)
+    assert (await finding("journal's leftovers", config)).status is Status.OK
+    (folder / f"{Ulids(time.time, os.urandom).new()}.seg").write_bytes(b"x" * 1000)
+    found = await finding("journal's leftovers", config)
+    assert found.status is Status.WARNING
+    assert found.mend.endswith(f"price-keeper replay {folder} --config config.yaml")
+    with locked(folder):
+        assert (await finding("journal's leftovers", config)).status is Status.SKIPPED
+        before = sorted(folder.iterdir())
+        assert "belongs to a sidecar" in (await finding("journal", config)).found
+        assert sorted(folder.iterdir()) == before
+    (folder / f"{Ulids(lambda: time.time() - 40 * 86_400, os.urandom).new()}.seg").write_bytes(b"x")
+    found = await finding("journal's leftovers", config)
+    assert (found.status, "--force" in found.mend) == (Status.TROUBLE, True)
+
+
+@pytest.mark.parametrize(("limit", "status"), [("LITTLE_ROOM", Status.WARNING), ("NO_ROOM", Status.TROUBLE)])
+async def test_a_disk_that_is_nearly_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: Status
+) -> None:
+    monkeypatch.setattr(journal, limit, 2**60)
+    found = await finding("journal's room", configured(tmp_path))
+    assert (found.status, "journal.dir" in found.mend) == (status, True)
+
+
+# Ports and the certificate.
+
+
+async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = Address("127.0.0.1", holder.getsockname()[1])
+    config = configured(tmp_path, listen={"data": taken, "health": Address("127.0.0.1", 0)})
+    assert (await finding("data port", config)).found.endswith("is free")
+    assert (await finding("health port", config)).found.endswith("any free one")
+    async with answering({}, status=200, body=b'{"status": "fine"}') as port:
+        config = configured(
+            tmp_path, listen={"control": Address("127.0.0.1", port), "data": Address("127.0.0.1", port)}
+        )
+        for name in ("control", "data"):
+            found = await finding(f"{name} port", config)
+            assert (found.status, "another program" in found.found) == (Status.TROUBLE, True)
+            assert f"sport = :{port}" in found.mend
+            assert f"listen.{name}" in found.mend
+    config = configured(tmp_path, listen={"data": Address("192.0.2.1", 8080)})
+    found = await finding("data port", config)
+    assert (found.status, "listen.data" in found.mend) == (Status.TROUBLE, True)
+
+
+@pytest.mark.parametrize(
+    ("days", "status", "words"),
+    [(0, Status.OK, "is good until"), (340, Status.WARNING, "is good until"), (400, Status.TROUBLE, "expired on")],
+)
+async def test_a_certificate_expires(tmp_path: Path, days: int, status: Status, words: str) -> None:
+    made = datetime.now(UTC) - timedelta(days=days)
+    _, certificate, key = local_authority(tmp_path / "tls", made.timestamp())
+    config = configured(tmp_path, listen={"tls": Tls(str(certificate), str(key))})
+    found = await finding("certificate", config)
+    assert (found.status, words in found.found) == (status, True)
+    assert (status is Status.OK) is (found.mend == "")
+
+
+async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
+    _, certificate, key = local_authority(tmp_path / "tls", time.time())
+    other = generate_private_key(SECP256R1())
+    key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    found = await finding("certificate", configured(tmp_path, listen={"tls": Tls(str(certificate), str(key))}))
+    assert (found.status, "listen.tls" in found.mend) == (Status.TROUBLE, True)
+
+
+# The rest of the machine.
+
+
+@pytest.mark.parametrize(("most", "status"), [(400, Status.WARNING), (260, Status.TROUBLE), (65_536, Status.OK)])
+async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: Status) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+    found = await finding("open files", configured(tmp_path))
+    assert (found.status, "LimitNOFILE" in found.mend) == (status, status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "words"),
+    [
+        ("https://127.0.0.1/hooks/sesame", Status.TROUBLE, "not public"),
+        ("https://localhost/hooks/sesame", Status.TROUBLE, "not public"),
+        ("https://nobody.invalid/hooks/sesame", Status.TROUBLE, "does not resolve"),
+        ("https://8.8.8.8/hooks/sesame", Status.OK, "nothing was sent"),
+    ],
+)
+async def test_a_webhook_goes_to_public_addresses(tmp_path: Path, url: str, status: Status, words: str) -> None:
+    config = configured(tmp_path, alerts={"webhook": Webhook(url, "HOOK")})
+    found = await finding("webhook", config, {"HOOK": SECRET})
+    assert (found.status, words in found.found) == (status, True)
+    assert "sesame" not in found.found + found.mend
+    found = await finding("webhook", config)
+    assert (found.status, "HOOK" in found.mend) == (Status.TROUBLE, True)

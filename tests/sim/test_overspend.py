@@ -1,0 +1,21 @@
+"""How far a fleet passes a soft quota stays within what is stated, whatever the load."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.effort import tries
+from tests.support.overspend import LOADS, QUOTA, Figures, Load, bound, measured
+
+
+@pytest.mark.parametrize("sidecars", [1, 8, 20])
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
+def test_overspend_stays_within_its_bound(load: Load, sidecars: int) -> None:
+    for seed in range(tries(1)):
+        outcome = measured(load, sidecars, seed)
+        assert QUOTA <= outcome.spent <= QUOTA + bound(outcome.figures)
+
+
+def test_the_bound_is_what_comes_until_all_know_and_what_was_under_way() -> None:
+    figures = Figures(burn=0.5, flush=15, refresh=60, totals=0, in_flight=2, step=300)
+    assert bound(figures) == 0.5 * (15 + 60 + 300) + 2

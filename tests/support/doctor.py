@@ -1,0 +1,85 @@
+"""A patient for the doctor, and servers that have something to be found."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from proxy.clock import Clock, SystemClock
+from proxy.config import Config
+from proxy.config.keys import parse
+from proxy.doctor.findings import Finding, carried_out
+from proxy.doctor.patient import Patient
+from proxy.doctor.table import checks_of
+
+CONFIG = """
+labels:
+  economy: {model: amazon.nova-lite-v1:0, format: nova, prices_usd_per_1m: {input: 0.06, output: 0.24}}
+"""
+
+
+def configured(folder: Path, **sections: Mapping[str, Any]) -> Config:
+    """Simulated and on SQLite, with everything in the folder, but for what the sections say."""
+    config = parse(CONFIG, "config.yaml", {})
+    usual: dict[str, Mapping[str, Any]] = {
+        "upstream": {"endpoint": "simulated"},
+        "store": {"path": str(folder / "data" / "price-keeper.db")},
+        "journal": {"dir": str(folder / "data" / "journal")},
+    }
+    merged = {name: {**usual.get(name, {}), **sections.get(name, {})} for name in usual.keys() | sections.keys()}
+    changed = {name: dataclasses.replace(getattr(config, name), **keys) for name, keys in merged.items()}
+    return dataclasses.replace(config, **changed)
+
+
+def store_path(config: Config) -> Path:
+    return Path(config.store.path)
+
+
+def journal_of(config: Config) -> Path:
+    folder = Path(config.journal.dir)
+    folder.mkdir(parents=True)
+    return folder
+
+
+async def findings(
+    config: Config, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None, only: str = ""
+) -> dict[str, Finding]:
+    patient = Patient(config, environ or {}, clock or SystemClock(), " --config config.yaml")
+    try:
+        checks = [check for check in checks_of(patient) if only in check.name]
+        assert checks, only
+        return dict(await carried_out(checks, patient))
+    finally:
+        await patient.close()
+
+
+async def finding(
+    name: str, config: Config, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None
+) -> Finding:
+    return (await findings(config, environ, clock=clock, only=name))[name]
+
+
+@asynccontextmanager
+async def answering(
+    headers: Mapping[str, str], status: int = 404, body: bytes = b"{}", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """A server that answers everything alike, or, with a status of 0, nothing; its port."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 {status} Planned\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            if status:
+                writer.write(head + body)
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        yield server.sockets[0].getsockname()[1]

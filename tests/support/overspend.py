@@ -1,0 +1,225 @@
+"""How far a fleet in simulated time passes a soft quota under a load, and how far it may at most."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from proxy.errors import Refusal
+from proxy.model import Caller
+from proxy.recording.expected import Expected
+from proxy.selection.spent import NEVER
+from proxy.stores import schema
+from proxy.stores.contract import Update
+from tests.support.clock import ManualClock, settle
+from tests.support.simulation import USD, Process, SkewedClock, World, simulated
+
+QUOTA = 100.0  # USD, of the label that is asked for
+HOUR = 3600.0
+CALL_SECONDS = 5.0  # from its beginning to its end
+MEAN_COST = 0.02  # USD of a call; its length is as good as random, and what it is expected to cost a moving mean
+TOKEN = 10**6  # pico-dollars of one token of an answer
+STEADY = QUOTA / HOUR  # USD in a second: the quota is reached in an hour
+WATCHED_AFTER = 150.0  # seconds without a call on the label that is spent: then all know
+LONGEST = 3 * HOUR
+ORG = "550e8400-e29b-41d4-a716-446655440000"
+CALLER = Caller(ORG, "web", "client")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run or one fleet: money in USD, time in seconds."""
+
+    burn: float  # what all sidecars together spend in a second, at the highest mean of so long a time
+    flush: float  # until what is recorded is in the store, at most
+    refresh: float  # from one look at the store to when a call waits for the next, at most
+    totals: float  # the age of the totals that were read instead of shards
+    in_flight: float  # what the calls under way cost when the quota was reached
+    step: float = 0.0  # the interval that was in force from before the load grew at once
+
+    @property
+    def delay(self) -> float:
+        return self.flush + self.refresh + self.totals + self.step
+
+
+def bound(figures: Figures) -> float:
+    """USD by which a soft quota may be passed: all that is begun until the last sidecar knows, and what was under way.
+
+    Spend that crosses the quota is in the store after a flush. Each sidecar looks at the store at least once in each of
+    its intervals, and what it reads is complete but for the age of a total. An interval was chosen for the burn rate of
+    its time, so after a step the old one has to pass first.
+    """
+    return figures.burn * figures.delay + figures.in_flight
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much faster than steady it is at a time, and its steps; `warm` is as if that share had been spent before."""
+
+    name: str
+    factor: Callable[[float], float]
+    step_at: float | None = None
+    spent_before: float = 0.0
+
+
+IDLE_SECONDS = 900.0
+STARTS_SECONDS = 300.0  # in which the sidecars of a fleet start
+LOADS = (
+    Load("steady", lambda _: 1.0),
+    Load("bursty", lambda at: 6.0 if at % 60 < 10 else 0.0),
+    Load("step", lambda at: 20.0 if at >= IDLE_SECONDS else 0.0, step_at=IDLE_SECONDS, spent_before=0.5),
+)
+
+
+@dataclass
+class Outcome:
+    spent: float
+    figures: Figures
+
+    @property
+    def overspend(self) -> float:
+        return max(0.0, self.spent - QUOTA)
+
+
+@dataclass
+class _Run:
+    load: Load
+    clock: ManualClock
+    fleet: list[Process]
+    chance: random.Random
+    expected: Expected = field(default_factory=Expected)
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
+    spent: float = 0.0
+    under_way: float = 0.0  # on the label whose quota counts
+    begun: list[tuple[float, float]] = field(default_factory=list)  # when, and what it cost, on whatever label
+    reached: float | None = None
+    in_flight: float = 0.0
+    flush: float = 0.0
+    last_served: float = 0.0
+    intervals: dict[tuple[int, float], float] = field(default_factory=dict)  # by sidecar, and since when
+
+    def __post_init__(self) -> None:
+        self.began = self.clock.monotonic()
+
+    @property
+    def at(self) -> float:
+        return self.clock.monotonic() - self.began
+
+    async def call(self, process: Process, tokens: int) -> None:
+        usd, label = tokens * TOKEN / USD, "premium"
+        self.begun.append((self.at, usd))
+        try:
+            call = await process.begin(CALLER, label, self.expected.pico or self.expected.output * TOKEN)
+        except Refusal:
+            return
+        is_counted = call.label == label
+        if is_counted:
+            self.under_way, self.last_served = self.under_way + usd, self.at
+        await self.clock.sleep(CALL_SECONDS)
+        process.end(call, tokens * TOKEN)
+        self.expected.learn(tokens, tokens * TOKEN)
+        if is_counted:
+            self.under_way, self.spent = self.under_way - usd, self.spent + usd
+            if self.spent >= QUOTA and self.reached is None:
+                self._is_reached()
+
+    def _is_reached(self) -> None:
+        self.reached, self.in_flight = self.at, self.under_way
+        self.flush = max(process.recorder._pace.seconds for process in self.fleet)
+
+    def watch(self) -> None:
+        """Which intervals are in force; before the quota is reached, the last ones count."""
+        if self.reached is None:
+            self.intervals.clear()
+        for number, process in enumerate(self.fleet):
+            for watch in process.standings._watches.values():
+                standing, since = watch.standing, watch.looked_at - self.began
+                if standing.active or standing.spent("premium").known >= QUOTA * USD:
+                    continue  # it knows
+                if since > -NEVER and (self.reached is None or since <= self.reached + self.flush):
+                    self.intervals[number, since] = watch.old - watch.looked_at
+
+    async def go(self) -> None:
+        while self.at < LONGEST and not self._is_over():
+            factor = self.load.factor(self.at)
+            if not factor:
+                await self.clock.advance(1.0)
+                continue
+            rate = factor * STEADY / MEAN_COST
+            await self.clock.advance(self.chance.expovariate(rate))
+            tokens = round(self.chance.lognormvariate(-0.32, 0.8) * MEAN_COST * USD / TOKEN) + 1
+            self.calls.add(asyncio.get_running_loop().create_task(self.call(self.chance.choice(self.fleet), tokens)))
+            self.watch()
+        await self.clock.advance(2 * CALL_SECONDS)
+        await asyncio.gather(*self.calls)
+
+    def _is_over(self) -> bool:
+        return self.reached is not None and self.at - max(self.reached, self.last_served) > WATCHED_AFTER
+
+    async def warm_up(self) -> None:
+        """The sidecars did not start all at once; and what was spent before was one sidecar's."""
+        for process in self.fleet:
+            process.end(await process.begin(CALLER, "premium", 0), 0)
+            await self.clock.advance(STARTS_SECONDS / len(self.fleet))
+        if self.load.spent_before:
+            process = self.fleet[0]
+            call = await process.begin(CALLER, "premium", 0)
+            process.end(call, round(self.load.spent_before * QUOTA * USD))
+            self.spent = self.load.spent_before * QUOTA
+        self.began = self.clock.monotonic()
+
+    async def trickle(self) -> None:
+        """So that each knows the scope all the time."""
+        while self.load.step_at is not None and self.at < self.load.step_at:
+            for process in self.fleet:
+                process.end(await process.begin(CALLER, "premium", 0), 1)
+            await self.clock.sleep(self.chance.uniform(20, 40))
+
+    def figures(self) -> Figures:
+        reached, step_at = self.reached or 0.0, self.load.step_at or 0.0
+        refresh = max((wait for (_, since), wait in self.intervals.items() if since >= step_at), default=0.0)
+        step = max((wait for (_, since), wait in self.intervals.items() if since < step_at), default=0.0)
+        ages = [age for process in self.fleet for at, age in process.lines["look"].ages if at >= self.began + reached]
+        found = Figures(0.0, self.flush, refresh, max(ages, default=0.0), self.in_flight, step)
+        return Figures(self._burn(found.delay), found.flush, found.refresh, found.totals, found.in_flight, found.step)
+
+    def _burn(self, seconds: float) -> float:
+        """The highest mean over any time as long, or over all of a run that was shorter."""
+        most = so_far = 0.0
+        first = 0
+        for at, usd in self.begun:
+            so_far += usd
+            while self.begun[first][0] < at - seconds:
+                so_far -= self.begun[first][1]
+                first += 1
+            most = max(most, so_far)
+        return most / min(seconds, self.at - self.begun[0][0])
+
+
+def measured(load: Load, sidecars: int, seed: int = 1) -> Outcome:
+    clock, chance = ManualClock(), random.Random(seed)
+    with simulated(clock) as (loop, folder):
+        world = World(clock, folder)
+        fleet = [Process(world, f"s{number}", SkewedClock(clock, chance.uniform(-2, 2))) for number in range(sidecars)]
+        return loop.run_until_complete(_measured(world, load, fleet, chance))
+
+
+async def _measured(world: World, load: Load, fleet: list[Process], chance: random.Random) -> Outcome:
+    quotas = {"premium": round(QUOTA * 10**6), "standard": 10**12}
+    await world.store.update(
+        Update(schema.org_config(ORG), set={"model_ordering": list(quotas), "quotas": dict(quotas), "version": 1})
+    )
+    for process in fleet:
+        process.start()
+        process.keep_going()
+    run = _Run(load, world.clock, fleet, chance)
+    await run.warm_up()
+    trickle = asyncio.get_running_loop().create_task(run.trickle())
+    await run.go()
+    await trickle
+    for process in fleet:
+        process.stop()
+    await settle()
+    return Outcome(run.spent, run.figures())

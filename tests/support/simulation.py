@@ -1,0 +1,383 @@
+"""A fleet of sidecars and one store in simulated time, with all that goes wrong between them, and the truth beside it.
+
+Recorder, standings and aggregator are the real ones. Each has a line of its own to the store, on which answers are lost
+or come late. Threads are run at once and timeouts go by the simulated clock, so a run depends on nothing but its rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter as Sums
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from unittest import mock
+
+from proxy.config import Config
+from proxy.errors import StoreError, StoreUnavailable
+from proxy.model import Caller
+from proxy.recording.aggregator import STAMP, Aggregator
+from proxy.recording.composed import AGGREGATE_JITTER
+from proxy.recording.entries import PICO_PER_MICRO, Account, Counts, Intent, Receipt
+from proxy.recording.flush import COST, pico_of
+from proxy.recording.journal import Journal
+from proxy.recording.leftovers import recover
+from proxy.recording.pace import Pace
+from proxy.recording.recorder import Recorder
+from proxy.recording.sender import Sender
+from proxy.recording.ulid import Ulids
+from proxy.selection import sticky
+from proxy.selection.spent import MARGIN_SECONDS, Spent
+from proxy.selection.standings import Payer, Standings
+from proxy.stores.contract import Item, Key, Put, Store, Update, Write
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock, settle
+from tests.support.memory_store import MemoryStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+USD = 10**12  # in pico
+MOST_STEPS = 100  # of time, that anything takes
+SHARDS, TOTALS, STICKY = "usage-agg-sharded", "daily-total", "sticky-state"
+
+
+class Name(NamedTuple):
+    """Of a counter, however many shards it has."""
+
+    scope: str
+    label: str
+    period: str
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: ManualClock) -> None:
+        self._simulated = clock
+        super().__init__()
+
+    def time(self) -> float:
+        return self._simulated.monotonic()
+
+
+async def _at_once(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    return work(*arguments, **named)
+
+
+@contextmanager
+def simulated(clock: ManualClock) -> Iterator[tuple[SimulatedLoop, Path]]:
+    """A loop, and a folder for journals, in memory where there is such a place. Nothing waits for a disk."""
+    in_memory = Path("/dev/shm")
+    loop = SimulatedLoop(clock)
+    with (
+        tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as folder,
+        mock.patch("asyncio.to_thread", _at_once),
+        mock.patch("os.fsync", return_value=None),
+    ):
+        try:
+            yield loop, Path(folder)
+        finally:
+            loop.close()
+
+
+@dataclass
+class SkewedClock:
+    """A wall clock that is a little wrong."""
+
+    true: ManualClock
+    skew: float = 0.0
+
+    def now(self) -> float:
+        return self.true.now() + self.skew
+
+    def monotonic(self) -> float:
+        return self.true.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await self.true.sleep(seconds)
+
+
+class World:
+    """The store, and what was really written to it and when."""
+
+    def __init__(self, clock: ManualClock, folder: Path) -> None:
+        self.clock = clock
+        self.folder = folder
+        self.store = MemoryStore()
+        self.applied: list[tuple[str, Name, int]] = []  # by whom, to what, how much
+        self.recorded: Sums[tuple[str, Name]] = Sums()  # all that ever was, by whom
+        self.totals: dict[tuple[Key, float], int] = {}  # by stamp: how much of `applied` it holds
+        self.history: dict[Key, list[Item]] = {}  # of totals
+        self.violations: list[str] = []
+        self.chance = count(1)
+
+    def flushed(self, name: Name, until: int | None = None, owner: str | None = None) -> int:
+        return sum(pico for who, what, pico in self.applied[:until] if what == name and owner in (None, who))
+
+    def truth(self, name: Name) -> int:
+        return sum(pico for (_, what), pico in self.recorded.items() if what == name)
+
+    def note(self, owner: str, writes: Sequence[Write]) -> None:
+        for write in writes:
+            if isinstance(write, Update) and write.key.table == SHARDS:
+                self.applied.append((owner, name_of(write.key), pico_of(write.add[COST])))
+
+
+def name_of(key: Key) -> Name:
+    scope, _, rest = key.pk.partition("#LABEL#")
+    return Name(scope, rest.partition("#SH#")[0], key.sk)
+
+
+class Line:
+    """One component's way to the store."""
+
+    def __init__(self, world: World, owner: str, clock: SkewedClock) -> None:
+        self._world = world
+        self._store = world.store
+        self._owner = owner
+        self._clock = clock
+        self.is_away = False
+        self.loses_answers = False
+        self.next_fault = ""  # "away" or "lost", of the next thing that is asked
+        self.is_behind = False  # reads that need not be consistent are not
+        self.held: asyncio.Event | None = None
+        self.holds_before = False
+        self._passing = 0  # how many are let through before that
+        self.read: dict[Name, int] = {}  # how much of what was applied, when it last read the shards
+        self.known: dict[Name, dict[float, int]] = {}  # the same, by as of when it reads
+        self.ages: list[tuple[float, float]] = []  # when totals were read, and how old they were
+        self._quotas: Any = {}  # micro-USD, as last read
+
+    def hold(self, is_before: bool, passing: int) -> None:
+        """What is asked after so many more is not carried out, or not answered, until it is let go."""
+        self.held, self.holds_before, self._passing = asyncio.Event(), is_before, passing
+
+    def let_go(self) -> None:
+        if self.held is not None:
+            self.held.set()
+        self.held = None
+
+    async def _way(self, is_before: bool) -> None:
+        if self.held is not None and self.holds_before is is_before:
+            self._passing -= 1
+            if self._passing < 0:
+                await self.held.wait()
+        if is_before and (self.is_away or self._meets("away")):
+            raise StoreUnavailable("away")
+        if not is_before and (self.loses_answers or self._meets("lost")):
+            raise StoreUnavailable("the answer was lost", maybe_applied=True)
+
+    def _meets(self, fault: str) -> bool:
+        if self.next_fault != fault:
+            return False
+        self.next_fault = ""
+        return True
+
+    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self._way(True)
+        except BaseException:
+            work.close()
+            raise
+        found = await work
+        await self._way(False)
+        return found
+
+    async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
+        return await self._asked(self._store.get(key))
+
+    async def query(self, query: Any) -> Any:
+        return await self._asked(self._store.query(query))
+
+    async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
+        return await self._asked(self._noted_reading(keys, self._clock.now(), consistent))
+
+    async def _noted_reading(self, keys: Sequence[Key], began: float, consistent: bool) -> list[Item | None]:
+        found = await self._store.get_many(keys)
+        for number, key in enumerate(keys):
+            if key.table == SHARDS:
+                assert consistent
+                name, held = name_of(key), len(self._world.applied)
+                self.read[name] = held
+                self.known.setdefault(name, {})[began + MARGIN_SECONDS] = held
+            elif key.table == TOTALS:
+                found[number] = self._read_total(key)
+            elif key.sk == "CONFIG":
+                self._quotas = cast(Item, found[number])["quotas"]
+        return found
+
+    def _read_total(self, key: Key) -> Item | None:
+        history = self._world.history.get(key)
+        if not history:
+            return None
+        item = history[len(history) // 2 if self.is_behind else -1]
+        stamp = float(cast(Decimal, item[STAMP]))
+        self.known.setdefault(name_of(key), {})[stamp] = self._world.totals[key, stamp]
+        self.ages.append((self._clock.monotonic(), self._clock.now() - stamp))
+        return item
+
+    async def put(self, put: Put) -> None:
+        await self._asked(self._noted_put(put))
+
+    async def _noted_put(self, put: Put) -> None:
+        await self._store.put(put)
+        if put.key.table == TOTALS:
+            stamp = float(cast(Decimal, put.item[STAMP]))
+            before = self._world.totals.get((put.key, stamp))
+            held = self.read[name_of(put.key)]
+            self._world.totals[put.key, stamp] = held if before is None else min(before, held)
+            self._world.history.setdefault(put.key, []).append(put.item)
+
+    async def update(self, update: Update) -> Item:
+        return await self._asked(self._checked_update(update))
+
+    async def _checked_update(self, update: Update) -> Item:
+        """The active label never goes back, but by a new ordering, and moves on only when it is really spent."""
+        before = self._store.items.get(update.key) or {}
+        after = await self._store.update(update)
+        if update.key.table == STICKY and sticky.LABEL in before:
+            was, now = ((cast(int, item[sticky.VERSION]), cast(int, item[sticky.INDEX])) for item in (before, after))
+            if now <= was:
+                self._world.violations.append(f"the active label goes from {was} to {now}")
+        if update.key.table == STICKY:
+            left = str(after["previous_model_label"])
+            truth = self._world.truth(Name(update.key.pk, left, update.key.sk))
+            if truth < self._quotas[left] * PICO_PER_MICRO:
+                self._world.violations.append(f"{left} is left when {truth} is spent")
+        return after
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        await self._asked(self._noted_transaction(writes))
+
+    async def _noted_transaction(self, writes: Sequence[Write]) -> None:
+        await self._store.transact(writes)
+        self._world.note(self._owner, writes)
+
+
+@dataclass
+class Call:
+    account: Account
+    number: int
+    expected: int
+    label: str
+
+
+@dataclass
+class Process:
+    """A sidecar in one of its lives."""
+
+    world: World
+    name: str
+    clock: SkewedClock
+    config: Config = field(default_factory=Config.development)
+    lives: int = 0
+    open: list[Call] = field(default_factory=list)
+
+    def start(self) -> None:
+        folder = self.world.folder / self.name
+        folder.mkdir(exist_ok=True)
+        left = recover(folder)
+        self.lines = {role: Line(self.world, self.name, self.clock) for role in ("flush", "look", "total")}
+        flush, look, total = (cast(Store, line) for line in self.lines.values())
+        ulids = Ulids(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), left.newest)
+        self.journal = Journal(folder, ulids)
+        self.recorder = Recorder(
+            self.journal,
+            left.sealed,
+            Sender(flush, self.clock),
+            self.clock,
+            Pace(self.config.journal.flush_interval_secs, self.config.journal.flush_interval_max_secs),
+            max_unflushed_pico=10**6 * USD,
+        )
+        self.tasks = Tasks(self.clock)
+        self.standings = Standings(self.config, look, self.recorder, self.clock, self.tasks)
+        self.aggregator = Aggregator(total, self.clock, self.config.aggregator.interval_secs)
+        self.work: list[asyncio.Task[Any]] = []
+
+    def stop(self) -> None:
+        """At once. Nothing that was under way goes on; the system keeps what is in the journal."""
+        for task in (*self.work, *self.tasks._short, *self.tasks._running):
+            task.cancel()
+        self.journal._segment.close()
+
+    def die(self) -> None:
+        self.stop()
+        for call in self.open:
+            self._count(call, call.expected)
+        self.open.clear()
+
+    async def payer(self, caller: Caller) -> Payer:
+        return self.standings.known(caller) or await self.standings.learned(caller)
+
+    async def begin(self, caller: Caller, label: str, expected: int) -> Call:
+        """Raises Refusal and InvalidRequest."""
+        standing = (payer := await self.payer(caller)).standing
+        serving = standing.decide(label, False).label
+        quota = standing.plan.quotas.get(serving)
+        assert quota is None or standing.spent(serving).taken < quota
+        account = payer.account(serving)
+        number = self.journal.intend(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
+        call = Call(account, number, expected, serving)
+        self.open.append(call)
+        return call
+
+    def end(self, call: Call, pico: int) -> None:
+        self.open.remove(call)
+        self.journal.record(call.number, Receipt(Counts(1, 0, 1, 1, pico=pico)) if pico else None)
+        self._count(call, pico)
+
+    def _count(self, call: Call, pico: int) -> None:
+        for counter in call.account.counters:
+            self.world.recorded[self.name, Name(*counter[:3])] += pico
+
+    async def add_up(self) -> None:
+        with suppress(StoreError):
+            await self.aggregator.run()
+
+    def spent(self) -> Iterator[tuple[Name, Spent]]:
+        """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
+        for standing in {id(payer.standing): payer.standing for payer, _ in self.standings._payers.values()}.values():
+            for label, spent in standing._spent.items():
+                yield Name(standing.scope.key, label, standing.span.key), spent
+
+    def least(self, name: Name, spent: Spent) -> int:
+        """What it must at least know of: all that it read, and all its own that was not in there."""
+        read = self.lines["look"].known.get(name, {}).get(spent._as_of)
+        if read is None:
+            return sum(pico for counter, pico in self.recorder.unflushed().items() if counter[:3] == name)
+        world = self.world
+        own = world.recorded[self.name, name] - world.flushed(name, read, self.name)
+        return world.flushed(name, read) + own
+
+    def check(self) -> None:
+        assert self.world.violations == []
+        for name, spent in self.spent():
+            assert spent.known >= self.least(name, spent) >= 0
+            under_way = [call.expected for call in self.open if spent in call.account.budgets]
+            assert spent.in_flight == sum(under_way)
+
+    def keep_going(self) -> None:
+        """As a sidecar does by itself."""
+        self.tasks.start("flush timer", self.recorder.keep_time)
+        self.tasks.start("flush", self.recorder.keep_flushing)
+        self.tasks.every("totals", self.config.aggregator.interval_secs, self.add_up, jitter=AGGREGATE_JITTER)
+
+
+async def in_time(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
+    """While time passes, as far as the work takes it. The work itself must not wait for all to be settled."""
+    task = asyncio.get_running_loop().create_task(work)
+    await settle()
+    for _ in range(MOST_STEPS):
+        if task.done():
+            break
+        await clock.advance(0.5)
+    else:
+        task.cancel()
+    try:
+        return await task
+    finally:
+        await settle()
