@@ -17,7 +17,8 @@ import orjson
 from proxy.forwarding.eventstream import Frame, FrameWatcher
 from proxy.metering import bodies, usual
 from proxy.metering.guardrails import added, estimated
-from proxy.metering.reading import EVENT_STREAM, MOST_BYTES, SERVER_SENT_EVENTS, Reader
+from proxy.metering.kept import Kept
+from proxy.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, Reader
 from proxy.metering.usage import Usage
 
 LARGEST_PIECE = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
@@ -80,24 +81,11 @@ def _trace_in(kind: bytes) -> _Trace:
     return _Lines() if kind.startswith(SERVER_SENT_EVENTS) else _Whole()
 
 
-class _Whole:
-    __slots__ = ("_parts", "_size")
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size <= MOST_BYTES:
-            self._parts.append(data)
-        else:
-            self._parts.clear()
+class _Whole(Kept):
+    __slots__ = ()
 
     def units(self) -> Mapping[str, int]:
-        if self._size > MOST_BYTES:
-            return {}
-        answer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        answer = self.whole()
         return added(_told(usual.traced(answer))) if _METRICS_PLAIN in answer else {}
 
 

@@ -12,6 +12,7 @@ from proxy.exchange import Header
 from proxy.forwarding.eventstream import FrameWatcher
 from proxy.forwarding.model_path import Operation
 from proxy.metering import bodies, usual
+from proxy.metering.kept import Kept
 from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
 from proxy.metering.usage import Usage
 
@@ -19,10 +20,8 @@ JSON = b"application/json"
 EVENT_STREAM = b"application/vnd.amazon.eventstream"
 SERVER_SENT_EVENTS = b"text/event-stream"
 
-# Of an answer in one piece. A longer one, such as a film, is known by its headers or estimated. Every other call waits
-# while it is read: to pick the members that tell of usage takes 35 ms of that much at worst. One that they cannot be
-# picked from, as it is no sound JSON, is read as a whole only where that does not take longer.
-MOST_BYTES = 16 * 1024 * 1024
+# Every other call waits while an answer in one piece is read: to pick the members that tell of usage takes 35 ms of the
+# longest at worst. One that they cannot be picked from is parsed whole, up to this.
 MOST_BYTES_PARSED = 1024 * 1024
 BYTES_A_TOKEN = 4  # of text, in the mean; where nothing better is known
 TOKENS_AN_IMAGE = 1500  # about what models count that sell images by the token
@@ -77,28 +76,17 @@ _MEANINGS: Mapping[Operation, Meaning] = {
 }
 
 
-class _Whole:
-    """Kept until its end, and then read."""
-
-    __slots__ = ("_meaning", "_parts", "_size", "_usual")
+class _Whole(Kept):
+    __slots__ = ("_meaning", "_usual")
 
     def __init__(self, meaning: Meaning, usual: Callable[[bytes], Usage | None] | None = None) -> None:
         """`usual` is asked first: it is quick, and may know nothing."""
+        super().__init__()
         self._meaning = meaning
         self._usual = usual
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size <= MOST_BYTES:
-            self._parts.append(data)
-        else:
-            self._parts.clear()
 
     def usage(self) -> Usage | None:
-        parts = self._parts
-        answer = parts[0] if len(parts) == 1 else b"".join(parts)
+        answer = self.whole()
         if self._usual is not None and (told := self._usual(answer)) is not None:
             return told
         document = usual.telling(answer)
@@ -108,10 +96,10 @@ class _Whole:
         return self.usage()
 
     def estimate_output(self) -> int | None:
-        if self._size > MOST_BYTES:
+        if self.is_too_large:
             return None  # of so much most is no text
-        images = _IMAGE.findall(b"".join(self._parts))
-        return (self._size - sum(map(len, images))) // BYTES_A_TOKEN + TOKENS_AN_IMAGE * len(images)
+        images = _IMAGE.findall(self.whole())
+        return (self.size - sum(map(len, images))) // BYTES_A_TOKEN + TOKENS_AN_IMAGE * len(images)
 
     @property
     def has_failed(self) -> bool:

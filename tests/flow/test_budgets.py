@@ -142,12 +142,22 @@ async def test_in_shadow_the_answer_tells_what_would_have_served(tmp_path: Path)
         assert headers["x-price-keeper-shadow-label"] == "standard"
 
 
-async def test_guardrails_are_paid_from_a_quota_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("micros", "why"),
+    [
+        ({"premium": 10**8, "guardrails": 0}, "guardrails 0 of 0 USD"),
+        ({"premium": 10**8}, "guardrails is not among the labels that"),
+    ],
+)
+async def test_guardrails_are_paid_from_a_quota_of_their_own(
+    tmp_path: Path, micros: dict[str, Value], why: str
+) -> None:
+    """Without one, a budget could be passed by through them."""
     prices = Guardrails(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
     async with data_port(tmp_path, guardrails=prices) as port:
-        await configured(port, **quotas(premium=100) | {"quotas": {"premium": 10**8, "guardrails": 0}})
+        await configured(port, model_ordering=["premium"], quotas=micros)
         client = port.client()
-        with pytest.raises(ClientError, match="guardrails 0 of 0 USD"):
+        with pytest.raises(ClientError, match=why):
             await asyncio.to_thread(
                 client.apply_guardrail,
                 guardrailIdentifier="g",
@@ -178,19 +188,3 @@ async def test_a_day_of_a_real_zone_ends_when_it_says(tmp_path: Path) -> None:
         clock.set(datetime(2026, 11, 1, 4, 0, 1, tzinfo=UTC).timestamp())
         with pytest.raises(ClientError, match="2026-11-02T00:00:00-05:00"):
             await asyncio.to_thread(served, port)
-
-
-async def test_a_budget_cannot_be_passed_by_through_guardrails(tmp_path: Path) -> None:
-    prices = Guardrails(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
-    async with data_port(tmp_path, guardrails=prices) as port:
-        await configured(port, **quotas(premium=100))
-        client = port.client()
-        with pytest.raises(ClientError, match="guardrails is not among the labels that"):
-            await asyncio.to_thread(
-                client.apply_guardrail,
-                guardrailIdentifier="g",
-                guardrailVersion="1",
-                source="INPUT",
-                content=[{"text": {"text": "hello"}}],
-            )
-        client.close()

@@ -8,7 +8,8 @@ from base64 import b64encode
 import pytest
 
 from proxy.forwarding.model_path import Operation
-from proxy.metering.reading import BYTES_A_TOKEN, MOST_BYTES, TOKENS_AN_IMAGE, reader_of
+from proxy.metering.kept import MOST_BYTES
+from proxy.metering.reading import BYTES_A_TOKEN, TOKENS_AN_IMAGE, reader_of
 
 IMAGE = b64encode(bytes(range(256)) * 4096).decode()
 TEXT = "not a word of this is an image, or a sound. " * 100
