@@ -12,12 +12,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar
 
 from proxy import dataplane
 from proxy.alerts.composed import add_to as add_alerts
 from proxy.alerts.composed import opened_alerts
 from proxy.auth.clients import Clients
+from proxy.auth.container import ContainerCredentials, HandsOut
+from proxy.auth.control_service import control_service
+from proxy.auth.failures import WrongSecrets
+from proxy.auth.relayed import RelayedCredentials
+from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
@@ -25,13 +30,17 @@ from proxy.config import Store as StoreConfig
 from proxy.control import api
 from proxy.control.composed import parts_of
 from proxy.control.health import Readiness
+from proxy.control.parts import Parts
 from proxy.control.probes import probes
 from proxy.control.serving import Control, listening
+from proxy.errors import ConfigError
+from proxy.forwarding.forwarder import Forwarder
 from proxy.metering.price_updates import add_to as add_prices
-from proxy.recording.composed import opened_recording
+from proxy.recording.composed import Recording, opened_recording
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface.listener import Listener
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
@@ -47,6 +56,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("proxy.app")
 
+# A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
+Role: TypeAlias = Literal["both", "sidecar", "control"]
 OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"
 
 
@@ -88,66 +99,156 @@ async def _purge(store: SqliteStore, clock: Clock) -> None:
 class Started:
     """What a process that has just started can tell: where it listens, and how to get a token from it."""
 
-    data: Address
+    data: Address | None  # a control service has no data port
     control: Address
     tokens: Tokens
     store: Store
 
 
-async def run(config: Config, environ: Mapping[str, str], on_started: OnStarted, clock: Clock | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What runs in every role."""
+
+    config: Config
+    environ: Mapping[str, str]
+    clock: Clock
+    tokens: Tokens
+    telemetry: Telemetry
+    tasks: Tasks
+    store: Store
+    recording: Recording
+    standings: Standings
+    revocation: Revocation
+    clients: Clients
+    wrong_secrets: WrongSecrets
+
+
+async def run(
+    config: Config,
+    environ: Mapping[str, str],
+    on_started: OnStarted,
+    clock: Clock | None = None,
+    role: Role = "both",
+) -> None:
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends."""
     clock = clock or SystemClock()
     stop = Stop()
     asyncio.get_running_loop().set_default_executor(Aside())
-    tokens = dataplane.tokens_of(config, environ, clock)
-    readiness = Readiness()
+    tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
+    if role == "control" and not tokens.can_mint:
+        raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
+    readiness, telemetry = Readiness(), Telemetry()
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
-        telemetry = Telemetry()
-        served = Control(api.routes(readiness, telemetry), clock.now)
-        control = await running.enter_async_context(listening(served, config.listen.control))
+        routes = probes(readiness, telemetry) if role == "sidecar" else api.routes(readiness, telemetry)
+        served = Control(routes, clock.now)
+        control = await running.enter_async_context(listening(served, config.listen.control, clock))
         if config.listen.health is not None:
             alone = Control(probes(readiness, telemetry), clock.now)
-            await running.enter_async_context(listening(alone, config.listen.health))
+            await running.enter_async_context(listening(alone, config.listen.health, clock))
         tasks = await running.enter_async_context(Tasks(clock))
         store = await running.enter_async_context(opened_store(config.store, clock, tasks))
-        bedrock = await _bedrock(config, environ, clock, tasks, running)
-        recording = await running.enter_async_context(opened_recording(config, store, clock))
-        tariffs = await dataplane.prices(config, store, clock, tasks)
-        forwarder = dataplane.forwarding(bedrock, clock, tasks)
-        alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
-        standings = Standings(config, store, recording.recorder, clock, tasks, alerts)
-        revocation = dataplane.revocation(config, store, clock, tasks)
-        clients = Clients(store, clock.now)
-        handler = dataplane.pipeline(
-            config,
-            store,
-            tokens,
-            revocation,
-            bedrock,
-            clock,
-            forwarder,
-            recording.recorder,
-            tariffs,
-            standings,
-            tasks,
-            clients,
-        )
-        listener, port = await dataplane.listening(handler, config, clock, tasks)
+        bedrock = None if role == "control" else await _bedrock(config, environ, clock, tasks, running)
+        core = await _core(config, environ, clock, tokens, telemetry, tasks, store, running)
+        data = None if bedrock is None else await _data_port(core, bedrock, await _handing_out(core, role, running))
         gc.freeze()  # what is here now stays; the collector need not look at it again
-        recording.start(config, tasks)
-        recording.add_to(telemetry)
-        standings.add_to(telemetry)
-        revocation.add_to(telemetry)
-        add_prices(telemetry, tariffs)
-        add_alerts(telemetry, alerts)
-        served.started(parts_of(config, environ, store, clock, standings, tokens, revocation, clients))
-        readiness.started({"store": store.probe, "journal": recording.recorder.check})
-        await on_started(Started(Address(config.listen.data.host, port), control, tokens, store))
+        core.recording.start(config, tasks)
+        if role != "sidecar":
+            served.started(_parts(core))
+        readiness.started({"store": store.probe, "journal": core.recording.recorder.check})
+        await on_started(Started(None if data is None else data.address, control, tokens, store))
         await stop.comes()
         readiness.stop()
         served.stop()
-        await listener.drain(DRAIN_SECONDS, forwarder.close)
-        await recording.finish()
+        if data is not None:
+            await data.listener.drain(DRAIN_SECONDS, data.forwarder.close)
+        await core.recording.finish()
+
+
+async def _core(
+    config: Config,
+    environ: Mapping[str, str],
+    clock: Clock,
+    tokens: Tokens,
+    telemetry: Telemetry,
+    tasks: Tasks,
+    store: Store,
+    running: AsyncExitStack,
+) -> _Core:
+    recording = await running.enter_async_context(opened_recording(config, store, clock))
+    alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
+    standings = Standings(config, store, recording.recorder, clock, tasks, alerts)
+    revocation = dataplane.revocation(config, store, clock, tasks)
+    recording.add_to(telemetry)
+    standings.add_to(telemetry)
+    revocation.add_to(telemetry)
+    add_alerts(telemetry, alerts)
+    return _Core(
+        config,
+        environ,
+        clock,
+        tokens,
+        telemetry,
+        tasks,
+        store,
+        recording,
+        standings,
+        revocation,
+        Clients(store, clock.now),
+        WrongSecrets(clock.monotonic),
+    )
+
+
+def _parts(core: _Core) -> Parts:
+    return parts_of(
+        core.config,
+        core.environ,
+        core.store,
+        core.clock,
+        core.standings,
+        core.tokens,
+        core.revocation,
+        core.clients,
+        wrong_secrets=core.wrong_secrets,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DataPort:
+    address: Address
+    listener: Listener
+    forwarder: Forwarder
+
+
+async def _data_port(core: _Core, bedrock: dataplane.Bedrock, credentials: HandsOut) -> _DataPort:
+    config, clock, tasks = core.config, core.clock, core.tasks
+    tariffs = await dataplane.prices(config, core.store, clock, tasks)
+    add_prices(core.telemetry, tariffs)
+    forwarder = dataplane.forwarding(bedrock, clock, tasks)
+    handler = dataplane.pipeline(
+        config,
+        core.store,
+        core.tokens,
+        core.revocation,
+        bedrock,
+        clock,
+        forwarder,
+        core.recording.recorder,
+        tariffs,
+        core.standings,
+        tasks,
+        credentials,
+    )
+    listener, port = await dataplane.listening(handler, config, clock, tasks)
+    return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
+
+
+async def _handing_out(core: _Core, role: Role, running: AsyncExitStack) -> HandsOut:
+    is_revoked = core.revocation.is_marked
+    if role != "sidecar":
+        return ContainerCredentials(core.clients, core.tokens, core.clock.now, is_revoked, core.wrong_secrets)
+    url = core.config.auth.control_url
+    ask = None if url is None else await running.enter_async_context(control_service(url))
+    return RelayedCredentials(ask, core.tokens, core.clock, is_revoked)
 
 
 async def _bedrock(

@@ -11,8 +11,40 @@ import zoneinfo
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from proxy.commands import app, audit, check_config, dev, doctor, keys, org, override, replay, run, spend, tables
+from proxy.commands import (
+    app,
+    audit,
+    check_config,
+    dev,
+    doctor,
+    keys,
+    org,
+    override,
+    replay,
+    rotate,
+    run,
+    spend,
+    tables,
+)
+from proxy.commands import token as token_command
 from proxy.errors import ConfigError, PriceKeeperError
+
+GROUPS = (
+    dev,
+    run,
+    check_config,
+    doctor,
+    tables,
+    org,
+    app,
+    override,
+    audit,
+    spend,
+    token_command,
+    rotate,
+    replay,
+    keys,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +86,7 @@ def _parser() -> ArgumentParser:
         prog="price-keeper", description="Keeps every org and app on Amazon Bedrock inside its budget."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (dev, run, check_config, doctor, tables, org, app, override, audit, spend, replay, keys):
+    for group in GROUPS:
         group.add_to(commands)
     return parser
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
 from proxy.auth.clients import Clients
-from proxy.auth.container import ContainerCredentials
+from proxy.auth.container import ContainerCredentials, HandsOut
 from proxy.auth.identify import Bound, ByToken, Identify
 from proxy.auth.keys import load_keys
 from proxy.auth.revocation import Revocation
@@ -83,9 +83,12 @@ def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks) -> Forwarder:
     return forwarder
 
 
-def tokens_of(config: Config, environ: Mapping[str, str], clock: Clock) -> Tokens:
+def tokens_of(config: Config, environ: Mapping[str, str], clock: Clock, *, mints: bool = True) -> Tokens:
     auth = config.auth
-    return Tokens(load_keys(auth.keys, environ), auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
+    keys = load_keys(auth.keys, environ)
+    if not mints:
+        keys = tuple(replace(key, signs_with=None) for key in keys)
+    return Tokens(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
 
 
 def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revocation:
@@ -114,7 +117,7 @@ def pipeline(
     tariffs: Tariffs,
     standings: Standings,
     tasks: Tasks,
-    clients: Clients | None = None,
+    credentials: HandsOut | None = None,
 ) -> Pipeline:
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
@@ -127,7 +130,8 @@ def pipeline(
         forwarder=forwarder,
         joining=joining,
         metering=Metering(config, recorder.journal, tariffs, clock),
-        credentials=ContainerCredentials(clients or Clients(store, clock.now), tokens, clock.now, revocation.is_marked),
+        credentials=credentials
+        or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_marked),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
     )

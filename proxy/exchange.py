@@ -11,7 +11,7 @@ Header: TypeAlias = "tuple[bytes, bytes]"
 class Request:
     """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
 
-    __slots__ = ("body", "headers", "method", "repeated", "target")
+    __slots__ = ("body", "headers", "method", "peer", "repeated", "target")
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
         self.method = method
@@ -19,6 +19,7 @@ class Request:
         self.headers = headers
         self.repeated = repeated
         self.body = b""
+        self.peer = ""  # the address it comes from, as far as that is known
 
 
 class Flow(Protocol):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-_APP_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_APP_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,64}")  # a client's program takes `.` and `..` out of paths
 _LABEL = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as a model id it stands in paths
 
 
@@ -37,7 +37,8 @@ class Scope:
         if not is_org_id(self.org):
             raise ValueError(f"an org id is a UUID in lower case, not {self.org!r}")
         if self.app is not None and not is_app_id(self.app):
-            raise ValueError(f"an app id is 1 to 64 of letters, digits, '.', '_' and '-', not {self.app!r}")
+            allowed = "1 to 64 of letters, digits, '.', '_' and '-', and neither '.' nor '..'"
+            raise ValueError(f"an app id is {allowed}, not {self.app!r}")
 
     @classmethod
     def of_key(cls, key: str) -> Scope:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from proxy.answers import answer_json, refuse
-from proxy.auth.container import ContainerCredentials
+from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
 from proxy.errors import OurFault, QuotaSpent, Refusal, UnknownOperation
 from proxy.exchange import Header, Request, Responder
@@ -64,7 +64,7 @@ class Pipeline:
         forwarder: Forwarder,
         joining: Joining,
         metering: Metering,
-        credentials: ContainerCredentials,
+        credentials: HandsOut,
         simulated_prefix: bytes | None,
         tells_who_calls: bool,
     ) -> None:

@@ -32,6 +32,7 @@ HASH = "client_secret_hash"
 PREVIOUS_HASH = "client_secret_previous_hash"
 CREATED = "client_secret_created_at_epoch"
 GRACE_ENDS = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous one is good as well
+GENERATION = "client_sessions_generation"  # how often all sessions so far were ended at once
 
 COMPARISONS = 2  # at once
 CLIENTS_WAITING = 64  # for a comparison, each with one secret; past this the answer would come too late
@@ -46,6 +47,8 @@ _CHECK_BYTES = 4
 _SECRET = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 random bytes in base64
 _BAD = "the client id or its secret is wrong"
 
+_LOOKS = 3  # at a client that is changed meanwhile
+
 V = TypeVar("V")
 
 
@@ -56,6 +59,7 @@ class _Kept:
     hashes: tuple[bytes, ...]
     grace_ends: float
     read_at: float
+    generation: int = 0
 
     def is_fresh(self, now: float) -> bool:
         return 0 <= now - self.read_at < HASH_SECONDS  # less than nothing when the clock was set back
@@ -97,6 +101,21 @@ class Clients:
         if not is_right:
             raise AccessDenied(_BAD)
         return scope
+
+    async def checked(self, client_id: str, secret: str) -> tuple[Scope, int]:
+        """As `check`, with the generation of the client's sessions. It was read together with the hash, so a session
+        begun by a secret that this process did not know to be over is of the generation that ended with it."""
+        for _ in range(_LOOKS):
+            scope = await self.check(client_id, secret)
+            kept = self._kept.get(scope)
+            if kept is not None:  # else it was forgotten this moment, since something about it was changed
+                return scope, kept.generation
+        raise Busy("the credentials of this client are changed all the time; try again", retry_after=2)
+
+    def is_known(self, client_id: str) -> bool:
+        """Whether the store has said that there is this client, however long ago."""
+        scope = scope_of_client(client_id)
+        return scope is not None and scope in self._kept
 
     def forget(self, scope: Scope) -> None:
         """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS."""
@@ -221,9 +240,16 @@ def _kept(item: Item, now: float) -> _Kept:
     newest, previous, ends = item.get(HASH), item.get(PREVIOUS_HASH), item.get(GRACE_ENDS)
     if not isinstance(newest, str):
         return _Kept((), 0.0, now)
+    generation = generation_of(item)
     if not isinstance(previous, str) or not isinstance(ends, (int, Decimal)):
-        return _Kept((newest.encode(),), 0.0, now)
-    return _Kept((newest.encode(), previous.encode()), float(ends), now)
+        return _Kept((newest.encode(),), 0.0, now, generation)
+    return _Kept((newest.encode(), previous.encode()), float(ends), now, generation)
+
+
+def generation_of(item: Item | None) -> int:
+    """Of a client's item. A session that was begun in an earlier one is over."""
+    found = (item or {}).get(GENERATION, 0)
+    return int(found) if isinstance(found, (int, Decimal)) else 0
 
 
 def _matches(secret: bytes, hashed: bytes) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from proxy.answers import answer_json
 from proxy.auth.clients import Clients
+from proxy.auth.failures import WrongSecrets
 from proxy.auth.identify import AUTHORIZATION
 from proxy.auth.tokens import Claims, Minted, Tokens
-from proxy.errors import AccessDenied
+from proxy.errors import AccessDenied, Busy
 from proxy.exchange import Header, Request, Responder
 from proxy.model import Scope
 
@@ -18,42 +20,72 @@ REMEMBERED = 10_000  # tokens handed out that have more than half their life bef
 # An SDK signs with these because it must; the signature proves nothing here, and the token everything.
 _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
+NO_KEY_SECONDS = 60  # before asking again; it takes another configuration
+_NO_KEY = "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
 _NOT_KEPT = (b"cache-control", b"no-store")
 
 
-class ContainerCredentials:
+class HandsOut(ABC):
+    """Credentials for a client's id and secret, whoever makes them."""
+
+    @abstractmethod
+    async def told(self, authorization: str) -> Mapping[str, str]:
+        """Raises AccessDenied, or what says that it cannot be told now."""
+
+    async def told_to(self, address: str, authorization: str) -> Mapping[str, str]:  # noqa: ARG002
+        """As `told`, to somebody at this address."""
+        return await self.told(authorization)
+
+    async def answer(self, request: Request, responder: Responder, more: tuple[Header, ...] = ()) -> None:
+        """As `told`."""
+        if AUTHORIZATION in request.repeated:
+            raise AccessDenied("a header that says who calls comes only once")
+        told = await self.told_to(request.peer, request.headers.get(AUTHORIZATION, b"").decode("latin-1"))
+        answer_json(responder, told, (_NOT_KEPT, *more))
+
+
+class ContainerCredentials(HandsOut):
     def __init__(
         self,
         clients: Clients,
         tokens: Tokens,
         now: Callable[[], float],
         is_revoked: Callable[[Claims], bool] = lambda _: False,
+        wrong: WrongSecrets | None = None,
     ) -> None:
-        """`is_revoked`: as far as that is known without asking anybody."""
+        """`is_revoked`: as far as that is known without asking anybody. `wrong` is shared by all who take secrets."""
+        self._wrong = wrong
         self._clients = clients
         self._tokens = tokens
         self._is_revoked = is_revoked
         self._now = now
         self._handed_out: dict[Scope, tuple[Minted, float]] = {}
 
-    async def answer(self, request: Request, responder: Responder, more: tuple[Header, ...] = ()) -> None:
-        """Raises AccessDenied, or what says that it cannot be told now."""
-        if AUTHORIZATION in request.repeated:
-            raise AccessDenied("a header that says who calls comes only once")
-        given = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
-        client_id, colon, secret = given.partition(":")
-        if not colon:
-            raise AccessDenied("the container authorization token is client_id:client_secret")
-        scope = await self._clients.check(client_id, secret)
+    async def told_to(self, address: str, authorization: str) -> Mapping[str, str]:
+        """Raises SlowDown for too many wrong ones."""
+        if self._wrong is None:
+            return await self.told(authorization)
+        client_id = authorization.partition(":")[0]
+        if not self._tokens.can_mint:
+            raise Busy(_NO_KEY, retry_after=NO_KEY_SECONDS)
+        if not self._clients.is_known(client_id):
+            self._wrong.demand_room(address)
+        try:
+            return await self.told(authorization)
+        except AccessDenied:
+            self._wrong.count(client_id, address)
+            raise
+
+    async def told(self, authorization: str) -> Mapping[str, str]:
+        scope = await self._clients.check(*shown(authorization))
         minted = self._token(scope)
         expiration = datetime.fromtimestamp(minted.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        credentials = {
+        return {
             "AccessKeyId": _ACCESS_KEY,
             "SecretAccessKey": _SECRET_KEY,
             "Token": minted.token,
             "Expiration": expiration,
         }
-        answer_json(responder, credentials, (_NOT_KEPT, *more))
 
     def _token(self, scope: Scope) -> Minted:
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""
@@ -66,3 +98,11 @@ class ContainerCredentials:
             self._handed_out.clear()
         self._handed_out[scope] = (minted, now + (minted.expires - now) / 2)
         return minted
+
+
+def shown(authorization: str) -> tuple[str, str]:
+    """A client's id and secret. Raises AccessDenied."""
+    client_id, colon, secret = authorization.partition(":")
+    if not colon:
+        raise AccessDenied("the container authorization token is client_id:client_secret")
+    return client_id, secret

@@ -1,7 +1,8 @@
 """How many wrong secrets are taken calmly: of each client, and from each address.
 
-Asked after a secret was found wrong, and never before: the right one is served whatever was tried before it, so nobody
-can lock out a client or those who share an address with him. What is refused is the answer to one more wrong one.
+Counted after a secret was found wrong: the right one of a client that this process knows is served whatever was tried
+before it, so nobody can lock out a client or those who share an address with him. What is refused is the answer to one
+more wrong one, and, from an address that has sent too many of them, to look up a client that is not known here.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import ipaddress
 from collections.abc import Callable, Hashable
 
 from proxy.errors import SlowDown
-from proxy.model import Scope, scope_of_client
+from proxy.model import scope_of_client
 
+ADMIN = "admin"  # the administrator among the clients, whose ids are longer
 REMEMBERED = 10_000  # clients, and as many addresses
 AT_ONCE = 10  # failures, as of a deployment with an old secret that starts all its processes
 SECONDS = 6.0  # after that, one more in so many seconds
@@ -27,11 +29,17 @@ class Failures:
         self._seconds = seconds
         self._empty_at: dict[Hashable, float] = {}
 
-    def count(self, key: Hashable) -> float:
-        """How long to wait for room in the bucket; 0 if there was some, and this failure has taken it."""
+    def wait(self, key: Hashable) -> float:
+        """How long until there is room for one more in the bucket; 0 if there is some."""
         now = self._now()
         empty_at = max(self._empty_at.get(key, 0.0), now) + self._seconds
-        wait = empty_at - now - self._at_once * self._seconds
+        return max(0.0, empty_at - now - self._at_once * self._seconds)
+
+    def count(self, key: Hashable) -> float:
+        """As `wait`; where that is 0, this failure has taken the room."""
+        now = self._now()
+        empty_at = max(self._empty_at.get(key, 0.0), now) + self._seconds
+        wait = self.wait(key)
         if wait > 0:
             return wait  # not counted: whoever keeps trying waits no longer for it
         if key not in self._empty_at and len(self._empty_at) >= REMEMBERED:
@@ -49,11 +57,36 @@ class WrongSecrets:
     def __init__(self, now: Callable[[], float]) -> None:
         self._of_clients = Failures(now)
         self._from_addresses = Failures(now)
+        self._unreadable = Failures(now)
 
-    def count(self, client_id: str, address: str) -> None:
-        """Raises SlowDown in the place of AccessDenied. Clients that do not exist are counted like any other."""
-        client: Scope | None = scope_of_client(client_id)  # of ids that nobody can have, all are one
-        wait = max(self._of_clients.count(client), self._from_addresses.count(network_of(address)))
+    def demand_room(self, address: str) -> None:
+        """Before the store is asked about a client nobody knows. Raises SlowDown after too many wrong ones from there.
+
+        Else each invented client would cost a read, for as long as somebody goes on inventing them.
+        """
+        wait = self._from_addresses.wait(network_of(address))
+        if wait > 0:
+            raise SlowDown("too many wrong secrets were sent", retry_after=wait)
+
+    def count_unreadable(self, address: str) -> None:
+        """What shows no secret at all. Apart from wrong ones, which may keep clients that are new here waiting.
+
+        Raises SlowDown.
+        """
+        wait = self._unreadable.count(network_of(address))
+        if wait > 0:
+            raise SlowDown("too many requests that cannot be served", retry_after=wait)
+
+    def count(self, client_id: str | None, address: str) -> None:
+        """Raises SlowDown in the place of AccessDenied. Clients that do not exist are counted like any other.
+
+        None is for what does not tell whose it would be, such as a token that is none.
+        """
+        wait = self._from_addresses.count(network_of(address))
+        if client_id is not None:
+            # Of ids that nobody can have, all are one.
+            client = ADMIN if client_id == ADMIN else scope_of_client(client_id)
+            wait = max(wait, self._of_clients.count(client))
         if wait > 0:
             raise SlowDown("too many wrong secrets were sent", retry_after=wait)
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from proxy.auth import retrieval
-from proxy.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, credentials_key, hash_secret, new_secret
+from proxy.auth.clients import (
+    CREATED,
+    GENERATION,
+    GRACE_ENDS,
+    HASH,
+    PREVIOUS_HASH,
+    credentials_key,
+    hash_secret,
+    new_secret,
+)
 from proxy.auth.retrieval import RETRIEVED, ROW
 from proxy.clock import Clock
 from proxy.errors import InvalidRequest, NotThere, Overtaken, ReasonCode, StoreUnavailable, TransactionFailed
@@ -101,7 +110,8 @@ async def rotate(
     forget: Forget | None = None,
     beside: Sequence[Write] = (),
 ) -> Issued:
-    """The secret so far stays good for the grace; one that was in its own grace ends now.
+    """The secret so far stays good for the grace; one that was in its own grace ends now. Without a grace all sessions
+    begun so far are over, and no refresh token of theirs is good any more.
 
     A secret that was never fetched is nobody's: it ends now, with its retrieval token, and the one before it is the one
     that stays. So who lost a retrieval token in the middle of a rotation can rotate again without harm.
@@ -141,7 +151,14 @@ def _rotation(scope: Scope, item: Item, new: _New, now: float, grace_hours: int)
     if grace_hours and previous is not None:
         kept = {PREVIOUS_HASH: previous, GRACE_ENDS: int(now) + grace_hours * 3600}
     gone = tuple(name for name in (PREVIOUS_HASH, GRACE_ENDS, RETRIEVED) if name not in kept)
-    return Update(credentials_key(scope), set={**new.attributes, **kept}, remove=gone, condition=all_of(*conditions))
+    ends_sessions = {} if grace_hours else {GENERATION: 1}  # without a grace the secret so far has leaked
+    return Update(
+        credentials_key(scope),
+        set={**new.attributes, **kept},
+        add=ends_sessions,
+        remove=gone,
+        condition=all_of(*conditions),
+    )
 
 
 def _is_unfetched(item: Item) -> bool:

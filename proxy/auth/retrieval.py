@@ -7,8 +7,9 @@ So neither the store nor anybody who reads it has the secret, and a token tells 
 takes the row away in one write that returns it: of many, one gets the secret. An answer of the store that gets lost may
 have been that one. Then the secret is gone, and a rotation makes a new one: it is lost, and never handed out twice.
 
-Before that the client's item is marked, so that a rotation knows whether anybody can have the secret. A crash between
-the two leaves a secret that counts as fetched and still can be; never one that counts as unknown and is in use.
+First the row is looked for, so that an invented token writes nothing. Then the client's item is marked, so that a
+rotation knows whether anybody can have the secret. A crash between the mark and the use leaves a secret that counts as
+fetched and still can be; never one that counts as unknown and is in use.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from proxy.clock import Clock
 from proxy.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
 from proxy.model import Scope, client_id_of
 from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Delete, Item, Key, Put, Store, Update, above, all_of, equals
+from proxy.stores.contract import EXPIRY, Delete, Item, Key, Put, Store, Update, above, all_of, equals, live
 
 # On the client's item.
 ROW = "client_secret_retrieval_row"  # of the newest secret
@@ -79,6 +80,7 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
     if not _TOKEN.fullmatch(token):
         raise AccessDenied(_USED)
     row, client_id, now = _derived(token, _PLACE).hex(), client_id_of(scope.org, scope.app), int(clock.now())
+    await _demand_row(store, schema.retrieval_token(row), client_id, now)
     await _mark(store, credentials_key(scope), row, now)
     is_its = all_of(equals("client_id", client_id), above(EXPIRY, now))
     try:
@@ -89,6 +91,16 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
         is_unsure = isinstance(failure, StoreUnavailable) and failure.maybe_applied
         raise Busy(_UNSURE if is_unsure else _AWAY, retry_after=5) from None
     return _opened(item or {}, client_id, token)
+
+
+async def _demand_row(store: Store, key: Key, client_id: str, now: int) -> None:
+    """An invented token costs a read, and no write."""
+    try:
+        item = live(await store.get(key, consistent=True), now)
+    except StoreError:
+        raise Busy(_AWAY, retry_after=5) from None
+    if item is None or item.get("client_id") != client_id:
+        raise AccessDenied(_USED)
 
 
 async def _mark(store: Store, key: Key, row: str, now: int) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 from proxy import telemetry as metrics
 from proxy.auth.tokens import Claims
 from proxy.clock import Clock
-from proxy.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
+from proxy.errors import Busy, ConditionFailed, NoGuess, StoreError, StoreUnavailable
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, ItemMissing, Key, Put, Store, any_of, at_most, live
 from proxy.tasks import Tasks
@@ -133,7 +133,7 @@ class Revocation:
     def _refuse_marked(self, names: _Names) -> None:
         for name in names:
             if name in self._marks:
-                raise AccessDenied(_REVOKED)
+                raise NoGuess(_REVOKED)
 
     def _let_in_unchecked(self, names: _Names) -> None:
         """Raises Busy where that is not wanted, or has been going on for too long."""

@@ -18,12 +18,28 @@ from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
 
+from proxy.auth.clients import credentials_key, generation_of
 from proxy.auth.revocation import Revocation
+from proxy.auth.session_rows import (
+    ACCESS_UNTIL,
+    BEGAN,
+    EVICTED,
+    GENERATION,
+    HASH,
+    REFRESHED,
+    REVOKED,
+    ROTATED,
+    VERSION,
+    Kept,
+    Session,
+    moved_on,
+    refused,
+)
 from proxy.auth.tokens import Claims, Minted, Tokens
 from proxy.clock import Clock
 from proxy.errors import (
-    AccessDenied,
     Busy,
+    NoGuess,
     Reason,
     ReasonCode,
     SessionLimitRace,
@@ -35,10 +51,7 @@ from proxy.model import Scope, client_id_of
 from proxy.stores import schema
 from proxy.stores.contract import (
     EXPIRY,
-    Delete,
-    Item,
     ItemMissing,
-    Missing,
     Prefix,
     Put,
     Query,
@@ -60,10 +73,8 @@ ENDED_AT_ONCE = 45  # sessions in one transaction, which holds two writes for ea
 ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
 WAITING = 1000  # logins of one client in this process; past this the answer would come too late
 MICROS = 1_000_000
+MOST_ENDED = 500  # sessions of a client by one request; without their secret none of the rest is refreshed either
 AGAIN_SECONDS = 1  # when what was refused may do
-
-HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = "refresh_hash", "began_us", "refreshed_at", "access_until", "version"
-ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
 
 _OVER = "the session is over: log in again"
 _USED = "the refresh token was used before, so its session is over: log in again"
@@ -78,40 +89,6 @@ class Issued:
     access: Minted
     refresh: Minted
     sid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    sid: str
-    began: float
-    refreshed: int
-    expires: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A session's row, with all that ending it takes."""
-
-    client: str
-    sid: str
-    item: Item
-
-    @property
-    def age(self) -> tuple[int, str]:
-        return int(self.number(BEGAN)), self.sid
-
-    def number(self, name: str) -> int:
-        value = self.item[name]
-        assert isinstance(value, int)
-        return value
-
-    def ended(self, why: str) -> list[Write]:
-        """On condition that it is there, and with the same refresh token: else another one would stay good."""
-        kept = str(self.item[HASH])
-        return [
-            Delete(schema.session(self.client, self.sid), equals(HASH, kept)),
-            _refused(kept, self.number(EXPIRY), why, self.client, self.sid),
-        ]
 
 
 class Sessions:
@@ -135,15 +112,18 @@ class Sessions:
 
     # What clients ask for.
 
-    async def login(self, scope: Scope) -> Issued:
-        """For a client whose secret was checked. Raises SessionLimitRace, Busy, or AccessDenied where none can mint."""
+    async def login(self, scope: Scope, generation: int = 0) -> Issued:
+        """For a client whose secret was checked. Raises SessionLimitRace, or Busy, also where none can mint.
+
+        `generation` is the client's, as it was with that secret: if it is over by now, so is the session.
+        """
         client, issued = client_id_of(scope.org, scope.app), self._issued(scope, str(uuid4()))
         with _no_store_no_token():
             if not self._max:
-                await self._transact([self._begun(client, issued)])
+                await self._transact([self._begun(client, issued, generation)])
                 return issued
             async with self._lane(client):
-                await self._make_room_and_begin(client, issued)
+                await self._make_room_and_begin(client, issued, generation)
             return issued
 
     async def refresh(self, token: str) -> Issued:
@@ -160,7 +140,7 @@ class Sessions:
                     return issued
                 except TransactionFailed as failure:
                     if _condition_failed(failure.reasons):
-                        raise AccessDenied(_OVER) from None  # somebody else has refreshed or ended it this moment
+                        raise NoGuess(_OVER) from None  # somebody else has refreshed or ended it this moment
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 
     async def revoke(self, scope: Scope, sid: str) -> None:
@@ -169,19 +149,28 @@ class Sessions:
         Of a session that is over already, the access tokens are revoked. That the sid is the client's own is for the
         caller to know: from a token, or from `live`.
         """
+        if not await self.end(scope, sid):
+            until = int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
+            await self._revocation.revoke_session(sid, until)
+
+    async def end(self, scope: Scope, sid: str, beside: Sequence[Write] = ()) -> bool:
+        """As `revoke`, with `beside` in the same transaction; False where the client has no such session."""
         client = client_id_of(scope.org, scope.app)
         with _no_store_no_token():
             for attempt in range(ATTEMPTS):
                 await self._pause(attempt)
                 item = await self._store.get(schema.session(client, sid), consistent=True)
                 if item is None:
-                    until = int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
-                    await self._revocation.revoke_session(sid, until)
-                    return
-                if await self._is_ended(_Kept(client, sid, item)):
+                    return False
+                if await self._is_ended(Kept(client, sid, item), beside):
                     self._revocation.mark(schema.revoked_session(sid).pk)
-                    return
+                    return True
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def end_all(self, scope: Scope) -> int:
+        """How many; the newest first, and so many at most that whoever asked for it still gets an answer."""
+        newest = [session.sid for session in reversed(await self.live(scope))][:MOST_ENDED]
+        return sum([await self.end(scope, sid) for sid in newest])
 
     async def give_back(self, token: str) -> None:
         """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
@@ -206,11 +195,11 @@ class Sessions:
         access = self._tokens.mint(scope.org, scope.app, sid=sid)
         return Issued(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
 
-    async def _make_room_and_begin(self, client: str, issued: Issued) -> None:
+    async def _make_room_and_begin(self, client: str, issued: Issued, generation: int) -> None:
         lost = 0
         for _ in range(ROUNDS):
             try:
-                if await self._is_begun(client, issued):
+                if await self._is_begun(client, issued, generation):
                     return
             except TransactionFailed as failure:
                 if not _is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
@@ -222,25 +211,25 @@ class Sessions:
                 await self._pause(lost)
         raise Busy("the client has more sessions than can be ended at once; try again", retry_after=AGAIN_SECONDS)
 
-    async def _is_begun(self, client: str, issued: Issued) -> bool:
+    async def _is_begun(self, client: str, issued: Issued, generation: int) -> bool:
         """False when there were more to end first than fit into one transaction: those are ended by now."""
         # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
         head = await self._store.get(schema.session_head(client), consistent=True)
         found = await self._live(client)
         surplus = found[: max(0, len(found) - (self._max - 1))]
-        writes: list[Write] = [_moved_on(client, head)]
+        writes: list[Write] = [moved_on(client, head)]
         for kept in surplus[:ENDED_AT_ONCE]:
             writes += kept.ended(EVICTED)
         is_last = len(surplus) <= ENDED_AT_ONCE
         if is_last:
-            writes.append(self._begun(client, issued, found[-1].age[0] if found else 0))
+            writes.append(self._begun(client, issued, generation, found[-1].age[0] if found else 0))
         await self._transact(writes)
         return is_last
 
-    def _begun(self, client: str, issued: Issued, after: int = 0) -> Put:
+    def _begun(self, client: str, issued: Issued, generation: int, after: int = 0) -> Put:
         """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
         began = max(int(self._clock.now() * MICROS), after + 1)
-        item = {BEGAN: began, **self._renewed(issued)}
+        item = {BEGAN: began, GENERATION: generation, **self._renewed(issued)}
         return Put(schema.session(client, issued.sid), item, ItemMissing())
 
     def _renewed(self, issued: Issued) -> dict[str, int | str]:
@@ -251,12 +240,12 @@ class Sessions:
             ACCESS_UNTIL: issued.access.expires,
         }
 
-    async def _live(self, client: str) -> list[_Kept]:
+    async def _live(self, client: str) -> list[Kept]:
         """The oldest first. Rows whose time is over do not count, though nobody may have deleted them yet."""
         now = self._clock.now()
         query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
         found = [
-            _Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
+            Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
             async for row in every_row(self._store, query)
             if live(row.item, now) is not None
         ]
@@ -264,39 +253,44 @@ class Sessions:
 
     # Refreshing.
 
-    async def _refreshable(self, claims: Claims, used: str) -> _Kept:
+    async def _refreshable(self, claims: Claims, used: str) -> Kept:
         client, sid = claims.caller.client_id, _sid_of(claims)
-        keys = [schema.refused_refresh_token(used), schema.session(client, sid)]
-        refused, item = await self._store.get_many(keys, consistent=True)
+        scope = Scope(claims.caller.org, claims.caller.app)
+        keys = [schema.refused_refresh_token(used), schema.session(client, sid), credentials_key(scope)]
+        refusal, item, owner = await self._store.get_many(keys, consistent=True)
         item = live(item, self._clock.now())
-        if refused is not None and item is not None and refused.get("why") == ROTATED:
+        if refusal is not None and item is not None and refusal.get("why") == ROTATED:
             # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
             _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
-            await self.revoke(Scope(claims.caller.org, claims.caller.app), sid)
-            raise AccessDenied(_USED)
-        if refused is not None or item is None or item.get(HASH) != used:
-            raise AccessDenied(_OVER)
-        return _Kept(client, sid, item)
+            await self.revoke(scope, sid)
+            raise NoGuess(_USED)
+        if refusal is not None or item is None or item.get(HASH) != used:
+            raise NoGuess(_OVER)
+        kept = Kept(client, sid, item)
+        if kept.generation < generation_of(owner):  # of the time before all its client's sessions were ended
+            raise NoGuess(_OVER)
+        return kept
 
-    def _rotated(self, kept: _Kept, used: str, until: int, issued: Issued) -> list[Write]:
+    def _rotated(self, kept: Kept, used: str, until: int, issued: Issued) -> list[Write]:
         is_live = all_of(equals(HASH, used), above(EXPIRY, int(self._clock.now())))
         renewed = self._renewed(issued)
         # Those minted before may have had longer to live than those of today.
         renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
         return [
             Update(schema.session(kept.client, kept.sid), set=renewed, condition=is_live),
-            _refused(used, until, ROTATED, kept.client, kept.sid),
+            refused(used, until, ROTATED, kept.client, kept.sid),
         ]
 
     # Ending.
 
-    async def _is_ended(self, kept: _Kept) -> bool:
+    async def _is_ended(self, kept: Kept, beside: Sequence[Write]) -> bool:
         """False if it was refreshed or ended meanwhile."""
         until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY))
         writes = [
             *kept.ended(REVOKED),
             Put(schema.revoked_session(kept.sid), {EXPIRY: until}),
             Update(schema.session_head(kept.client), add={VERSION: 1}),
+            *beside,
         ]
         try:
             await self._transact(writes)
@@ -347,17 +341,6 @@ class _Lane:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.waiting = 0
-
-
-def _moved_on(client: str, head: Item | None) -> Update:
-    version = (head or {}).get(VERSION)
-    stands = equals(VERSION, version) if isinstance(version, int) else Missing(VERSION)
-    return Update(schema.session_head(client), add={VERSION: 1}, condition=stands)
-
-
-def _refused(token_hash: str, until: int, why: str, client: str, sid: str) -> Put:
-    """For as long as the token itself would be good."""
-    return Put(schema.refused_refresh_token(token_hash), {EXPIRY: until, "why": why, "client_id": client, "sid": sid})
 
 
 def _hash(token: str) -> str:

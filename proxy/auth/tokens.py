@@ -16,7 +16,7 @@ import jwt
 
 from proxy.auth.jwks import public_halves
 from proxy.auth.keys import SigningKey
-from proxy.errors import AccessDenied, TokenExpired
+from proxy.errors import AccessDenied, NoGuess, TokenExpired
 from proxy.model import Caller, client_id_of, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper"
@@ -55,6 +55,7 @@ class Claims:
     jti: str
     sid: str | None
     expires: int
+    issued: int
 
 
 class Tokens:
@@ -75,6 +76,10 @@ class Tokens:
         self.access_seconds = access_seconds
         self.refresh_seconds = refresh_seconds
         self._verified: dict[str, Claims] = {}
+
+    @property
+    def can_mint(self) -> bool:
+        return self._signing.signs_with is not None
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
         return public_halves(self._keys.values())
@@ -135,7 +140,7 @@ class Tokens:
             raise AccessDenied(_BAD)
         found = _understood(claims)
         if found is None or purpose not in (found.purpose, None):
-            raise AccessDenied(_BAD)
+            raise NoGuess(_BAD)
         if now >= expires:
             raise TokenExpired(_EXPIRED)
         return found
@@ -171,7 +176,7 @@ def _understood(claims: dict[str, Any]) -> Claims | None:
         return None
     if not (_is_id(sid) or (sid is None and purpose == ACCESS)):
         return None
-    return Claims(caller, purpose, jti, sid, claims["exp"])
+    return Claims(caller, purpose, jti, sid, claims["exp"], claims["iat"])
 
 
 def _is_id(value: object) -> bool:

@@ -42,7 +42,9 @@ def add_app_option(parser: ArgumentParser) -> None:
 
 def app_id(text: str) -> str:
     if not is_app_id(text):
-        raise ArgumentTypeError(f"an app id is 1 to 64 letters, digits or any of ._-, not {text[:80]!r}")
+        raise ArgumentTypeError(
+            f"an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .., not {text[:80]!r}"
+        )
     return text
 
 

@@ -17,6 +17,8 @@ from proxy.config import Config, load
 def add_to(commands: Commands) -> None:
     serve = commands.add_parser("serve", help="run the sidecar with a configuration")
     add_config_option(serve)
+    text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
+    serve.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
     serve.set_defaults(run=_serve)
 
 
@@ -25,13 +27,16 @@ def _serve(chosen: Namespace) -> int:
     scheme = "http" if config.listen.tls is None else "https"
 
     async def tell(started: app.Started) -> None:
-        print(f"Bedrock Price Keeper listens on {scheme}://{started.data}")
+        if started.data is not None:
+            print(f"Bedrock Price Keeper listens on {scheme}://{started.data}")
+        if chosen.role == "control":
+            print(f"Bedrock Price Keeper, control service: http://{started.control}/openapi.json")
         print(f"health and readiness: http://{started.control}/ready", flush=True)
 
-    run_until_stopped(config, os.environ, tell)
+    run_until_stopped(config, os.environ, tell, chosen.role)
     return 0
 
 
-def run_until_stopped(config: Config, environ: Mapping[str, str], tell: app.OnStarted) -> None:
+def run_until_stopped(config: Config, environ: Mapping[str, str], tell: app.OnStarted, role: app.Role = "both") -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(app.run(config, environ, tell))
+        runner.run(app.run(config, environ, tell, role=role))

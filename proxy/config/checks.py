@@ -59,7 +59,7 @@ def org_id(text: str) -> str | None:
 
 
 def app_id(text: str) -> str | None:
-    return None if is_app_id(text) else "expected 1 to 64 letters, digits or any of ._-"
+    return None if is_app_id(text) else "expected 1 to 64 letters, digits or any of ._-, and neither . nor .."
 
 
 def label_name(text: str) -> str | None:
@@ -145,6 +145,17 @@ def url(text: str) -> str | None:
     found = re.fullmatch(r"https?://(\[[^\]]*\]|[^\[\]:/]*)(:([0-9]{1,5}))?", text)
     if found is None or _host_of(found[1]) is None or not 1 <= int(found[3] or 80) <= 65535:
         return "expected http(s)://host or http(s)://host:port and nothing after it"
+    return None
+
+
+def control_url(text: str) -> str | None:
+    complaint = url(text)
+    if complaint is not None or text.startswith("https://"):
+        return complaint
+    found = re.fullmatch(r"http://(.*?)(:[0-9]{1,5})?", text)
+    host = _host_of(found[1]) if found is not None else None
+    if host is None or not Address(host, 0).is_loopback:
+        return "expected https: secrets travel there; http is for loopback alone"
     return None
 
 

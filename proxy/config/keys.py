@@ -184,6 +184,7 @@ class Auth:
     access_seconds: int = field(default=3600, metadata=reads(must_be.between(1, 86_400)))
     refresh_seconds: int = field(default=7 * 86_400, metadata=reads(must_be.between(1, 90 * 86_400)))
     revocation_grace_seconds: int = field(default=600, metadata=reads(must_be.between(0, 86_400)))
+    control_url: str | None = field(default=None, metadata=reads(must_be.control_url))  # for sidecars that cannot mint
     max_sessions: int = field(default=5, metadata=reads(must_be.at_least(0)))  # 0 is unlimited
 
 

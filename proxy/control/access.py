@@ -8,16 +8,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
+from proxy.auth.failures import ADMIN, WrongSecrets
 from proxy.config.keys import Auth
 from proxy.control.calls import Principal, Route, Who
-from proxy.control.problems import forbidden, invalid, too_many, unauthorized
-from proxy.control.rates import LocalRates
-from proxy.errors import AccessDenied, ConfigError, TokenExpired
+from proxy.control.problems import forbidden, invalid, unauthorized
+from proxy.errors import AccessDenied, ConfigError, NoGuess, TokenExpired
 from proxy.model import Caller
 
 SHORTEST_KEY = 24  # characters, so that guessing is hopeless and need not lock anybody out
-WRONG_AT_ONCE = 10  # of one address, before each further one has to wait
-WRONG_PER_SECOND = 0.2
 
 API_KEY, AUTHORIZATION = "X-API-Key", "Authorization"
 _BEARER = "bearer "
@@ -52,13 +50,13 @@ def _read(file: str) -> str:
 
 
 class Access:
-    def __init__(self, admin_key: str | None, verify: Verify, monotonic: Callable[[], float]) -> None:
+    def __init__(self, admin_key: str | None, verify: Verify, wrong: WrongSecrets) -> None:
         self._admin = None if admin_key is None else _digest(admin_key)
         self._verify = verify
-        self._wrong = LocalRates(monotonic, WRONG_AT_ONCE, WRONG_PER_SECOND)
+        self._wrong = wrong
 
     async def who(self, headers: Headers, address: str) -> Principal:
-        """Raises Problem. Of a key or a token nothing is told, nor which part of it is wrong."""
+        """Raises Problem, or SlowDown. Of a key or a token nothing is told, nor which part of it is wrong."""
         keys, tokens = headers.getall(API_KEY, []), headers.getall(AUTHORIZATION, [])
         if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
             raise invalid(f"who calls is said once: by {API_KEY} or by {AUTHORIZATION}")
@@ -72,24 +70,22 @@ class Access:
         if self._admin is None:
             raise forbidden("no admin key is configured here")
         if hmac.compare_digest(_digest(key), self._admin):
-            return Principal("admin", is_admin=True)
-        raise self._slowed_down(address, "the admin key is wrong")
+            return Principal(ADMIN, is_admin=True)
+        self._wrong.count(ADMIN, address)
+        raise unauthorized("the admin key is wrong")
 
     async def _client_by(self, authorization: str, address: str) -> Principal:
         if authorization[: len(_BEARER)].lower() != _BEARER:
-            raise self._slowed_down(address, f"{AUTHORIZATION} has a bearer token, and nothing else")
+            self._wrong.count(None, address)
+            raise unauthorized(f"{AUTHORIZATION} has a bearer token, and nothing else")
         try:
             caller = await self._verify(authorization[len(_BEARER) :].strip())
-        except (AccessDenied, TokenExpired) as failure:
-            raise self._slowed_down(address, failure.message) from None
+        except (TokenExpired, NoGuess) as failure:  # it was ours, and nobody's guess
+            raise unauthorized(failure.message) from None
+        except AccessDenied as failure:
+            self._wrong.count(None, address)
+            raise unauthorized(failure.message) from None
         return Principal(caller.client_id, caller.org, caller.app)
-
-    def _slowed_down(self, address: str, message: str) -> Exception:
-        """Whoever tries keys or tokens is soon answered without being told whether they are any good."""
-        wait = self._wrong.taken(address).wait
-        if wait:
-            return too_many("too many wrong keys or tokens came from this address", wait)
-        return unauthorized(message)
 
 
 def check(principal: Principal, route: Route, path: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.control import aggregates, auditing, auth, credentials, orgs, overrides, profiles, selecting, usage
+from proxy.control import aggregates, auditing, auth, credentials, orgs, overrides, profiles, selecting, sessions, usage
 from proxy.control.calls import Answer, Call, Route, Who, read
 from proxy.control.health import Readiness
 from proxy.control.openapi import document
@@ -12,7 +12,7 @@ from proxy.control.parts import Parts
 from proxy.control.probes import probes
 from proxy.telemetry import Telemetry
 
-_GROUPS = (auth, orgs, credentials, overrides, profiles, auditing, selecting, aggregates, usage)
+_GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
 
 
 def routes(readiness: Readiness, telemetry: Telemetry) -> Sequence[Route]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from proxy.auth.container import NO_KEY_SECONDS
 from proxy.auth.sessions import Issued
+from proxy.control.bodies import OF_STRANGERS
 from proxy.control.calls import Answer, Call, Route, Who, read
 from proxy.control.fields import Fields, Text
 from proxy.control.parts import Parts
-from proxy.control.problems import unauthorized
-from proxy.errors import AccessDenied, TokenExpired
+from proxy.control.problems import ERRORS, Problem, unauthorized
+from proxy.errors import AccessDenied, NoGuess, TokenExpired
 
 _TOKEN = Text(r"[!-~]+", 16 * 1024, "a token")
 LOGIN = Fields(
@@ -28,27 +30,53 @@ REVOKE = Fields({"token": _TOKEN}, ("token",))
 
 async def login(parts: Parts, call: Call) -> Answer:
     given = LOGIN.read(call.body)
-    with _as_unauthorized():
-        scope = await parts.clients.check(given["client_id"], given["client_secret"])
-        return _told(parts, await parts.sessions.login(scope))
+    _demand_key(parts)
+    _demand_room(parts, call, given["client_id"])
+    with wrong_counted(parts, call, given["client_id"]):
+        scope, generation = await parts.clients.checked(given["client_id"], given["client_secret"])
+    return _told(parts, await parts.sessions.login(scope, generation))
 
 
 async def refresh(parts: Parts, call: Call) -> Answer:
     given = REFRESH.read(call.body)
-    with _as_unauthorized():
+    _demand_key(parts)
+    with wrong_counted(parts, call):
         return _told(parts, await parts.sessions.refresh(given["refresh_token"]))
 
 
 async def revoke(parts: Parts, call: Call) -> Answer:
     """Whoever has a token may end it, and with a refresh token its whole session."""
     given = REVOKE.read(call.body)
-    with _as_unauthorized():
+    with wrong_counted(parts, call):
         await parts.sessions.give_back(given["token"])
     return Answer({"is_revoked": True})
 
 
+async def credentials(parts: Parts, call: Call) -> Answer:
+    """For sidecars that cannot mint; they show what an app showed them."""
+    _demand_key(parts)
+    authorization = call.headers.get("Authorization", "")
+    client_id = authorization.partition(":")[0]
+    _demand_room(parts, call, client_id)
+    with wrong_counted(parts, call, client_id):
+        return Answer(dict(await parts.credentials.told(authorization)))
+
+
 async def jwks(parts: Parts, _: Call) -> Answer:
     return read(parts.tokens.jwks(), "public, max-age=300")
+
+
+def _demand_key(parts: Parts) -> None:
+    """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
+    if not parts.tokens.can_mint:
+        message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
+        raise Problem(503, ERRORS[503], message, wait=NO_KEY_SECONDS)
+
+
+def _demand_room(parts: Parts, call: Call, client_id: str) -> None:
+    """Raises SlowDown."""
+    if not parts.clients.is_known(client_id):
+        parts.wrong_secrets.demand_room(call.address)
 
 
 def _told(parts: Parts, issued: Issued) -> Answer:
@@ -64,21 +92,57 @@ def _told(parts: Parts, issued: Issued) -> Answer:
 
 
 @contextmanager
-def _as_unauthorized() -> Iterator[None]:
+def wrong_counted(parts: Parts, call: Call, client_id: str | None = None) -> Iterator[None]:
+    """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield
-    except (AccessDenied, TokenExpired) as failure:
+    except (TokenExpired, NoGuess) as failure:  # it was ours, and nobody's guess
+        raise unauthorized(failure.message) from None
+    except AccessDenied as failure:
+        parts.wrong_secrets.count(client_id, call.address)
         raise unauthorized(failure.message) from None
 
 
+_NO_KEY: Mapping[int, str] = {
+    503: "Service Unavailable: too much at once, the store is away, or there is no key to sign tokens with here"
+}
+
+
 def _post(path: str, name: str, summary: str, handle: Any, answer: str, body: str) -> Route:
-    return Route("POST", path, Who.ANYBODY, name, summary, handle, {200: answer}, (401,), body=body, group="auth")
+    return Route(
+        "POST",
+        path,
+        Who.ANYBODY,
+        name,
+        summary,
+        handle,
+        {200: answer},
+        (401,),
+        body=body,
+        body_bytes=OF_STRANGERS,
+        reasons={} if handle is revoke else _NO_KEY,
+        group="auth",
+        by_secret=True,
+    )
 
 
 ROUTES = (
     _post("/auth/token", "login", "Tokens for a client's id and secret", login, "Tokens", "Login"),
     _post("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
     _post("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
+    Route(
+        "GET",
+        "/credentials",
+        Who.ANYBODY,
+        "getContainerCredentials",
+        "AWS credentials with an access token, for client_id:client_secret as Authorization",
+        credentials,
+        {200: "ContainerCredentials"},
+        (401,),
+        reasons=_NO_KEY,
+        group="auth",
+        by_secret=True,
+    ),
     Route(
         "GET",
         "/.well-known/jwks.json",
@@ -88,5 +152,6 @@ ROUTES = (
         jwks,
         {200: "Jwks"},
         group="auth",
+        is_unlimited=True,
     ),
 )

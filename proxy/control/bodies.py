@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -13,41 +14,78 @@ from aiohttp import web
 from proxy.control.problems import ERRORS, Problem, invalid
 
 MOST_BYTES = 256 * 1024  # an org with every setting has a few thousand, a hundred usages some forty thousand
+OF_STRANGERS = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
+SMALL_BYTES = 4 * 1024  # a few fields, none of which is long
+BYTES_AT_ONCE = 4 * 1024 * 1024  # of all bodies that are on their way: a sidecar has little memory
 MOST_DEPTH = 12  # a body of ours has four
+BUSY_SECONDS = 1.0  # after which some of the bodies under way are read
 SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for ever
 
 
-async def body_of(request: web.BaseRequest) -> Any:
+class Budget:
+    """Bytes that bodies may take up until they are read. Each takes what it says it has, or all that it might have."""
+
+    def __init__(self, most: int = BYTES_AT_ONCE) -> None:
+        self._left = most
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Raises Problem."""
+        if size > self._left:
+            # What is still to come is not read, so nothing else can come on this connection.
+            why = "too many bodies are on their way to this process"
+            raise Problem(503, ERRORS[503], why, wait=BUSY_SECONDS, headers={"Connection": "close"})
+        self._left -= size
+        try:
+            yield
+        finally:
+            self._left += size
+
+
+async def body_of(request: web.BaseRequest, most: int, budget: Budget) -> Any:
     """Raises Problem."""
-    _check_head(request)
+    _check_head(request, most)
+    length = request.content_length
+    with budget.taken(most if length is None else length):
+        return parsed(await _whole(request, most))
+
+
+async def _whole(request: web.BaseRequest, most: int) -> bytes:
+    """Raises Problem."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # so that an error can still be answered
     try:
         async with asyncio.timeout(SECONDS):
-            raw = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large() from None
+            return await _read(request, most)
     except TimeoutError:
         raise Problem(408, ERRORS[408], "the body did not arrive in time", headers={"Connection": "close"}) from None
     except (web.RequestPayloadError, ConnectionError):
         raise invalid("the body is not what its head says") from None
-    return parsed(raw)
 
 
-def _check_head(request: web.BaseRequest) -> None:
+async def _read(request: web.BaseRequest, most: int) -> bytes:
+    raw = bytearray()
+    while part := await request.content.readany():
+        raw += part
+        if len(raw) > most:
+            raise too_large(most)
+    return bytes(raw)
+
+
+def _check_head(request: web.BaseRequest, most: int) -> None:
     types = request.headers.getall("Content-Type", [])
     if len(types) != 1 or not _is_json(types[0]) or "Content-Encoding" in request.headers:
         raise Problem(415, ERRORS[415], "a body is of content type application/json, in UTF-8 and not compressed")
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
         raise Problem(417, ERRORS[417], "nothing is to be expected but 100-continue")
-    if (request.content_length or 0) > MOST_BYTES:
-        raise too_large()
+    if (request.content_length or 0) > most:
+        raise too_large(most)
 
 
-def too_large() -> Problem:
+def too_large(most: int) -> Problem:
     # What is still to come is not read, so nothing else can come on this connection.
-    return Problem(413, ERRORS[413], f"a body has at most {MOST_BYTES} bytes", headers={"Connection": "close"})
+    return Problem(413, ERRORS[413], f"a body has at most {most} bytes here", headers={"Connection": "close"})
 
 
 def _is_json(value: str) -> bool:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from proxy.audit import Actor
+from proxy.control.bodies import MOST_BYTES
 from proxy.control.problems import Problem
 
 if TYPE_CHECKING:
@@ -90,12 +91,20 @@ class Route:
     problems: tuple[int, ...] = ()
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of statuses that mean more here than usual
     body: str | None = None
+    body_bytes: int = MOST_BYTES
     group: str = "orgs"
+    is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
+    by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
 
     @property
     def is_read(self) -> bool:
         return self.method == "GET"
+
+    def serves(self, method: str) -> bool:
+        """A secret is told once, so nobody may ask how it would be told."""
+        return method == self.method or (method == "HEAD" and self.is_read and not self.by_secret)
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.auth.clients import Clients
+from proxy.auth.container import ContainerCredentials
+from proxy.auth.failures import WrongSecrets
 from proxy.auth.revocation import Revocation
 from proxy.auth.sessions import Sessions
 from proxy.auth.tokens import Tokens
@@ -31,17 +33,21 @@ def parts_of(
     revocation: Revocation,
     clients: Clients,
     rates: Rates | None = None,
+    wrong_secrets: WrongSecrets | None = None,
 ) -> Parts:
-    """Raises ConfigError where the admin key cannot be had."""
+    """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
+    wrong_secrets = wrong_secrets or WrongSecrets(clock.monotonic)
     return Parts(
         config=config,
         store=store,
         clock=clock,
         standings=standings,
         submissions=Submissions(store, clock),
-        access=Access(load_admin_key(config.auth, environ), _verifying(tokens, revocation), clock.monotonic),
+        access=Access(load_admin_key(config.auth, environ), _verifying(tokens, revocation), wrong_secrets),
         rates=rates or LocalRates(clock.monotonic, CALLS_AT_ONCE, CALLS_PER_SECOND),
         clients=clients,
+        wrong_secrets=wrong_secrets,
+        credentials=ContainerCredentials(clients, tokens, clock.now, revocation.is_marked),
         tokens=tokens,
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
     )

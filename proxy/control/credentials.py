@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from proxy.auth.registering import MOST_GRACE_HOURS, Issued, register, rotate
 from proxy.auth.retrieval import retrieve
+from proxy.control.auth import wrong_counted
+from proxy.control.bodies import SMALL_BYTES
 from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, Whole
 from proxy.control.parts import Parts
 from proxy.control.problems import unauthorized
-from proxy.errors import AccessDenied
+from proxy.errors import Refusal, StoreError
 from proxy.model import Scope, client_id_of
 from proxy.reporting.settings_shown import utc
 
 RETRIEVAL_TOKEN = "X-Retrieval-Token"  # noqa: S105 - the name of a header
 USUAL_GRACE_HOURS = 24
+
+_log = logging.getLogger("proxy.control")
 
 BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
 
@@ -32,7 +37,19 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     scope = Scope(call.path["org"], call.path.get("app"))
     hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
     done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
-    return Answer(_told(await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])))
+    issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])
+    if not hours:
+        await _end_sessions(parts, scope)
+    return Answer(_told(issued))
+
+
+async def _end_sessions(parts: Parts, scope: Scope) -> None:
+    """No refresh token is good any more; this takes the access tokens too, as far as can be done right now."""
+    try:
+        await parts.sessions.end_all(scope)
+    except (Refusal, StoreError) as failure:  # the rotation is done, and its answer must not be lost
+        client = client_id_of(scope.org, scope.app)
+        _log.warning("access tokens of %s may live out their time after a rotation: %s", client, failure)
 
 
 async def fetched(parts: Parts, call: Call) -> Answer:
@@ -41,11 +58,11 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     if token is None:
         raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
     scope = Scope(call.path["org"], call.path.get("app"))
-    try:
-        secret = await retrieve(parts.store, parts.clock, scope, token)
-    except AccessDenied as failure:
-        raise unauthorized(failure.message) from None
-    return Answer({"client_id": client_id_of(scope.org, scope.app), "client_secret": secret})
+    client_id = client_id_of(scope.org, scope.app)
+    with wrong_counted(parts, call, client_id):
+        async with parts.retrievals:
+            secret = await retrieve(parts.store, parts.clock, scope, token)
+    return Answer({"client_id": client_id, "client_secret": secret})
 
 
 def _told(issued: Issued) -> dict[str, Any]:
@@ -68,6 +85,7 @@ def _routes(path: str, of: str) -> tuple[Route, Route]:
             {200: "Issued"},
             (404, 409),
             body="Rotation",
+            body_bytes=SMALL_BYTES,
             group="credentials",
         ),
         Route(
@@ -81,6 +99,7 @@ def _routes(path: str, of: str) -> tuple[Route, Route]:
             (401,),
             headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
             group="credentials",
+            by_secret=True,
         ),
     )
 

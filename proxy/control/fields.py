@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Protocol
 
 from proxy.control.problems import invalid
 from proxy.selection.plan import shown
+
+MOST_MISTAKES = 20  # told at once: whoever made more has not written this body for us
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -91,6 +94,20 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class OneOf:
+    words: tuple[str, ...]
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            raise ValueError(f"expected one of {', '.join(self.words)}, found {shown(value)}")
+        return value
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
 class Anything:
     """Checked elsewhere."""
 
@@ -106,12 +123,13 @@ class Fields:
     required: tuple[str, ...]
 
     def read(self, body: Any, below: str = "") -> dict[str, Any]:
-        """What was given; null is as good as nothing. Raises Problem with every mistake."""
+        """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
         if not isinstance(body, Mapping):
             raise invalid("the body cannot be used", (below.rstrip("."), f"expected an object, found {shown(body)}"))
-        given = {name: value for name, value in body.items() if value is not None}
+        unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
+        given = {name: body[name] for name in self.kinds if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]
-        mistakes += [(name[:64], "unknown") for name in given if name not in self.kinds]
+        mistakes += [(name[:64], "unknown") for name in islice(unknown, MOST_MISTAKES)]
         found = {}
         for name, kind in self.kinds.items():
             try:
@@ -120,7 +138,8 @@ class Fields:
             except ValueError as failure:
                 mistakes.append((name, str(failure)))
         if mistakes:
-            raise invalid("the body cannot be used", *((f"{below}{name}", text) for name, text in mistakes))
+            told = [(f"{below}{name}", text) for name, text in mistakes[:MOST_MISTAKES]]
+            raise invalid("the body cannot be used", *told)
         return found
 
     @property

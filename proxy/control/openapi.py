@@ -13,7 +13,8 @@ from proxy.control.schemas import SCHEMAS
 _UUID = {"type": "string", "format": "uuid", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
 _PATHS: Mapping[str, Mapping[str, Any]] = {
     "org": _UUID,
-    "app": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+    "app": {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$"},
+    "sid": _UUID,
     "day": {"type": "string", "format": "date"},
 }
 _ALWAYS = (400, 429, 503)
@@ -50,7 +51,8 @@ def _operation(route: Route) -> dict[str, Any]:
         "security": _security(route),
     }
     if route.body is not None:
-        told["requestBody"] = {"required": True, "content": _content(route.body)}
+        most = f"at most {route.body_bytes} bytes"
+        told["requestBody"] = {"required": True, "description": most, "content": _content(route.body)}
     return told
 
 
@@ -80,6 +82,8 @@ def _responses(route: Route) -> dict[str, Any]:
     responses = {str(status): _response(status, name) for status, name in route.answers.items()}
     for status in sorted({*route.problems, *_usual(route)}):
         responses.setdefault(str(status), _response(status, "Problem"))
+    for status, reason in route.reasons.items():
+        responses[str(status)]["description"] = reason
     if route.is_read and route.group != "probes":
         responses["304"] = {"description": HTTPStatus(304).phrase}
     return responses

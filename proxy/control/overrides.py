@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from proxy.calendar_days import Span, span
+from proxy.control.bodies import SMALL_BYTES
 from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, Moment, Text, Words
 from proxy.control.orgs import found_app, found_org
@@ -72,7 +74,8 @@ def _route(method: str, path: str, of: str) -> Route:
     if method == "PUT":
         summary = "Put a label in force, up or down the ordering, until the period ends"
         name, handle, answer, body = f"put{of}Override", put, "Overridden", "Override"
-        return Route(method, path, Who.ADMIN, name, summary, handle, {200: answer}, (404, 409), body=body)
+        route = Route(method, path, Who.ADMIN, name, summary, handle, {200: answer}, (404, 409), body=body)
+        return replace(route, body_bytes=SMALL_BYTES)
     name, summary = f"delete{of}Override", "Let the quotas decide again"
     return Route(method, path, Who.ADMIN, name, summary, delete, {200: "Overridden"}, (404, 409))
 

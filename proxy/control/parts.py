@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.auth.clients import Clients
+from proxy.auth.container import HandsOut
+from proxy.auth.failures import WrongSecrets
 from proxy.auth.sessions import Sessions
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
@@ -12,9 +14,13 @@ from proxy.config import Config
 from proxy.config.prices import PSEUDO_LABELS
 from proxy.control.access import Access
 from proxy.control.rates import Rates
+from proxy.control.turns import Turns
 from proxy.recording.submitted import Submissions
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
+
+RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
+RETRIEVALS_WAITING = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,11 @@ class Parts:
     access: Access
     rates: Rates
     clients: Clients
+    wrong_secrets: WrongSecrets
+    credentials: HandsOut
     tokens: Tokens
     sessions: Sessions
+    retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
 
     @property
     def labels(self) -> tuple[str, ...]:

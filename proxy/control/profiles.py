@@ -15,7 +15,7 @@ from proxy.config import Label
 from proxy.config.prices import Format
 from proxy.config.reader import read as read_config
 from proxy.control.calls import Answer, Call, Route, Who, read
-from proxy.control.fields import Anything, Fields, Text, or_null
+from proxy.control.fields import Anything, Fields, OneOf, Text, or_null
 from proxy.control.orgs import found_app
 from proxy.control.overrides import LABEL
 from proxy.control.parts import Parts
@@ -25,20 +25,35 @@ from proxy.model import Scope
 from proxy.selection.plan import is_number
 from proxy.stores import schema
 from proxy.stores.again import until_nobody_was_faster
-from proxy.stores.contract import Condition, Item, ItemMissing, Prefix, Put, Query, Row, Value, equals
+from proxy.stores.contract import (
+    Condition,
+    Item,
+    ItemExists,
+    ItemMissing,
+    Key,
+    Missing,
+    Prefix,
+    Put,
+    Query,
+    Row,
+    Update,
+    Value,
+    all_of,
+    equals,
+)
 
 MOST_PROFILES = 100  # of an app
+_MADE = "profiles_made"  # how many an app has ever had, on its item
 DIGITS = 12  # of a price, on either side of the point
 
 _ARN = r"arn:aws[a-z-]*:bedrock:[a-z0-9-]{1,32}:[0-9]{12}:(application-)?inference-profile/[A-Za-z0-9._:-]{1,128}"
 _PRICES = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h")
-_FORMATS = list(get_args(Format))
 _PRICE = {"type": "number", "minimum": 0}
 BODY = Fields(
     {
         "label": LABEL,
         "inference_profile_arn": Text(_ARN, 300, "the ARN of an inference profile"),
-        "format": Anything({"type": "string", "enum": _FORMATS}),
+        "format": OneOf(get_args(Format)),
         "prices_usd_per_1m": Anything(
             {
                 "type": "object",
@@ -58,15 +73,18 @@ async def post(parts: Parts, call: Call) -> Answer:
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
     _check_prices(settings)
     await found_app(parts, org, app)
-    key = schema.inference_profile(org, app, given["label"])
+    key, app_key = schema.inference_profile(org, app, given["label"]), schema.app_config(org, app)
 
     async def once() -> tuple[Item, bool]:
-        before, now = await parts.store.get(key, consistent=True), parts.clock.now()
+        # The app is read before its profiles are counted, so that no other one can come in between unseen.
+        before, above = await parts.store.get_many([key, app_key], consistent=True)
+        now = parts.clock.now()
         if before is None and len(await _listed(parts, org, app)) >= MOST_PROFILES:
             raise Problem(409, ERRORS[409], f"an app has at most {MOST_PROFILES} inference profiles")
         item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
         told = call.actor.did("profile.put", Scope(org, app), before, item, now)
-        await parts.store.transact([Put(key, item, _unchanged(before)), told])
+        counted = [] if before is not None else [_one_more(app_key, above)]
+        await parts.store.transact([Put(key, item, _unchanged(before)), *counted, told])
         return item, before is None
 
     item, is_new = await until_nobody_was_faster(parts.clock, once)
@@ -136,6 +154,13 @@ def _version(item: Item | None) -> int:
 
 def _unchanged(before: Item | None) -> Condition:
     return ItemMissing() if before is None else equals("version", _version(before))
+
+
+def _one_more(key: Key, app: Item | None) -> Update:
+    """Moves what every new profile of the app moves, so that of two at once one has to count again."""
+    made = (app or {}).get(_MADE)
+    unchanged = Missing(_MADE) if made is None else equals(_MADE, made)  # type: ignore[arg-type]
+    return Update(key, add={_MADE: 1}, condition=all_of(ItemExists(), unchanged))
 
 
 _PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"

@@ -123,9 +123,27 @@ SCHEMAS: Mapping[str, Schema] = {
             "session_id": _TEXT,
         }
     ),
+    "ContainerCredentials": _object(
+        {"AccessKeyId": _TEXT, "SecretAccessKey": _TEXT, "Token": _TEXT, "Expiration": _MOMENT}
+    ),
     "Jwks": _object({"keys": _list({"type": "object"})}),
     "Rotation": credentials.BODY.schema,
     "Issued": _object({"client_id": _TEXT, "secret_retrieval_token": _TEXT, "secret_retrieval_expires_at": _MOMENT}),
+    "Sessions": _object(
+        {
+            "sessions": _list(
+                _object(
+                    {
+                        "session_id": _TEXT,
+                        "began_at": _MOMENT,
+                        "refreshed_at": _MOMENT,
+                        "expires_at": _MOMENT,
+                    }
+                )
+            )
+        }
+    ),
+    "Ended": _object({"ended": {**_WHOLE, "description": "sessions"}}),
     "Secret": _object({"client_id": _TEXT, "client_secret": _TEXT}),
     "OrgSettings": _settings(ORG_SETTINGS, "org_name", "timezone", "quota_scope", "model_ordering", "quotas"),
     "AppSettings": _settings(APP_SETTINGS, "app_name"),

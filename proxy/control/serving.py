@@ -7,20 +7,24 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 from uuid import uuid4
 
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.auth.failures import network_of
+from proxy.clock import Clock
 from proxy.config import Address
 from proxy.control import access
-from proxy.control.bodies import MOST_BYTES, body_of
+from proxy.control.bodies import Budget, body_of
 from proxy.control.calls import Answer, Call, Principal, Route, Who, dumped, names_tag
+from proxy.control.connections import DEFAULT, Crowd, Limits, Since, check_host, is_loopback
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of, too_many
 from proxy.control.rates import Taken
+from proxy.errors import SlowDown
 from proxy.model import is_app_id, is_org_id
 from proxy.surface.sockets import bound
 
@@ -29,11 +33,15 @@ MOST_PATH_SEGMENTS = 16
 MOST_QUERY = 1000  # characters of one value; aiohttp bounds the whole line
 KEEP_ALIVE_SECONDS = 75.0
 
+BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each connection
+
+# Of those who show nothing but a secret; what is wrong with the secret itself is counted where that is found.
+_MISTAKES = frozenset({400, 408, 413, 415, 417})
 _NOBODY = Principal("anybody")
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Vary": "Authorization, X-API-Key", "Server": "price-keeper"}
 _IDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "org": (is_org_id, "an org id is a UUID in lower case"),
-    "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-"),
+    "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .."),
 }
 
 _log = logging.getLogger("proxy.control")
@@ -46,6 +54,7 @@ class Control:
         self._routes = routes
         self._now = now
         self._parts: Parts | None = None
+        self._bodies = Budget()
 
     def started(self, parts: Parts) -> None:
         self._parts = parts
@@ -54,9 +63,11 @@ class Control:
         """Nothing more is changed while the process drains."""
         self._parts = None
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest, is_for_loopback: bool = False) -> web.StreamResponse:
         request_id, headers = str(uuid4()), dict[str, str]()
         try:
+            if is_for_loopback:
+                check_host(request.headers.getall("Host", []))
             answer = await self._answer(request, request_id, headers)
         except asyncio.CancelledError:
             raise
@@ -74,16 +85,35 @@ class Control:
         parts = self._parts
         if parts is None:
             raise Problem(503, ERRORS[503], "this process starts or stops", wait=1)
+        try:
+            return await self._handled(parts, request, route, path, request_id, headers)
+        except Problem as failure:
+            if route.by_secret and failure.status in _MISTAKES:
+                _count_mistake(parts, request.remote or "")
+            raise
+
+    async def _handled(
+        self,
+        parts: Parts,
+        request: web.BaseRequest,
+        route: Route,
+        path: Mapping[str, str],
+        request_id: str,
+        headers: dict[str, str],
+    ) -> Answer:
         address = request.remote or ""
         principal = _NOBODY if route.who is Who.ANYBODY else await parts.access.who(request.headers, address)
-        taken = await parts.rates.take(principal.name if principal.org else f"{principal.name}@{address}")
-        headers |= taken.headers
-        _check_rate(taken)
+        # Whoever shares an address with a client could otherwise keep it from its tokens.
+        if not (route.by_secret or route.is_unlimited):
+            where = "" if principal.org else f"@{network_of(address)}"
+            taken = await parts.rates.take(f"{principal.name}{where}")
+            headers |= taken.headers
+            _check_rate(taken)
         access.check(principal, route, path)
         _check_ids(path)
         call = Call(request_id, principal, address, path, _query(request, route), _single(request))
         if route.body is not None:
-            call.body = await body_of(request)
+            call.body = await body_of(request, route.body_bytes, self._bodies)
         return _unless_known(request, route, await route.handle(parts, call))
 
     def _found(self, request: web.BaseRequest) -> tuple[Route, dict[str, str]]:
@@ -91,9 +121,8 @@ class Control:
         fitting = [(route, values) for route in self._routes if (values := _matched(route.segments, path)) is not None]
         if not fitting:
             raise not_found("there is nothing here")
-        method = "GET" if request.method == "HEAD" else request.method
         for route, values in fitting:
-            if route.method == method:
+            if route.serves(request.method):
                 return route, values
         allowed = {"Allow": ", ".join(sorted({route.method for route, _ in fitting}))}
         raise Problem(405, ERRORS[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
@@ -117,6 +146,16 @@ def _matched(segments: Sequence[str], path: Sequence[str]) -> dict[str, str] | N
         elif segment != found:
             return None
     return values
+
+
+def _count_mistake(parts: Parts, address: str) -> None:
+    """Of somebody who has shown nothing: it costs us as much as a wrong secret. Raises Problem for too many."""
+    try:
+        parts.wrong_secrets.count_unreadable(address)
+    except SlowDown as failure:
+        problem = too_many(failure.message, failure.retry_after or 1.0)
+        problem.headers["Connection"] = "close"  # what is still to come of a body is not read
+        raise problem from None
 
 
 def _check_rate(taken: Taken) -> None:
@@ -146,7 +185,7 @@ def _query(request: web.BaseRequest, route: Route) -> dict[str, str]:
 
 def _single(request: web.BaseRequest) -> CIMultiDict[str]:
     """Of a header that came twice nobody can say which one is meant."""
-    for name in ("If-Match", "If-None-Match", "X-Retrieval-Token"):
+    for name in ("If-Match", "If-None-Match", "X-Retrieval-Token", "Authorization"):
         if len(request.headers.getall(name, [])) > 1:
             raise invalid(f"{name} comes only once")
     return CIMultiDict(request.headers)
@@ -176,22 +215,66 @@ def _response(answer: Answer, headers: Mapping[str, str]) -> web.Response:
 class _Server(web.Server):
     """One that answers also what is no HTTP in the form of all problems."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, crowd: Crowd, is_for_loopback: bool) -> None:
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            return await control.answer(request, is_for_loopback)
+
         super().__init__(
-            control.answer,
+            answer,
             request_factory=_request,
             access_log=None,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             auto_decompress=False,
+            read_bufsize=BUFFER_BYTES,
         )
         self.control = control
+        self.crowd = crowd
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+        return _Connection(self, self._loop, self._kwargs)
 
 
 class _Connection(web.RequestHandler):
     """What it was sent may hold a key or a token, so nothing of that is told or logged."""
+
+    _wire: asyncio.Transport | None = None  # kept also while it closes, since a buffer may keep it from closing
+
+    def __init__(self, server: _Server, loop: asyncio.AbstractEventLoop, settings: Mapping[str, Any]) -> None:
+        super().__init__(server, loop=loop, **settings)
+        self._control, self._crowd = server.control, server.crowd
+        self._headless, self._stalled = Since(), Since()
+        self._has_begun = True  # a head: the first is awaited from the start, a further one from its first byte
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        wire = cast("asyncio.Transport", transport)
+        if not self._crowd.joined(self, (wire.get_extra_info("peername") or ("",))[0]):
+            wire.abort()
+            return
+        self._wire = wire
+        super().connection_made(transport)
+        self.check_time(self._crowd.clock.monotonic())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._wire is not None:
+            self._wire = None
+            self._crowd.left(self)
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._has_begun = True
+        self.check_time(self._crowd.clock.monotonic())
+
+    def check_time(self, now: float) -> None:
+        if self._wire is None:
+            return
+        is_at_work = self._request_count > 0 and (self._waiter is None or self._waiter.done())
+        self._has_begun = self._has_begun and not is_at_work
+        headless = self._headless.told(self._has_begun, now)
+        stalled = self._stalled.told(self._wire.get_write_buffer_size() > 0, now)
+        limits = self._crowd.limits
+        if headless > limits.head_seconds or stalled > limits.stalled_seconds:
+            self._wire.abort()
 
     def handle_error(
         self,
@@ -207,8 +290,7 @@ class _Connection(web.RequestHandler):
             _log.error("request %s failed: %s", request_id, type(exc).__name__)
         status = status if status in ERRORS else 400
         text = "a mistake of ours" if status >= 500 else "this is not HTTP as it is understood here"
-        control = self._manager.control  # type: ignore[union-attr]
-        answer = control.refused(Problem(status, ERRORS[status], text), request_id)
+        answer = self._control.refused(Problem(status, ERRORS[status], text), request_id)
         response = _response(answer, {**_ALWAYS, "X-Request-Id": request_id})
         response.force_close()
         return response
@@ -216,18 +298,23 @@ class _Connection(web.RequestHandler):
 
 def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
     loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
+    return web.BaseRequest(message, payload, protocol, writer, task, loop)
 
 
 @asynccontextmanager
-async def listening(control: Control, address: Address) -> AsyncIterator[Address]:
-    runner = web.ServerRunner(_Server(control), shutdown_timeout=SHUTDOWN_SECONDS)
+async def listening(
+    control: Control, address: Address, clock: Clock, limits: Limits = DEFAULT
+) -> AsyncIterator[Address]:
+    sockets = await bound(address.host, address.port)
+    crowd, is_for_loopback = Crowd(clock, limits), all(is_loopback(each.getsockname()[0]) for each in sockets)
+    runner = web.ServerRunner(_Server(control, crowd, is_for_loopback), shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
+    watch = asyncio.create_task(crowd.watch())
     try:
-        sockets = await bound(address.host, address.port)
         for each in sockets:
             await web.SockSite(runner, each).start()
         yield Address(address.host, sockets[0].getsockname()[1])
     finally:
+        watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from proxy.calendar_days import org_date
+from proxy.control.bodies import SMALL_BYTES
 from proxy.control.calls import Answer, Call, Route, Who, dumped
 from proxy.control.fields import Fields, Kind, Moment, Text, Whole
 from proxy.control.overrides import LABEL
@@ -163,6 +164,7 @@ ROUTES = (
         {201: "Usage", 200: "Usage"},
         (404, 409),
         body="UsageBody",
+        body_bytes=SMALL_BYTES,
         group="spend",
     ),
     Route(

@@ -20,7 +20,7 @@ from proxy.errors import ConfigError
 from proxy.model import Scope, is_label
 from proxy.selection.plan import is_number, shown
 from proxy.stores import schema
-from proxy.stores.again import until_nobody_was_faster
+from proxy.stores.again import transacted, until_nobody_was_faster
 from proxy.stores.contract import EXPIRY, Condition, Item, Missing, Store, Update, Value, Write, all_of, equals
 
 LONGEST_REASON = 200
@@ -105,7 +105,7 @@ async def set_override(
         kept = max(span.end + KEPT_SECONDS, _expiry(before))
         override = Override(label, reason, who, float(ends), version_of(before) + 1)
         change = Update(key, set={**written, EXPIRY: kept, _VERSION: override.version}, condition=_unchanged(before))
-        await store.transact([change, *beside(override_of(before, now), override)])
+        await transacted(store, clock, [change, *beside(override_of(before, now), override)])
         return override
 
     return await until_nobody_was_faster(clock, once)
@@ -123,7 +123,7 @@ async def clear_override(
         if before is None or "override_label" not in before:
             return False
         gone = Update(key, set={_VERSION: version_of(before) + 1}, remove=_WRITTEN, condition=_unchanged(before))
-        await store.transact([gone, *beside(override_of(before, now), None)])
+        await transacted(store, clock, [gone, *beside(override_of(before, now), None)])
         return True
 
     return await until_nobody_was_faster(clock, once)

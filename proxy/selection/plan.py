@@ -30,6 +30,7 @@ T = TypeVar("T")
 PICO_PER_MICRO = 10**6
 MOST_MICROS = 10**15  # of a quota: a thousand million dollars
 MOST_SECONDS = 86_400
+MOST_DECIMALS = 3
 MOST_PERCENT = 999  # an alert may well come when a soft quota is passed
 THRESHOLDS = (50, 80, 95, 100)
 ENFORCEMENTS = ("soft", "hard", "shadow")
@@ -209,9 +210,16 @@ def one_of(options: Sequence[str]) -> Callable[[Any], str]:
 
 
 def seconds(value: Any) -> int | Decimal:
-    if not is_number(value) or not Decimal("0.001") <= value <= MOST_SECONDS:
-        raise ValueError(f"expected 0.001 to {MOST_SECONDS} seconds, found {shown(value)}")
+    """Of few digits, since no store keeps any number of them."""
+    if not is_number(value) or not Decimal("0.001") <= value <= MOST_SECONDS or _decimals(value) > MOST_DECIMALS:
+        expected = f"0.001 to {MOST_SECONDS} seconds with at most {MOST_DECIMALS} decimals"
+        raise ValueError(f"expected {expected}, found {shown(value)}")
     return cast(Decimal, value)
+
+
+def _decimals(value: int | Decimal) -> int:
+    """Of a finite number."""
+    return -cast(int, Decimal(value).as_tuple().exponent)
 
 
 def percent(most: int) -> Callable[[Any], int]:

@@ -27,7 +27,7 @@ from proxy.model import Scope
 from proxy.selection import plan as may_be
 from proxy.selection.plan import MOST_MICROS, PERIODS, QUOTA_SCOPES, plan_of, shown, turns_at
 from proxy.stores import schema
-from proxy.stores.again import until_nobody_was_faster
+from proxy.stores.again import transacted, until_nobody_was_faster
 from proxy.stores.contract import (
     Check,
     Condition,
@@ -279,7 +279,7 @@ async def put_org(
         settings |= _turn(before, settings, defaults, now)
         entry = Update(schema.org_entry(org), set={"org_name": settings["org_name"]})
         update, item = _update(key, before, settings, (*ORG_SETTINGS, *_TURNING), now)
-        await store.transact([update, entry, *beside(Change(before, item))])
+        await transacted(store, clock, [update, entry, *beside(Change(before, item))])
         return Written(item, before is None, turns_at(item, now))
 
     return await until_nobody_was_faster(clock, once)
@@ -297,7 +297,9 @@ async def put_app(
             raise SettingsRefused([((), f"there is no org {org}: put it first")])
         settings = checked_app(body, labels, above)
         update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
-        await store.transact([update, Check(org_key, _unchanged(above)), *beside(Change(before, item, above))])
+        await transacted(
+            store, clock, [update, Check(org_key, _unchanged(above)), *beside(Change(before, item, above))]
+        )
         return Written(item, before is None)
 
     return await until_nobody_was_faster(clock, once)

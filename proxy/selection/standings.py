@@ -96,16 +96,24 @@ class Standings:
                 if not self._is_met(name):
                     await self._meet_soon(caller).wait()
                 await self._looked(name)
-        if not self._is_met(name):
-            self._introduce(caller, self._plan_so_far(name), is_known=False, is_settled=False)
-        payer, watch = self._payers[name]
+        payer, watch = self._met(caller)
         watch.is_slow = watch.looking is not None
         return payer
 
     async def _looked(self, name: _Name) -> None:
-        _, watch = self._payers[name]
+        found = self._payers.get(name)
+        if found is None:  # whoever waited with us may have been made to meet it again, or room was made
+            return
+        watch = found[1]
         if self._clock.monotonic() >= watch.old and not (watch.looking is not None and watch.is_slow):
             await self.watching.look(watch).wait()
+
+    def _met(self, caller: Caller) -> tuple[Payer, Watch]:
+        """If it is not there, or is there no more, one for the time being that goes by what was known before."""
+        name = (caller.org, caller.app)
+        if not self._is_met(name):
+            self._introduce(caller, self._plan_so_far(name), is_known=False, is_settled=False)
+        return self._payers[name]
 
     def _is_met(self, name: _Name) -> bool:
         found = self._payers.get(name)
@@ -118,7 +126,7 @@ class Standings:
         does not answer soon, the standing is stale, and says so."""
         payer = None if is_forced else self.known(caller)
         payer = payer or await self.learned(caller)
-        _, watch = self._payers[caller.org, caller.app]
+        _, watch = self._met(caller)
         if is_forced:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_SECONDS):

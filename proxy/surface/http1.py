@@ -13,6 +13,7 @@ from proxy.surface.http1_answer import Answer, BodilessAnswer
 from proxy.surface.http1_request import RequestReader
 from proxy.surface.reading import Reading
 from proxy.surface.reset import reset
+from proxy.surface.sockets import peer_of
 
 if TYPE_CHECKING:
     from proxy.surface.listener import Listener
@@ -58,6 +59,7 @@ class Http1Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
+        self._peer = peer_of(transport)
         self._listener.joined(self)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -196,6 +198,7 @@ class Http1Connection(asyncio.Protocol):
             self._listener.let_go(weight)
             self._refuse(self._listener.too_many)
             return
+        request.peer = self._peer
         make = BodilessAnswer if request.method == b"HEAD" else Answer
         self._answer = make(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
         self._listener.begin(request, self._answer, weight)

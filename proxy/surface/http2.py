@@ -19,6 +19,7 @@ from proxy.exchange import Header
 from proxy.surface.http2_stream import Stream
 from proxy.surface.limits import Rate
 from proxy.surface.reading import Reading
+from proxy.surface.sockets import peer_of
 
 if TYPE_CHECKING:
     from proxy.surface.listener import Listener
@@ -79,6 +80,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
+        self.peer = peer_of(transport)
         self.listener.joined(self)
         # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
         self._h2.local_settings = Settings(

@@ -93,6 +93,7 @@ class Stream:
             return
         self._is_whole = True
         self._request.body = joined(self._body)
+        self._request.peer = self._connection.peer
         self._body = []
         self._connection.listener.begin(self._request, self, self._weight)
 

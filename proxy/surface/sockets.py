@@ -77,3 +77,9 @@ def _bound(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.soc
         made.close()
         raise
     return made
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The address at the other end; a socket in the file system has none."""
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) else ""

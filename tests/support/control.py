@@ -20,6 +20,7 @@ from proxy.config import Address, Config
 from proxy.config.keys import parse
 from proxy.control import api
 from proxy.control.composed import parts_of
+from proxy.control.connections import DEFAULT, Limits
 from proxy.control.health import Readiness
 from proxy.control.parts import Parts
 from proxy.control.rates import Rates, Taken
@@ -120,7 +121,7 @@ def config() -> Config:
 
 @asynccontextmanager
 async def rig(
-    store: Store, folder: Path, clock: ManualClock | None = None, rates: Rates | None = None
+    store: Store, folder: Path, clock: ManualClock | None = None, rates: Rates | None = None, limits: Limits = DEFAULT
 ) -> AsyncIterator[Rig]:
     clock, whole = clock or Impatient(), config()
     tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
@@ -145,7 +146,7 @@ async def rig(
         readiness.started({})
         timeout = aiohttp.ClientTimeout(total=30)
         async with (
-            listening(control, Address("127.0.0.1", 0)) as address,
+            listening(control, Address("127.0.0.1", 0), clock, limits) as address,
             aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
             yield Rig(f"http://{address}", session, parts, store, clock, recorder, tokens, control)

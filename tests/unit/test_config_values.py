@@ -146,6 +146,16 @@ def test_labels_are_required() -> None:
             "defaults: {timezone: europe/berln}",
             '1: defaults.timezone: expected an IANA time zone (did you mean "Europe/Berlin"?), found "europe/berln"',
         ),
+        *(
+            (f"auth: {{control_url: '{url}'}}", f'1: auth.control_url: {words}, found "{url}"')
+            for url, words in (
+                ("http://control:8081", "expected https: secrets travel there; http is for loopback alone"),
+                ("http://10.0.0.1", "expected https: secrets travel there; http is for loopback alone"),
+                ("http://[fe80::1]:8081", "expected https: secrets travel there; http is for loopback alone"),
+                ("https://control/api", "expected http(s)://host or http(s)://host:port and nothing after it"),
+                ("control:8081", "expected http(s)://host or http(s)://host:port and nothing after it"),
+            )
+        ),
         ("auth: {max_sessions: -1}", "1: auth.max_sessions: expected at least 0, found -1"),
         (
             "auth: {issuer: 'a b'}",
@@ -207,7 +217,7 @@ def test_labels_are_required() -> None:
         ),
         (
             f"auth: {{mode: identity, identity: {{org: {ORG}, app: a#b}}}}",
-            '1: auth.identity.app: expected 1 to 64 letters, digits or any of ._-, found "a#b"',
+            '1: auth.identity.app: expected 1 to 64 letters, digits or any of ._-, and neither . nor .., found "a#b"',
         ),
         (
             f"auth: {{mode: identity, identity: {{org: {ORG}, app: a}}}}\nlisten:\n  data: 0.0.0.0:80",
@@ -272,6 +282,20 @@ def test_a_region(region: str) -> None:
 )
 def test_a_key(key: str, expected: Key) -> None:
     assert read(f"auth: {{keys: [{key}]}}").auth.keys == (expected,)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://control.example.com",
+        "https://10.0.0.1:8443",
+        "http://127.0.0.1:8081",
+        "http://[::1]",
+        "http://localhost:1",
+    ],
+)
+def test_where_credentials_are_made(url: str) -> None:
+    assert read(f"auth: {{control_url: '{url}'}}").auth.control_url == url
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "'[::1]", "localhost"])

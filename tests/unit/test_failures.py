@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.auth import failures as module
-from proxy.auth.failures import AT_ONCE, SECONDS, Failures, WrongSecrets, network_of
+from proxy.auth.failures import ADMIN, AT_ONCE, SECONDS, Failures, WrongSecrets, network_of
 from proxy.errors import SlowDown
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
@@ -93,3 +93,13 @@ def test_ids_that_nobody_can_have_are_one_client() -> None:
     waits = [each for number in range(AT_ONCE + 1) for each in failed(wrong, "x" * number, f"192.0.2.{number}")]
     assert waits == [SECONDS]
     assert len(wrong._of_clients._empty_at) == 1
+
+
+def test_what_is_no_clients_is_counted_by_address_alone_and_the_administrator_by_himself() -> None:
+    wrong = WrongSecrets(lambda: 0.0)
+    for number in range(AT_ONCE + 5):
+        wrong.count(None, f"192.0.2.{number}")
+    assert wrong._of_clients._empty_at == {}
+    assert len(failed(wrong, "x", "198.51.100.1", AT_ONCE)) == 0
+    assert failed(wrong, ADMIN, "198.51.100.2", AT_ONCE) == []
+    assert failed(wrong, ADMIN, "198.51.100.3") == [SECONDS]

@@ -69,7 +69,7 @@ def test_the_documented_keys_are_all_different() -> None:
 
 
 ORGS = st.sampled_from([ORG, "00000000-0000-4000-8000-000000000001"])
-APPS = st.one_of(st.none(), st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True))
+APPS = st.one_of(st.none(), st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True).filter(is_app_id))
 LABELS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
 PERIODS = st.sampled_from([DAY, "DAY#20261119", "WEEK#2026-W47", "MONTH#202611"])
 SCOPES = st.builds(Scope, ORGS, APPS)
@@ -125,7 +125,11 @@ def test_shards_are_the_same_everywhere_and_spread() -> None:
     ("check", "good", "bad"),
     [
         (is_org_id, [ORG], ["", ORG[:-1], ORG.replace("-", ""), f"urn:uuid:{ORG}", ORG + "\n"]),
-        (is_app_id, ["a", "A.b_c-9", "a" * 64], ["", "a b", "a/b", "ä", "a" * 65, "a\n"]),
+        (
+            is_app_id,
+            ["a", "A.b_c-9", "a" * 64, "...", "..a", ".a"],
+            ["", "a b", "a/b", "ä", "a" * 65, "a\n", ".", "..", "..\n"],
+        ),
         (is_label, ["premium", "my.label-1"], ["", "a#b", "a b", "a" * 65, "..", ".", "-a", "a..b"]),
     ],
 )

@@ -108,7 +108,7 @@ def test_every_mistake_is_told_at_once() -> None:
         "quotas.economy: expected whole micro-USD (a dollar is 1000000) from 0 to 1000000000000000, found 1.0",
         'sticky_fallback_enabled: expected true or false, found "yes"',
         "tight_mode_threshold_pct: expected a whole number from 1 to 100, found 101",
-        "refresh_interval_normal_secs: expected 0.001 to 86400 seconds, found nan",
+        "refresh_interval_normal_secs: expected 0.001 to 86400 seconds with at most 3 decimals, found nan",
         "enforcement: hard budgets are not available yet; allowed are soft, shadow",
         "alert_thresholds_pct: expected a whole number from 1 to 999, found 0",
         "agg_shard_count: expected one of 8, 16, 32, 64, found 9",

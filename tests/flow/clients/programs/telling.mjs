@@ -50,7 +50,7 @@ function lengthened(args) {
   return long ? { ...args, text: "x".repeat(Number(long[1])) } : args;
 }
 
-function described(failure) {
+export function described(failure) {
   return {
     kind: failure.constructor.name,
     code: failure.$metadata ? failure.name : (failure.headers?.get?.("x-amzn-errortype") ?? null),

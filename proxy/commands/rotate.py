@@ -1,0 +1,98 @@
+"""`price-keeper rotate`: makes a client's next secret, and fetches it once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from proxy.auth.registering import MOST_GRACE_HOURS
+from proxy.commands.asking import Api, Refused, add_api, secret_of
+from proxy.commands.places import NotAsked
+from proxy.commands.shared import Commands, add_json_option, print_json
+from proxy.control.access import API_KEY
+from proxy.control.credentials import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
+from proxy.errors import PriceKeeperError
+from proxy.model import is_app_id, is_org_id
+
+KEY_VARIABLE = "PRICE_KEEPER_API_KEY"
+FETCHES = 3  # while the store is away the retrieval token stays good
+LONGEST_WAIT_SECONDS = 10
+
+_UNFETCHED = (
+    "the credentials are rotated, but the new secret could not be fetched: {why}. Rotate again with the same grace: "
+    "a secret that nobody fetched pushes nothing out"
+)
+
+
+def add_to(commands: Commands) -> None:
+    rotate = commands.add_parser("rotate", help="make a client's next secret and print it")
+    rotate.add_argument("org", metavar="ORG", help="the org's id, a UUID")
+    rotate.add_argument("--app", metavar="APP", help="one of its apps; without it, the org's own secret")
+    _add_how(rotate)
+    add_json_option(rotate)
+    add_api(rotate)
+    rotate.set_defaults(run=_rotate)
+
+
+def _add_how(rotate: ArgumentParser) -> None:
+    text = f"how long the secret so far stays good, 0 to {MOST_GRACE_HOURS}; default: {USUAL_GRACE_HOURS}"
+    rotate.add_argument("--grace", type=_hours, default=USUAL_GRACE_HOURS, metavar="HOURS", help=text)
+    text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
+    rotate.add_argument("--token-only", action="store_true", help=text)
+    text = f"the file with the admin key; default: the variable {KEY_VARIABLE}"
+    rotate.add_argument("--key-file", type=Path, metavar="FILE", help=text)
+
+
+def _hours(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > MOST_GRACE_HOURS:
+        raise ArgumentTypeError(f"expected whole hours from 0 to {MOST_GRACE_HOURS}, not {text[:20]!r}")
+    return int(text)
+
+
+def _rotate(chosen: Namespace) -> int:
+    path = _path(chosen)
+    key = secret_of(chosen.key_file, KEY_VARIABLE, "an admin key")
+    if key is None:
+        raise NotAsked(f"the admin key comes from the variable {KEY_VARIABLE}, or from --key-file FILE")
+    api = Api(chosen.api)
+    issued = api.ask("POST", f"{path}/rotate", {"grace_hours": chosen.grace}, {API_KEY: key})
+    _tell(chosen, issued if chosen.token_only else _fetched(api, path, issued))
+    return 0
+
+
+def _path(chosen: Namespace) -> str:
+    if not is_org_id(chosen.org):
+        raise NotAsked("ORG is the org's id, a UUID in lower case, as price-keeper org list tells it")
+    if chosen.app is None:
+        return f"/api/v1/orgs/{chosen.org}/credentials"
+    if not is_app_id(chosen.app):
+        raise NotAsked("--app: an app id is 1 to 64 letters, digits or any of ._-, and neither . nor ..")
+    return f"/api/v1/orgs/{chosen.org}/apps/{quote(chosen.app)}/credentials"
+
+
+def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:
+    shown = {RETRIEVAL_TOKEN: str(issued.get("secret_retrieval_token"))}
+    for left in reversed(range(FETCHES)):
+        try:
+            return api.ask("GET", f"{path}/secret", headers=shown)
+        except Refused as failure:
+            if failure.status != 503 or not left:
+                raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
+            time.sleep(min(failure.wait or 1, LONGEST_WAIT_SECONDS))
+        except PriceKeeperError as failure:
+            raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
+    raise AssertionError("the last one answers or raises")
+
+
+def _tell(chosen: Namespace, told: dict[str, Any]) -> None:
+    """What is secret alone goes to the output, so that it can be sent on to where it is kept."""
+    if chosen.json:
+        print_json({**told, "grace_hours": chosen.grace})
+        return
+    print(told["secret_retrieval_token" if chosen.token_only else "client_secret"])
+    hours = "ends now" if not chosen.grace else f"stays good for {chosen.grace} h"
+    print(f"{told['client_id']}: rotated; the secret so far {hours}", file=sys.stderr)

@@ -1,0 +1,92 @@
+"""`price-keeper token`: logs a client in, and prints what an app needs of it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxy.commands.asking import Api, add_api, checked, secret_of
+from proxy.commands.places import NotAsked
+from proxy.commands.shared import Commands, print_json
+from proxy.config.checks import url as url_complaint
+from proxy.errors import PriceKeeperError
+from proxy.model import scope_of_client
+
+SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
+USUAL_DATA = "http://127.0.0.1:8080"
+USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
+
+
+def add_to(commands: Commands) -> None:
+    token = commands.add_parser("token", help="log a client in and print its access token")
+    token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
+    _add_secret(token)
+    shown = token.add_mutually_exclusive_group()
+    shown.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
+    shown.add_argument("--json", action="store_true", help="print all that was answered, the refresh token too")
+    text = f"with --env: where the app sends its calls; default: {USUAL_DATA}"
+    token.add_argument("--data", default=USUAL_DATA, metavar="URL", help=text)
+    add_api(token)
+    token.set_defaults(run=_token)
+
+
+def _add_secret(token: ArgumentParser) -> None:
+    """Never as an argument, which every user of the machine can see."""
+    text = f"the file with its secret; default: the variable {SECRET_VARIABLE}, or a question without echo"
+    token.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
+
+
+def _token(chosen: Namespace) -> int:
+    if scope_of_client(chosen.client_id) is None:
+        raise NotAsked("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
+    complaint = url_complaint(chosen.data)
+    if complaint:
+        raise NotAsked(f"--data: {complaint}")
+    api = Api(chosen.api)
+    given = {"client_id": chosen.client_id, "client_secret": _secret(chosen)}
+    told = api.ask("POST", "/auth/token", given)
+    if not isinstance(told.get("access_token"), str):
+        raise PriceKeeperError(f"{api.url} is no control API of Bedrock Price Keeper: there is no token in its answer")
+    _print(chosen, told)
+    return 0
+
+
+def _print(chosen: Namespace, told: Mapping[str, Any]) -> None:
+    if chosen.json:
+        print_json(told)
+    elif chosen.env:
+        print("\n".join(_exports(chosen.data, told["access_token"])))
+    else:
+        print(told["access_token"])
+
+
+def _exports(data: str, token: str) -> list[str]:
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or USUAL_REGION
+    variables = {
+        "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": data,
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_SESSION_TOKEN": token,
+    }
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def _secret(chosen: Namespace) -> str:
+    what = "a client secret"
+    found = secret_of(chosen.secret_file, SECRET_VARIABLE, what)
+    if found is not None:
+        return found
+    if not sys.stdin.isatty():
+        raise NotAsked(f"the client's secret comes from the variable {SECRET_VARIABLE}, or from --secret-file FILE")
+    try:
+        return checked(getpass.getpass(f"Secret of {chosen.client_id}: ").strip(), "what was typed", what)
+    except EOFError:
+        raise NotAsked("no secret was typed") from None

@@ -1,0 +1,199 @@
+"""Guessing at the control API, over real sockets: it is slowed down, and keeps nobody with the right secret out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+import aiohttp
+import pytest
+
+from proxy.auth.clients import new_secret
+from proxy.auth.failures import AT_ONCE, SECONDS
+from proxy.control.rates import LocalRates
+from proxy.stores.contract import Key
+from tests.support.clock import ManualClock
+from tests.support.commands import sidecar
+from tests.support.control import ADMIN_KEY, API, ORG, Rig, rig
+from tests.support.engines import Engines
+from tests.support.secrets_kept import cheap_hashes
+
+SHOP, BOT = f"org-{ORG}-app-shop", f"org-{ORG}-app-bot"
+TRIES = 300
+
+
+@dataclass
+class Attacked:
+    api: Rig
+    clock: ManualClock
+    secrets: dict[str, str]
+
+    async def asks(self, method: str, path: str, address: str = "127.0.0.1", **more: Any) -> tuple[int, dict[str, str]]:
+        connector = aiohttp.TCPConnector(local_addr=(address, 0))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request(method, self.api.url + path, **more) as answer,
+        ):
+            return answer.status, dict(answer.headers)
+
+    async def login(self, client: str, secret: str, address: str = "127.0.0.1") -> int:
+        given = {"client_id": client, "client_secret": secret}
+        return (await self.asks("POST", "/auth/token", address, json=given))[0]
+
+    async def guesses(self, client: str, address: str = "127.0.0.1", tries: int = TRIES) -> Counter[int]:
+        gate = asyncio.Semaphore(20)
+
+        async def once() -> int:
+            async with gate:
+                return await self.login(client, new_secret(), address)
+
+        return Counter(await asyncio.gather(*(once() for _ in range(tries))))
+
+
+@pytest.fixture
+async def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Attacked]:
+    cheap_hashes(monkeypatch)
+    clock = ManualClock()
+    rates = LocalRates(clock.monotonic, 20, 1.0)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, clock, rates) as api:
+        await api.org()
+        secrets = {}
+        for app in ("shop", "bot"):
+            made = (await api.ask("PUT", f"{API}/apps/{app}", {"app_name": app})).body
+            token = {"X-Retrieval-Token": made["secret_retrieval_token"]}
+            told = (await api.ask("GET", f"{API}/apps/{app}/credentials/secret", who=None, headers=token)).body
+            secrets[told["client_id"]] = told["client_secret"]
+        await clock.advance(60)
+        attacked = Attacked(api, clock, secrets)
+        for client, secret in secrets.items():  # as those who call here are known here
+            assert await attacked.login(client, secret) == 200
+        yield attacked
+
+
+async def test_of_a_flood_of_wrong_secrets_a_few_are_answered_and_the_right_one_always(attacked: Attacked) -> None:
+    flood = asyncio.create_task(attacked.guesses(SHOP))
+    for _ in range(10):
+        assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200
+        assert await attacked.login(BOT, attacked.secrets[BOT]) == 200
+    assert await flood == {401: AT_ONCE, 429: TRIES - AT_ONCE}
+    assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200
+
+
+async def test_from_other_addresses_the_same_client_cannot_be_guessed_either(attacked: Attacked) -> None:
+    await attacked.guesses(SHOP, "127.0.0.2", AT_ONCE)
+    assert await attacked.guesses(SHOP, "127.0.0.3", 5) == {429: 5}
+    assert await attacked.login(BOT, new_secret(), "127.0.0.4") == 401
+    assert await attacked.login(SHOP, attacked.secrets[SHOP], "127.0.0.3") == 200
+
+
+async def test_one_address_cannot_go_through_clients(attacked: Attacked) -> None:
+    found = [await attacked.login(f"org-{ORG}-app-a{number}", new_secret()) for number in range(AT_ONCE + 3)]
+    assert found == [401] * AT_ONCE + [429] * 3
+    assert await attacked.login(BOT, attacked.secrets[BOT]) == 200
+
+
+async def test_it_is_told_when_to_come_again_and_then_one_more_is_answered(attacked: Attacked) -> None:
+    await attacked.guesses(SHOP, tries=AT_ONCE)
+    given = {"client_id": SHOP, "client_secret": new_secret()}
+    status, headers = await attacked.asks("POST", "/auth/token", json=given)
+    assert (status, headers["Retry-After"]) == (429, f"{SECONDS:g}")
+    await attacked.clock.advance(SECONDS)
+    assert await attacked.guesses(SHOP, tries=3) == {401: 1, 429: 2}
+
+
+async def test_credentials_for_sidecars_have_the_same_limits(attacked: Attacked) -> None:
+    async def fetch(secret: str) -> int:
+        return (await attacked.asks("GET", "/credentials", headers={"Authorization": f"{SHOP}:{secret}"}))[0]
+
+    assert [await fetch(new_secret()) for _ in range(AT_ONCE + 2)] == [401] * AT_ONCE + [429] * 2
+    assert await attacked.login(SHOP, new_secret(), "127.0.0.2") == 429
+    assert await fetch(attacked.secrets[SHOP]) == 200
+
+
+async def test_retrieval_tokens_cannot_be_guessed_and_the_right_one_is_served(attacked: Attacked) -> None:
+    path = f"{API}/apps/shop/credentials"
+    rotated = (await attacked.api.ask("POST", f"{path}/rotate", {})).body
+    found = Counter(
+        [(await attacked.asks("GET", f"{path}/secret", headers={"X-Retrieval-Token": "x" * 43}))[0] for _ in range(40)]
+    )
+    assert found == {401: AT_ONCE, 429: 40 - AT_ONCE}
+    right = {"X-Retrieval-Token": rotated["secret_retrieval_token"]}
+    assert (await attacked.asks("GET", f"{path}/secret", headers=right))[0] == 200
+    assert (await attacked.asks("GET", f"{path}/secret", headers=right))[0] == 429  # it is used, and so a wrong one
+
+
+async def test_the_admin_key_is_guessed_from_no_address_and_opens_from_every_one(attacked: Attacked) -> None:
+    found = [
+        (await attacked.asks("GET", API, f"127.0.0.{2 + number % 3}", headers={"X-API-Key": f"guess {number}"}))[0]
+        for number in range(AT_ONCE + 5)
+    ]
+    assert found == [401] * AT_ONCE + [429] * 5
+    assert (await attacked.asks("GET", API, "127.0.0.2", headers={"X-API-Key": ADMIN_KEY}))[0] == 200
+    assert await attacked.login(SHOP, new_secret(), "127.0.0.9") == 401
+
+
+async def test_other_wrong_tokens_count_by_address(attacked: Attacked) -> None:
+    async def refresh(token: str, address: str) -> int:
+        return (await attacked.asks("POST", "/auth/refresh", address, json={"refresh_token": token}))[0]
+
+    assert [await refresh("a.b.c", "127.0.0.2") for _ in range(AT_ONCE + 2)] == [401] * AT_ONCE + [429] * 2
+    assert await refresh("a.b.c", "127.0.0.3") == 401
+    given = {"client_id": SHOP, "client_secret": attacked.secrets[SHOP]}
+    issued = (await attacked.api.ask("POST", "/auth/token", given, who=None)).body
+    assert await refresh(issued["refresh_token"], "127.0.0.2") == 200
+
+
+async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> None:
+    token = attacked.api.tokens.mint(ORG, "shop", 10).token
+    await attacked.clock.advance(20)
+    shown = {"Authorization": f"Bearer {token}"}
+    assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(AT_ONCE + 5)} == {401}
+
+
+async def test_invented_clients_cost_no_reads_once_their_address_has_sent_too_many(
+    attacked: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Key] = []
+    kind = type(attacked.api.store)
+    get = kind.get
+
+    async def counted(self: Any, key: Key, **options: Any) -> Any:
+        reads.append(key)
+        return await get(self, key, **options)
+
+    monkeypatch.setattr(kind, "get", counted)
+    found = Counter([await attacked.login(f"org-{uuid4()}", new_secret()) for _ in range(TRIES)])
+    assert found == {401: AT_ONCE, 429: TRIES - AT_ONCE}
+    assert len(reads) == AT_ONCE
+    for path in ("/auth/token", "/credentials"):
+        given = {"client_id": f"org-{uuid4()}", "client_secret": new_secret()}
+        shown = {"Authorization": ":".join(given.values())}
+        more: dict[str, Any] = {"json": given} if path == "/auth/token" else {"headers": shown}
+        assert (await attacked.asks("POST" if "json" in more else "GET", path, **more))[0] == 429
+    assert len(reads) == AT_ONCE
+    await attacked.clock.advance(60 * 60)
+    await attacked.guesses(BOT, tries=AT_ONCE)
+    assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200  # what is known of it is long out of date
+    assert await attacked.login(f"org-{uuid4()}", new_secret()) == 429
+
+
+def test_wrong_secrets_at_the_data_port_and_the_control_port_are_counted_together(tmp_path: Path) -> None:
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
+        found = Counter(_guessed(running.data) for _ in range(AT_ONCE + 5))
+        assert found == {403: AT_ONCE, 429: 5}
+        assert _guessed(running.control) == 429
+
+
+def _guessed(url: str) -> int:
+    shown = {"Authorization": f"org-{uuid4()}:{new_secret()}"}
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(f"{url}/credentials", headers=shown), timeout=10)
+    refused.value.close()
+    return int(refused.value.code)

@@ -1,0 +1,344 @@
+"""The control port under people who want it, or the process around it, to stop serving others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from proxy.control import profiles
+from proxy.control.bodies import BYTES_AT_ONCE, OF_STRANGERS, SMALL_BYTES, Budget
+from proxy.control.connections import DEFAULT, Crowd, Limits
+from proxy.control.problems import Problem
+from proxy.control.rates import LocalRates, Taken
+from tests.support.clock import ManualClock
+from tests.support.control import API, ORG, SETTINGS, Impatient, Rig, rig
+from tests.support.engines import Engines
+
+SHOP = f"{API}/apps/shop"
+CALLER = (ORG, "shop")
+JSON = {"Content-Type": "application/json"}
+OVERRIDE = {"label": "economy", "reason": "r"}
+PROFILE = {
+    "label": "mine",
+    "inference_profile_arn": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc",
+    "format": "nova",
+    "prices_usd_per_1m": {"input": 1, "output": 2},
+}
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+        yield running
+
+
+# Bodies.
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "who", "most"),
+    [
+        ("POST", "/auth/token", None, OF_STRANGERS),
+        ("POST", "/auth/refresh", None, OF_STRANGERS),
+        ("POST", "/auth/revoke", None, OF_STRANGERS),
+        ("POST", f"{SHOP}/credentials/rotate", "admin", SMALL_BYTES),
+        ("PUT", f"{SHOP}/override", "admin", SMALL_BYTES),
+        ("POST", f"{SHOP}/usage", CALLER, SMALL_BYTES),
+    ],
+)
+async def test_a_body_is_no_longer_than_its_route_needs(api: Rig, method: str, path: str, who: Any, most: int) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b" " * most
+        yield b" "
+
+    headers = {**JSON, **api.shown(who)}
+    for body in (b" " * (most + 1), parts()):
+        async with api.session.request(method, api.url + path, headers=headers, data=body) as answer:
+            assert answer.status == 413
+    async with api.session.request(method, api.url + path, headers=headers, data=b" " * most) as answer:
+        assert answer.status == 400
+
+
+async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(api: Rig) -> None:
+    reader, writer = await _sent(api, _head(OF_STRANGERS + 1))
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+    writer.close()
+
+
+async def test_of_many_mistakes_the_first_are_told(api: Rig) -> None:
+    told = await api.ask("POST", "/auth/token", {f"u{number}": 1 for number in range(1000)}, who=None)
+    assert (told.status, len(told.body["details"])) == (400, 20)
+    assert told.body["details"][0] == {"path": "client_id", "message": "required, but missing"}
+
+
+async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> None:
+    made = await api.ask("PUT", API, SETTINGS)
+    statuses = [(await api.ask("POST", "/auth/token", {}, who=None)).status for _ in range(12)]
+    assert statuses == [400] * 10 + [429] * 2
+    token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
+    secret = await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)
+    assert secret.status == 200
+    assert (await api.ask("POST", "/auth/token", secret.body, who=None)).status == 200
+
+
+async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
+    api.control._bodies = Budget(2 * OF_STRANGERS + 100)
+    slow = [await _sent(api, _head(OF_STRANGERS)) for _ in range(2)]
+    for each in slow:
+        each[1].write(b"{")
+    await asyncio.sleep(0.1)
+    refused = await api.ask("POST", "/auth/token", {"client_id": "x" * 100, "client_secret": "y"}, who=None)
+    assert (refused.status, refused.headers["Retry-After"], refused.headers["Connection"]) == (503, "1", "close")
+    slow[0][1].close()
+    slow[1][1].write(b" " * OF_STRANGERS)
+    await asyncio.sleep(0.1)
+    assert (
+        await api.ask("POST", "/auth/token", {"client_id": "x" * 100, "client_secret": "y"}, who=None)
+    ).status == 401
+    slow[1][1].close()
+
+
+def test_strangers_alone_cannot_take_the_whole_budget() -> None:
+    assert DEFAULT.connections * OF_STRANGERS < BYTES_AT_ONCE
+    budget = Budget(10)
+    with budget.taken(10), pytest.raises(Problem), budget.taken(1):
+        pass
+    with budget.taken(10):
+        pass
+
+
+def _head(length: int) -> bytes:
+    return (
+        f"POST /auth/token HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+async def _sent(api: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = api.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    return reader, writer
+
+
+# Connections.
+
+
+async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
+    few = Limits(connections=10, of_one=3, for_loopback=0)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
+        held = [await _sent(api, b"") for _ in range(3)]
+        reader, writer = await _sent(api, b"")
+        async with asyncio.timeout(10):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        for _, each in held:
+            each.close()
+            await each.wait_closed()
+        await asyncio.sleep(0.1)
+        assert (await api.ask("GET", "/health", who=None)).status == 200
+
+
+def test_a_probe_of_this_machine_gets_through_whatever_comes_from_others() -> None:
+    crowd = Crowd(ManualClock())
+    joined: list[Any] = [
+        _Connection() for number in range(500) if crowd.joined(_Connection(), f"192.0.2.{number % 250}")
+    ]
+    assert len(joined) == DEFAULT.connections - DEFAULT.for_loopback
+    probes = [_Connection() for _ in range(20)]
+    got_in = [each for each in probes if crowd.joined(each, "127.0.0.1")]
+    assert len(got_in) == DEFAULT.for_loopback
+    crowd.left(got_in[0])
+    assert crowd.joined(_Connection(), "::1")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{:x}"])
+def test_one_address_does_not_take_all_the_room(address: str) -> None:
+    crowd = Crowd(ManualClock())
+    joined = [crowd.joined(_Connection(), address.format(number)) for number in range(100)]
+    assert joined == [True] * DEFAULT.of_one + [False] * (100 - DEFAULT.of_one)
+
+
+class _Connection:
+    def check_time(self, now: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: "])
+async def test_whoever_sends_no_whole_head_is_cut(api: Rig, sent: bytes) -> None:
+    clock = _clock(api)
+    reader, writer = await _sent(api, sent)
+    await asyncio.sleep(0.1)
+    await clock.advance(19)
+    writer.write(sent[:1])  # one byte now and then is no head either
+    await asyncio.sleep(0.1)
+    assert not reader.at_eof()
+    await clock.advance(2)
+    async with asyncio.timeout(10):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api: Rig) -> None:
+    clock = _clock(api)
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    reader, writer = await _sent(api, whole)
+    await reader.readuntil(b"}")
+    await clock.advance(60)
+    await asyncio.sleep(0.1)
+    writer.write(whole)
+    await reader.readuntil(b"}")
+    writer.write(whole[:10])
+    await asyncio.sleep(0.1)
+    await clock.advance(21)
+    async with asyncio.timeout(10):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_whoever_does_not_read_his_answers_is_cut(api: Rig) -> None:
+    clock, loop = _clock(api), asyncio.get_running_loop()
+    host, port = api.url.removeprefix("http://").split(":")
+    with closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, (host, int(port)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                while True:  # until nobody takes any more of it
+                    await loop.sock_sendall(client, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+        await clock.advance(61)
+        await asyncio.sleep(0.1)
+        assert await _is_cut(client)
+
+
+async def _is_cut(client: socket.socket) -> bool:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(3):
+            while await loop.sock_recv(client, 65536):
+                pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def _clock(api: Rig) -> Impatient:
+    assert isinstance(api.clock, Impatient)
+    return api.clock
+
+
+# Requests.
+
+
+@pytest.mark.parametrize("format", ["1.5", "1", "true", "[]", "{}", "[1.5]", '"novel"'])
+async def test_the_format_of_a_profile_is_one_of_a_few_words(api: Rig, format: str) -> None:
+    await api.org()
+    await api.app()
+    body = json.dumps(PROFILE).replace('"nova"', format)
+    headers = {**JSON, **api.shown("admin")}
+    async with api.session.post(f"{api.url}{SHOP}/inference-profiles", data=body, headers=headers) as answer:
+        assert (answer.status, (await answer.json())["details"][0]["path"]) == (400, "format")
+
+
+@pytest.mark.parametrize("name", ["refresh_interval_normal_secs", "refresh_interval_tight_secs"])
+async def test_seconds_have_few_decimals(api: Rig, name: str) -> None:
+    await api.org()
+    headers = {**JSON, **api.shown("admin")}
+    for path, settings in ((API, SETTINGS), (SHOP, {"app_name": "Shop"})):
+        for seconds, status in (
+            ("12." + "3" * 60, 400),
+            ("30." + "0" * 47 + "1", 400),
+            ("1.0005", 400),
+            ("1.125", None),
+        ):
+            body = json.dumps(settings)[:-1] + f', "{name}": {seconds}}}'
+            async with api.session.put(api.url + path, data=body, headers=headers) as answer:
+                assert answer.status in ((200, 201) if status is None else (status,)), await answer.text()
+
+
+async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: Rig) -> None:
+    made = await api.ask("PUT", API, SETTINGS)
+    token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
+    head = await api.ask("HEAD", f"{API}/credentials/secret", who=None, headers=token)
+    assert (head.status, head.headers["Allow"]) == (405, "GET")
+    assert (await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)).status == 200
+    assert (await api.ask("HEAD", API)).status == 200
+
+
+async def test_nobody_keeps_others_from_the_keys_that_verify_tokens(tmp_path: Path) -> None:
+    rates = LocalRates(ManualClock().monotonic, 3, 1)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
+        statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
+        assert statuses == [200] * 3 + [429] * 2
+        for path in ("/.well-known/jwks.json", "/health", "/ready"):
+            assert [(await api.ask("GET", path, who=None)).status for _ in range(5)] == [200] * 5
+
+
+class _Told:
+    def __init__(self) -> None:
+        self.who: list[str] = []
+
+    async def take(self, who: str) -> Taken:
+        self.who.append(who)
+        return Taken(1000, 999, 0.0)
+
+
+async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses, told = iter(["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"]), _Told()
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=told) as api:
+        monkeypatch.setattr(web.BaseRequest, "remote", property(lambda _: next(addresses)))
+        for _ in range(3):
+            await api.ask("GET", "/openapi.json", who=None)
+    assert told.who[0] == told.who[1] != told.who[2]
+
+
+async def test_profiles_made_at_once_are_no_more_than_there_may_be(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "MOST_PROFILES", 5)
+    await api.org()
+    await api.app()
+    before = (await api.ask("GET", SHOP)).headers["ETag"]
+    asked = (api.ask("POST", f"{SHOP}/inference-profiles", PROFILE | {"label": f"l{n}"}) for n in range(20))
+    assert sorted(answer.status for answer in await asyncio.gather(*asked)) == [201] * 5 + [409] * 15
+    listed = await api.ask("GET", f"{SHOP}/inference-profiles")
+    assert len(listed.body["inference_profiles"]) == 5
+    assert (await api.ask("GET", SHOP)).headers["ETag"] == before
+
+
+async def test_a_web_page_cannot_have_its_own_name_point_here(api: Rig) -> None:
+    for host in (
+        "evil.example",
+        "evil.example:8081",
+        "localhost.evil.example",
+        "10.0.0.1",
+        "127.0.0.1.evil.example",
+        "",
+    ):
+        for path in ("/health", "/openapi.json", API):
+            answer = await api.ask("GET", path, headers={"Host": host})
+            assert (answer.status, answer.body["error"]) == (403, "forbidden"), host
+    for host in ("localhost", "LocalHost:1", "127.0.0.1:8081", "127.0.0.9", "[::1]:8081", "[::1]"):
+        assert (await api.ask("GET", "/health", who=None, headers={"Host": host})).status == 200, host
+
+
+@pytest.mark.parametrize("app", ["%2e", "%2E%2e"])
+async def test_no_app_has_a_name_that_paths_lose(api: Rig, app: str) -> None:
+    await api.org()
+    url = URL(f"{api.url}{API}/apps/{app}", encoded=True)
+    async with api.session.put(url, json={"app_name": "x"}, headers=api.shown("admin")) as answer:
+        assert answer.status in (400, 404)

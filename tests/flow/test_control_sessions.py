@@ -1,0 +1,229 @@
+"""A client's sessions on the control API: how a stolen one ends, and that nobody honest is taken for a guesser."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from proxy.auth.clients import Clients
+from proxy.auth.failures import AT_ONCE
+from proxy.control.calls import Call, Principal
+from proxy.control.credentials import RETRIEVAL_TOKEN
+from proxy.control.credentials import fetched as fetched_by
+from proxy.control.parts import RETRIEVALS, RETRIEVALS_WAITING
+from proxy.control.problems import Problem
+from proxy.errors import Busy, SlowDown
+from tests.support.clock import ManualClock
+from tests.support.control import API, ORG, OTHER, Answered, Rig, rig
+from tests.support.engines import Engines
+from tests.support.secrets_kept import be_away, cheap_hashes
+
+SHOP = f"{API}/apps/shop"
+SESSIONS = f"{SHOP}/sessions"
+MANY = AT_ONCE + 4
+
+Pair = dict[str, Any]
+
+
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    cheap_hashes(monkeypatch)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, ManualClock()) as running:
+        await running.org()
+        yield running
+
+
+async def client(api: Rig) -> Pair:
+    return await fetched(api, (await api.ask("PUT", SHOP, {"app_name": "s"})).body)
+
+
+async def fetched(api: Rig, issued: Pair) -> Pair:
+    shown = {RETRIEVAL_TOKEN: issued["secret_retrieval_token"]}
+    found: Pair = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body
+    return found
+
+
+async def login(api: Rig, given: Pair) -> Pair:
+    answer = await api.ask("POST", "/auth/token", given, who=None)
+    assert answer.status == 200, answer.body
+    found: Pair = answer.body
+    return found
+
+
+async def refreshed(api: Rig, pair: Pair) -> Answered:
+    return await api.ask("POST", "/auth/refresh", {"refresh_token": pair["refresh_token"]}, who=None)
+
+
+async def opens(api: Rig, pair: Pair) -> int:
+    shown = {"Authorization": f"Bearer {pair['access_token']}"}
+    return (await api.ask("GET", SHOP, who=None, headers=shown)).status
+
+
+async def rotated(api: Rig, grace: int) -> Pair:
+    answer = await api.ask("POST", f"{SHOP}/credentials/rotate", {"grace_hours": grace})
+    assert answer.status == 200, answer.body
+    found: Pair = answer.body
+    return found
+
+
+async def test_a_rotation_without_grace_ends_all_sessions_and_a_new_secret_begins_others(api: Rig) -> None:
+    thief = await login(api, await client(api))
+    new = await fetched(api, await rotated(api, 0))
+    assert (await refreshed(api, thief)).status == 401
+    assert await opens(api, thief) == 401
+    honest = await login(api, new)
+    again = await refreshed(api, honest)
+    assert again.status == 200
+    assert await opens(api, again.body) == 200
+
+
+async def test_with_a_grace_sessions_go_on(api: Rig) -> None:
+    pair = await login(api, await client(api))
+    await rotated(api, 1)
+    assert (await refreshed(api, pair)).status == 200
+
+
+async def test_a_session_that_another_process_began_by_the_old_secret_ends_too(api: Rig) -> None:
+    """It knows of a rotation a minute late, and until then takes the old secret for good."""
+    given = await client(api)
+    late = Clients(api.store, api.clock.now)
+    shown = (given["client_id"], given["client_secret"])
+    await late.check(*shown)
+    await rotated(api, 0)
+    issued = await api.parts.sessions.login(*await late.checked(*shown))
+    assert (await refreshed(api, {"refresh_token": issued.refresh.token})).status == 401
+
+
+async def test_a_rotation_is_answered_though_access_tokens_cannot_be_revoked(
+    api: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thief = await login(api, await client(api))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(api.store), "query", lambda *_: be_away())
+        issued = await rotated(api, 0)
+    assert (await refreshed(api, thief)).status == 401
+    assert await login(api, await fetched(api, issued))
+
+
+async def test_an_administrator_sees_sessions_and_ends_one(api: Rig) -> None:
+    given = await client(api)
+    first, second = await login(api, given), await login(api, given)
+    listed = (await api.ask("GET", SESSIONS)).body["sessions"]
+    assert {each["session_id"] for each in listed} == {first["session_id"], second["session_id"]}
+    assert all(each.keys() == {"session_id", "began_at", "refreshed_at", "expires_at"} for each in listed)
+    one = f"{SESSIONS}/{first['session_id']}"
+    assert (await api.ask("DELETE", one)).body == {"ended": 1}
+    assert (await api.ask("DELETE", one)).status == 404
+    assert (await refreshed(api, first)).status == 401
+    assert await opens(api, first) == 401
+    assert (await refreshed(api, second)).status == 200
+
+
+async def test_an_administrator_ends_them_all_and_the_secret_stays_good(api: Rig) -> None:
+    given = await client(api)
+    pairs = [await login(api, given) for _ in range(3)]
+    assert (await api.ask("DELETE", SESSIONS)).body == {"ended": 3}
+    assert [(await refreshed(api, pair)).status for pair in pairs] == [401] * 3
+    assert [await opens(api, pair) for pair in pairs] == [401] * 3
+    assert (await api.ask("GET", SESSIONS)).body == {"sessions": []}
+    assert (await refreshed(api, await login(api, given))).status == 200
+
+
+async def test_ending_sessions_is_audited(api: Rig) -> None:
+    pair = await login(api, await client(api))
+    for path in (f"{SESSIONS}/{pair['session_id']}", SESSIONS):
+        await api.clock.advance(1)  # type: ignore[attr-defined]
+        await api.ask("DELETE", path)
+    answer = await api.ask("GET", f"{API}/audit")
+    records = answer.body["records"][:2]
+    assert [(each["action"], each["app"]) for each in records] == [("sessions.end", "shop"), ("session.end", "shop")]
+    assert records[1]["before"] == {"session_id": pair["session_id"]}
+    assert pair["refresh_token"] not in answer.raw.decode()
+
+
+async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_told(api: Rig) -> None:
+    pair = await login(api, await client(api))
+    one = f"{SESSIONS}/{pair['session_id']}"
+    for who in ((ORG, None), (ORG, "shop"), (OTHER, "shop")):
+        for method, path in (("GET", SESSIONS), ("DELETE", SESSIONS), ("DELETE", one)):
+            assert (await api.ask(method, path, who=who)).status == 403
+    assert (await api.ask("DELETE", f"{SESSIONS}/{uuid4()}")).status == 404
+    assert (await api.ask("DELETE", f"{SESSIONS}/a%23b")).status == 400
+    assert (await api.ask("DELETE", f"{API}/apps/nobody/sessions")).status == 404
+    assert (await api.ask("DELETE", f"{API}/apps/nobody/sessions/{pair['session_id']}")).status == 404
+    assert (await refreshed(api, pair)).status == 200
+
+
+# Who is no guesser.
+
+
+async def test_refresh_tokens_that_were_good_once_are_nobodys_guess(api: Rig) -> None:
+    given = await client(api)
+    pairs = [await login(api, given) for _ in range(MANY + 5)]
+    assert [(await refreshed(api, pair)).status for pair in pairs[:MANY]] == [401] * MANY
+    for _ in range(MANY):
+        assert (await refreshed(api, {"refresh_token": pairs[-1]["access_token"]})).status == 401
+
+
+async def test_access_tokens_that_were_revoked_are_nobodys_guess(api: Rig) -> None:
+    pair = await login(api, await client(api))
+    await api.ask("POST", "/auth/revoke", {"token": pair["access_token"]}, who=None)
+    assert [await opens(api, pair) for _ in range(MANY)] == [401] * MANY
+
+
+async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: Rig) -> None:
+    given = await client(api)
+    pair = await login(api, given)
+    tokens = api.tokens
+    tokens._signing = dataclasses.replace(tokens._signing, signs_with=None)
+    shown = {"Authorization": f"{given['client_id']}:{given['client_secret']}"}
+    for _ in range(MANY):
+        answers = [
+            await api.ask("POST", "/auth/token", given, who=None),
+            await refreshed(api, pair),
+            await api.ask("GET", "/credentials", who=None, headers=shown),
+        ]
+        assert [answer.status for answer in answers] == [503] * 3
+        assert all("auth.keys" in answer.body["message"] for answer in answers)
+    wrong = given | {"client_secret": given["client_secret"][::-1]}
+    assert (await api.ask("POST", "/auth/token", wrong, who=None)).status == 503
+    described = (await api.ask("GET", "/openapi.json", who=None)).body["paths"]
+    for path in ("/auth/token", "/auth/refresh"):
+        assert "key to sign" in described[path]["post"]["responses"]["503"]["description"]
+
+
+async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
+    api: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, gate, over = type(api.store), asyncio.Event(), 20
+    get = kind.get
+
+    async def slow(self: Any, *arguments: Any, **options: Any) -> Any:
+        await gate.wait()
+        return await get(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, "get", slow)
+
+    async def guess() -> type[Exception]:
+        shown = {RETRIEVAL_TOKEN: secrets.token_urlsafe(32)}
+        call = Call("r", Principal("anybody"), "127.0.0.1", {"org": ORG, "app": "shop"}, {}, shown)
+        with pytest.raises((Problem, Busy, SlowDown)) as refused:
+            await fetched_by(api.parts, call)
+        return refused.type
+
+    most = RETRIEVALS + RETRIEVALS_WAITING
+    guesses = [asyncio.create_task(guess()) for _ in range(most + over)]
+    done: set[asyncio.Task[type[Exception]]] = set()
+    while len(done) < over:
+        done, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+    assert {task.result() for task in done} == {Busy}
+    gate.set()
+    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: AT_ONCE, SlowDown: most - AT_ONCE}

@@ -1,0 +1,43 @@
+"""A standing that is forgotten while somebody waits for it: the call is paid for all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from proxy.model import Caller
+from tests.support.control import API, ORG, rig
+from tests.support.engines import Engines
+
+
+@pytest.mark.parametrize("moment", ["when it was met", "when it was looked at"])
+async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As when an org that was taken to have the defaults turns out to have a calendar of its own."""
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
+        await api.org()
+        await api.app()
+        standings, caller = api.parts.standings, Caller(ORG, "shop", "client")
+
+        class Forgetful(asyncio.Event):
+            def __init__(self, over: asyncio.Event) -> None:
+                self.over = over
+
+            async def wait(self) -> bool:  # type: ignore[override]
+                await self.over.wait()
+                standings._meet_again(ORG)
+                return True
+
+        meet, look = standings._meet_soon, standings.watching.look
+        with monkeypatch.context() as patch:
+            if moment == "when it was met":
+                patch.setattr(standings, "_meet_soon", lambda who: Forgetful(meet(who)))
+            else:
+                patch.setattr(standings.watching, "look", lambda watch: Forgetful(look(watch)))
+            payer = await standings.learned(caller)
+        assert payer.start <= api.clock.now() < payer.end
+        selected = await api.ask("GET", f"{API}/apps/shop/model-selection?force_check=true")
+        assert selected.status == 200, selected.body

@@ -1,0 +1,258 @@
+"""`price-keeper token` and `rotate` as a user has them, with a real control API and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.auth.clients import new_secret
+from proxy.commands.dev import ADMIN_KEY, APP, ORG
+from tests.support.commands import ROOT, SECONDS, Sidecar, price_keeper, sidecar
+
+CLIENT = f"org-{ORG}-app-{APP}"
+
+
+class Running:
+    def __init__(self, folder: Path, process: Sidecar) -> None:
+        self.folder = folder
+        self.process = process
+        self.key = (folder / "data" / ADMIN_KEY).read_text().strip()
+        found = re.search(rf"AWS_CONTAINER_AUTHORIZATION_TOKEN='{CLIENT}:(.+)'", process.told)
+        assert found
+        self.secret = found[1]
+
+    def asked(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        shown = {"PRICE_KEEPER_API_URL": self.process.control, "PRICE_KEEPER_API_KEY": ""} | environment
+        done = price_keeper(*arguments, folder=self.folder, stdin="", **shown)
+        assert "Traceback" not in done.stderr
+        assert not any(secret in done.stderr for secret in (self.key, self.secret, *environment.values()) if secret)
+        return done
+
+    def token(self, *arguments: str, secret: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self.asked("token", CLIENT, *arguments, PRICE_KEEPER_CLIENT_SECRET=secret or self.secret)
+
+    def rotate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.asked("rotate", ORG, "--app", APP, *arguments, PRICE_KEEPER_API_KEY=self.key)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("dev")
+    with sidecar("dev", "--data-dir", "data", "--port", "0", "--control-port", "0", folder=folder) as process:
+        yield Running(folder, process)
+
+
+def test_a_token_is_printed_alone_or_with_all_that_came(running: Running) -> None:
+    plain = running.token()
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert re.fullmatch(r"[\w-]+\.[\w-]+\.[\w-]+\n", plain.stdout)
+    told = json.loads(running.token("--json").stdout)
+    assert {"access_token", "refresh_token", "expires_in", "session_id"} <= told.keys()
+
+
+def test_the_printed_environment_lets_an_app_call(running: Running) -> None:
+    printed = running.token("--env", "--data", running.process.data)
+    assert printed.returncode == 0, printed.stderr
+    script = f"{printed.stdout}\nexec {sys.executable} -c '{_CALL}'"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    called = subprocess.run(
+        ["sh", "-c", script], env=kept, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert (called.returncode, called.stdout.strip()) == (0, "200"), called.stderr
+
+
+_CALL = (
+    'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium", '
+    'messages=[dict(role="user", content=[dict(text="Hello")])])["ResponseMetadata"]["HTTPStatusCode"])'
+)
+
+
+def test_the_secret_comes_from_a_file_or_from_whoever_types_it_unseen(running: Running) -> None:
+    (running.folder / "secret").write_text(running.secret + "\n")
+    assert running.asked("token", CLIENT, "--secret-file", "secret").returncode == 0
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proxy.cli", "token", CLIENT, "--api", running.process.control],
+        env={name: value for name, value in os.environ.items() if name != "PRICE_KEEPER_CLIENT_SECRET"}
+        | {"PYTHONPATH": str(ROOT)},
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,  # without a terminal of its own, which the question would go to
+    )
+    shown = b""
+    while not shown.endswith(b": "):
+        shown += os.read(ours, 1000)
+    os.write(ours, running.secret.encode() + b"\n")
+    output = process.communicate(timeout=SECONDS)[0]
+    os.set_blocking(ours, False)
+    shown += os.read(ours, 1000)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0, shown
+    assert output.count(b".") == 2
+    assert running.secret.encode() not in shown + output
+
+
+def test_a_wrong_secret_is_told(running: Running) -> None:
+    wrong = running.token(secret=new_secret())
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.endswith("answered 401: the client id or its secret is wrong\n")
+    assert running.token().returncode == 0
+
+
+def test_rotating_prints_the_new_secret_and_the_old_one_stays_for_the_grace(running: Running) -> None:
+    done = running.rotate("--grace", "2")
+    assert done.returncode == 0, done.stderr
+    assert "stays good for 2 h" in done.stderr
+    new = done.stdout.strip()
+    assert running.token().returncode == running.token(secret=new).returncode == 0
+    told = json.loads(running.rotate("--grace", "0", "--json").stdout)
+    assert told.keys() == {"client_id", "client_secret", "grace_hours"}
+    assert running.token().returncode == 1
+    running.secret = told["client_secret"]
+    assert running.token().returncode == 0
+
+
+def test_a_retrieval_token_can_be_had_for_somebody_else(running: Running) -> None:
+    done = running.rotate("--token-only")
+    assert re.fullmatch(r"[\w-]{43}\n", done.stdout)
+    told = json.loads(running.rotate("--token-only", "--json").stdout)
+    assert {"client_id", "secret_retrieval_token", "secret_retrieval_expires_at"} <= told.keys()
+    assert running.token().returncode == 0
+
+
+def test_who_may_not_or_asks_for_what_is_not_there_is_told(running: Running) -> None:
+    refused = running.asked("rotate", ORG, PRICE_KEEPER_API_KEY="not the admin key".replace(" ", "-"))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "answered 401: the admin key is wrong" in refused.stderr
+    missing = running.asked("rotate", ORG, "--app", "none", PRICE_KEEPER_API_KEY=running.key)
+    assert missing.returncode == 1
+    assert "answered 404: there is no app none" in missing.stderr
+
+
+MISTAKES = [
+    (("token", "somebody"), "a client id is org-ORG"),
+    (("token", CLIENT), "the client's secret comes from"),
+    (("token", CLIENT, "--secret-file", "none"), "cannot read none"),
+    (("token", CLIENT, "--secret-file", "empty"), "empty: a client secret is printable ASCII"),
+    (("token", CLIENT, "--api", "ftp://x"), "--api: expected http(s)://host"),
+    (("token", CLIENT, "--env", "--json"), "not allowed with"),
+    (("token", CLIENT, "--env", "--data", "x y"), "--data: expected http(s)"),
+    (("rotate", ORG), "the admin key comes from"),
+    (("rotate", "acme"), "ORG is the org's id"),
+    (("rotate", ORG, "--app", "a b"), "--app: an app id is"),
+    (("rotate", ORG, "--grace", "169"), "expected whole hours from 0 to 168"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES)
+def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    told = {"PRICE_KEEPER_API_KEY": "", "PRICE_KEEPER_CLIENT_SECRET": ""}
+    done = price_keeper(*arguments, folder=tmp_path, stdin="", **told)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    done = price_keeper("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"price-keeper: nobody answers at {url} (Connection refused): is price-keeper running"
+    )
+    assert "sesame" not in done.stderr
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[str, list[Any]]]:
+    """Answers in their order, whatever is asked."""
+    answers: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, body, headers = answers.pop(0)
+            if status:
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", answers
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def rotated(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+    return price_keeper("rotate", ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
+
+
+ISSUED = (200, {"client_id": f"org-{ORG}", "secret_retrieval_token": "sesame"}, {})
+
+
+def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, scripted: tuple[str, list[Any]]) -> None:
+    url, answers = scripted
+    answers += [
+        ISSUED,
+        (503, {"message": "away"}, {"Retry-After": "1"}),
+        (200, {"client_id": "c", "client_secret": "s"}, {}),
+    ]
+    done = rotated(tmp_path, url)
+    assert (done.returncode, done.stdout) == (0, "s\n")
+
+
+TROUBLES = [
+    (
+        [(429, {"message": "too many wrong secrets"}, {"Retry-After": "6"})],
+        "429: too many wrong secrets; try again in 6 s",
+    ),
+    ([(409, {"message": "somebody else changed it"}, {})], "answered 409: somebody else changed it"),
+    ([(0, b"", {})], "gave no whole answer (RemoteDisconnected); it may have been done all the same"),
+    ([(200, b"<html>", {})], "is no control API of Bedrock Price Keeper"),
+    ([(302, b"{}", {"Location": "http://127.0.0.1:9/"})], "answered 302"),
+    ([ISSUED, (401, {"message": "used"}, {})], "the new secret could not be fetched: "),
+    ([ISSUED, (0, b"", {})], "Rotate again with the same grace"),
+]
+
+
+@pytest.mark.parametrize(("answered", "words"), TROUBLES)
+def test_what_goes_wrong_on_the_way(
+    tmp_path: Path, scripted: tuple[str, list[Any]], answered: list[Any], words: str
+) -> None:
+    url, answers = scripted
+    answers += answered
+    done = rotated(tmp_path, url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "sesame" not in done.stderr
+    assert "kkk" not in done.stderr

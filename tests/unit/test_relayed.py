@@ -1,0 +1,225 @@
+"""Credentials that a control service makes: kept until half their life, and never for who shows something else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from proxy.auth import relayed as module
+from proxy.auth.keys import SigningKey
+from proxy.auth.relayed import AGAIN_SECONDS, NoAnswer, RelayedCredentials, Reply
+from proxy.auth.tokens import Tokens
+from proxy.errors import AccessDenied, Busy, SlowDown
+from tests.support.clock import ManualClock
+
+ORG = "550e8400-e29b-41d4-a716-446655440000"
+WEB = f"org-{ORG}-app-web"
+SHOWN = f"{WEB}:the-secret-of-web"
+KEY = "k" * 40
+
+
+class ControlService:
+    """Makes a token whenever it is asked, or answers what a test says."""
+
+    def __init__(self, clock: ManualClock, key: str = KEY) -> None:
+        self.tokens = Tokens([SigningKey("k1", "HS256", key, key)], "price-keeper", clock.now)
+        self.asked = Counter[str]()
+        self.answer: Reply | Exception | None = None
+        self.hangs = False
+
+    async def __call__(self, authorization: str) -> Reply:
+        self.asked[authorization] += 1
+        await (asyncio.Event().wait() if self.hangs else asyncio.sleep(0))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer or self.made(authorization.partition(":")[0].rpartition("-app-")[2])
+
+    def made(self, app: str, **more: Any) -> Reply:
+        token = self.tokens.mint(ORG, app).token
+        told = {"AccessKeyId": "A", "SecretAccessKey": "S", "Token": token, "Expiration": "2027-01-01T00:00:00Z"}
+        return Reply(200, json.dumps(told | more).encode())
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def control(clock: ManualClock) -> ControlService:
+    return ControlService(clock)
+
+
+@pytest.fixture
+def revoked() -> set[str]:
+    return set()
+
+
+@pytest.fixture
+def relayed(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
+    verifying = Tokens([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
+    return RelayedCredentials(control, verifying, clock, lambda claims: claims.jti in revoked)
+
+
+async def test_asked_once_until_half_the_life_is_gone(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+) -> None:
+    first = await relayed.told(SHOWN)
+    await clock.advance(1790)
+    assert await relayed.told(SHOWN) == first
+    assert control.asked[SHOWN] == 1
+    await clock.advance(11)
+    assert await relayed.told(SHOWN) != first
+    assert control.asked[SHOWN] == 2
+
+
+async def test_half_the_life_is_the_tokens_own_however_late_it_was_fetched(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+) -> None:
+    control.answer = control.made("web")
+    await clock.advance(1500)
+    await relayed.told(SHOWN)
+    await clock.advance(301)
+    await relayed.told(SHOWN)
+    assert control.asked[SHOWN] == 2
+
+
+async def test_many_at_once_ask_once(relayed: RelayedCredentials, control: ControlService) -> None:
+    found = await asyncio.gather(*(relayed.told(SHOWN) for _ in range(200)))
+    assert control.asked[SHOWN] == 1
+    assert all(each == found[0] for each in found)
+    assert relayed._lanes == {}
+
+
+async def test_another_secret_of_the_same_client_gets_nothing_that_is_kept(
+    relayed: RelayedCredentials, control: ControlService
+) -> None:
+    await relayed.told(SHOWN)
+    control.answer = Reply(401, b"{}")
+    with pytest.raises(AccessDenied):
+        await relayed.told(f"{WEB}:another")
+    assert SHOWN not in repr(relayed.__dict__)
+    assert "the-secret-of-web" not in repr(relayed.__dict__)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refusal_ends_what_is_kept(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, status: int
+) -> None:
+    await relayed.told(SHOWN)
+    await clock.advance(1801)
+    control.answer = Reply(status, b"{}")
+    with pytest.raises(AccessDenied, match="the client id or its secret is wrong"):
+        await relayed.told(SHOWN)
+    control.answer = NoAnswer("away")
+    with pytest.raises(Busy):  # though the token has not expired
+        await relayed.told(SHOWN)
+
+
+@pytest.mark.parametrize("trouble", [NoAnswer("away"), Reply(503, b""), Reply(302, b""), Reply(404, b"{}")])
+async def test_without_the_control_service_what_is_kept_is_good_until_it_expires(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, trouble: Any
+) -> None:
+    first = await relayed.told(SHOWN)
+    control.answer = trouble
+    await clock.advance(1801)
+    assert await relayed.told(SHOWN) == first
+    await clock.advance(1798)
+    assert await relayed.told(SHOWN) == first
+    await clock.advance(2)
+    with pytest.raises(Busy) as caught:
+        await relayed.told(SHOWN)
+    assert caught.value.retry_after == AGAIN_SECONDS
+
+
+async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    first = await relayed.told(SHOWN)
+    control.hangs = True
+    await clock.advance(1801)
+    assert await asyncio.gather(*(relayed.told(SHOWN) for _ in range(50))) == [first] * 50
+    assert control.asked[SHOWN] == 2
+
+
+async def test_who_gave_no_answer_is_left_alone_for_a_moment(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    control.answer = NoAnswer("away")
+    with caplog.at_level(logging.WARNING, "proxy.auth"):
+        for _ in range(50):
+            with pytest.raises(Busy):
+                await relayed.told(SHOWN)
+        assert control.asked[SHOWN] == 1
+        await clock.advance(AGAIN_SECONDS)
+        control.answer = None
+        await relayed.told(SHOWN)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no new credentials can be had from the control service: away",
+        "the control service makes credentials again",
+    ]
+
+
+async def test_a_token_that_was_revoked_is_not_handed_out_again(
+    relayed: RelayedCredentials, control: ControlService, revoked: set[str]
+) -> None:
+    first = await relayed.told(SHOWN)
+    revoked.add(control.tokens.access(first["Token"]).jti)
+    assert await relayed.told(SHOWN) != first
+    assert control.asked[SHOWN] == 2
+
+
+async def test_slowing_down_is_passed_on(relayed: RelayedCredentials, control: ControlService) -> None:
+    control.answer = Reply(429, b"{}", 6.0)
+    with pytest.raises(SlowDown) as caught:
+        await relayed.told(SHOWN)
+    assert caught.value.retry_after == 6.0
+
+
+async def test_an_answer_that_is_none_is_not_handed_out(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = ControlService(clock, "x" * 40).made("web")
+    answers = [foreign, control.made("bot"), control.made("web", Token=7), Reply(200, b"[" * 99_999), Reply(200, b"{}")]
+    for answer in answers:
+        control.answer = answer
+        with pytest.raises(Busy):
+            await relayed.told(SHOWN)
+        await clock.advance(AGAIN_SECONDS)
+    assert relayed._kept == {}
+    assert "eyJ" not in caplog.text
+    assert "compare auth.keys" in caplog.text
+
+
+@pytest.mark.parametrize("shown", ["", "nonsense", f"{WEB}:", f"{WEB}:a b", f"{WEB}:a\r\nX: y", "x:y", f"{WEB}:\xff"])
+async def test_what_can_be_no_secret_is_not_sent_on(
+    relayed: RelayedCredentials, control: ControlService, shown: str
+) -> None:
+    with pytest.raises(AccessDenied):
+        await relayed.told(shown)
+    assert not control.asked
+
+
+async def test_what_is_kept_and_who_waits_is_bounded(
+    relayed: RelayedCredentials, control: ControlService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    monkeypatch.setattr(module, "WAITING", 20)
+    for number in range(100):
+        await relayed.told(f"org-{ORG}-app-a{number}:secret")
+        assert len(relayed._kept) <= 10
+    control.answer = NoAnswer("away")
+    found = await asyncio.gather(*(relayed.told(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
+    assert Counter(str(each) for each in found)["too many callers wait for credentials"] == 30
+    assert relayed._waiting == 0
+
+
+async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, control: ControlService) -> None:
+    with pytest.raises(AccessDenied, match=r"auth\.control_url"):
+        await RelayedCredentials(None, control.tokens, clock, lambda _: False).told(SHOWN)
