@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
+PICO_PER_MICRO = 10**6  # of a US dollar: money is whole pico-dollars here, and micro-dollars where people read it
+PICO_PER_USD = PICO_PER_MICRO * 10**6
+
 _APP_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,64}")  # a client's program takes `.` and `..` out of paths
 _LABEL = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as a model id it stands in paths
 

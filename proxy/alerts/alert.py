@@ -8,14 +8,12 @@ from typing import Any
 
 import orjson
 
-from proxy.model import Scope
+from proxy.model import PICO_PER_MICRO, Scope
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, Item, Key
 
 MARKER_SECONDS = 7 * 86_400  # after the end of the period; longer than anybody tries to deliver an alert
 OWNER = "alert"
-
-_PICO_PER_MICRO = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Alert:
 
 def _micros(pico: int) -> int:
     """Whole, as everywhere where money is shown."""
-    return (pico + _PICO_PER_MICRO // 2) // _PICO_PER_MICRO
+    return (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
 
 
 def _iso(epoch: int) -> str:

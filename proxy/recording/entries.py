@@ -12,11 +12,12 @@ import orjson
 from proxy.metering.bodies import NOT_CHARGED
 from proxy.metering.usage import Usage
 
+# The units that an entry's money is counted in.
+from proxy.model import PICO_PER_MICRO as PICO_PER_MICRO
+from proxy.model import PICO_PER_USD as PICO_PER_USD
+
 _make = tuple.__new__  # of a named tuple, in half the time
 _MOST_APART = 200
-
-PICO_PER_MICRO = 10**6
-PICO_PER_USD = PICO_PER_MICRO * 10**6
 
 
 class Kind(StrEnum):

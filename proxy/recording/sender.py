@@ -37,8 +37,12 @@ class Sender:
         self._day = ""
         self._listed: set[Counter] = set()  # on this day
         self.sent = self.requests = self.pico = self.repeats = 0
-        self.left: list[Sealed] = []  # what was spent all the same
-        self.refused: list[str] = []  # segments that stay where they are, for a person to look at
+        self.left: list[Sealed] = []  # what stays where it is, for a person to look at: it was spent all the same
+
+    @property
+    def refused(self) -> list[str]:
+        """The names of what is left."""
+        return [sealed.seal.ulid for sealed in self.left]
 
     async def send(self, sealed: Sealed) -> None:
         """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again; and
@@ -70,7 +74,6 @@ class Sender:
         ulid = sealed.seal.ulid
         if not sealed.is_frozen:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
-        self.refused.append(ulid)
         self.left.append(sealed)
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
 

@@ -12,8 +12,9 @@ from zoneinfo import ZoneInfo
 from proxy.audit import plain
 from proxy.calendar_days import span
 from proxy.config.keys import Defaults
+from proxy.model import PICO_PER_MICRO
 from proxy.reporting import money
-from proxy.selection.plan import PICO_PER_MICRO, THRESHOLDS, Plan, plan_of, turns_at
+from proxy.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
 from proxy.selection.settings import APP_SETTINGS, ORG_SETTINGS
 from proxy.stores.contract import Item
 

@@ -11,20 +11,20 @@ from proxy.selection.standing import Standing
 
 MOST_ACCOUNTS = 1000  # of one payer: labels, but models without one come as callers name them
 
+_Charged = tuple[str, str, int]  # a scope, a period, and over how many items its counters are spread
+
 
 class Payer:
     """A caller's org and app, on one day: where what it spends is counted."""
 
-    __slots__ = ("_accounts", "_counters", "_generation", "end", "good_until", "standing", "start")
+    __slots__ = ("_accounts", "_charged", "_generation", "end", "good_until", "standing", "start")
 
     def __init__(self, caller: Caller, standing: Standing, day: Span) -> None:
         plan = standing.plan
         self.standing = standing
         self.start = max(day.start, standing.span.start)
         self.end = min(day.end, standing.span.end)
-        self._counters = [(scope.key, day.key, plan.shards) for scope in _scopes(caller, plan)]
-        if standing.span.key != day.key:
-            self._counters.append((standing.scope.key, standing.span.key, plan.shards))
+        self._charged = _charged(caller, plan, day, standing.span)
         self._accounts: dict[str, Account] = {}
         self._generation = standing.generation
         self.good_until = NEVER  # by the monotonic clock; of one who pays by default alone
@@ -37,7 +37,7 @@ class Payer:
         if found is None:
             if len(self._accounts) >= MOST_ACCOUNTS:
                 self._accounts.clear()
-            counters = [Counter(scope, label, period, shards) for scope, period, shards in self._counters]
+            counters = _counters(self._charged, label)
             found = self._accounts[label] = Account.of(counters, self.standing.budgets_of(label))
         return found
 
@@ -45,11 +45,24 @@ class Payer:
 def counters_at(caller: Caller, plan: Plan, label: str, at: float) -> list[Counter]:
     """What is charged with a call that started then, wherever it was made."""
     day, period = span(Period.DAY, at, plan.zone), span(plan.period, at, plan.zone)
-    counters = [Counter(scope.key, label, day.key, plan.shards) for scope in _scopes(caller, plan)]
+    return _counters(_charged(caller, plan, day, period), label)
+
+
+def budget_scope(caller: Caller, plan: Plan) -> Scope:
+    """Whose quotas a caller's calls are paid from."""
+    return Scope(caller.org, caller.app if plan.quota_scope == "APP" else None)
+
+
+def _counters(charged: list[_Charged], label: str) -> list[Counter]:
+    return [Counter(scope, label, period, shards) for scope, period, shards in charged]
+
+
+def _charged(caller: Caller, plan: Plan, day: Span, period: Span) -> list[_Charged]:
+    """Each scope by day, for reports, and that of the budget by its own period."""
+    charged = [(scope.key, day.key, plan.shards) for scope in _scopes(caller, plan)]
     if period.key != day.key:
-        whose = Scope(caller.org, caller.app if plan.quota_scope == "APP" else None)
-        counters.append(Counter(whose.key, label, period.key, plan.shards))
-    return counters
+        charged.append((budget_scope(caller, plan).key, period.key, plan.shards))
+    return charged
 
 
 def _scopes(caller: Caller, plan: Plan) -> list[Scope]:

@@ -21,13 +21,12 @@ from zoneinfo import ZoneInfo
 
 from proxy.calendar_days import Period, known_zone
 from proxy.config.keys import Defaults
-from proxy.model import is_label
+from proxy.model import PICO_PER_MICRO, is_label
 from proxy.stores.contract import Item
 from proxy.stores.schema import SHARD_COUNTS
 
 T = TypeVar("T")
 
-PICO_PER_MICRO = 10**6
 MOST_MICROS = 10**15  # of a quota: a thousand million dollars
 MOST_SECONDS = 86_400
 MOST_DECIMALS = 3

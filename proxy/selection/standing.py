@@ -1,7 +1,7 @@
 """How one scope stands in one period: its plan, its active label, what is spent. From it a call's label is chosen.
 
-Nothing here waits for anybody. What the store says is learned (`learn`, `read`); what this process spends is counted by
-each label's `Spent` as it happens.
+Nothing here waits for anybody. What the store says is learned (`learn`, and each label's `Spent`); what this process
+spends is counted as it happens.
 """
 
 from __future__ import annotations
@@ -145,10 +145,7 @@ class Standing:
             raise self._not_among(label)  # or a budget could be passed by through it
         taken = self.spent(label).taken
         if taken < quota or is_shadow:
-            instead = None if taken < quota else ""
-            return Decision(
-                label, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota), instead
-            )
+            return self._by_quota(label, taken, quota, None if taken < quota else "")
         raise self._spent_all(label, (label,))
 
     def _decided(self, asked: str, is_specific: bool, serving: str, taken: int, quota: int) -> Decision:
@@ -158,7 +155,10 @@ class Standing:
             if self.plan.enforcement == "shadow":
                 return self._shadow(asked, serving)
             self._outcomes.elsewhere += 1
-        return Decision(serving, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota))
+        return self._by_quota(serving, taken, quota)
+
+    def _by_quota(self, label: str, taken: int, quota: int, instead: str | None = None) -> Decision:
+        return Decision(label, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota), instead)
 
     def _without_one(self, asked: str, is_specific: bool) -> Decision:
         if self.plan.enforcement == "shadow" and not self._may(asked):
@@ -177,8 +177,7 @@ class Standing:
         quota = self.plan.quotas.get(asked)
         if quota is None:
             return Decision(asked, Mode.NORMAL, None, instead)
-        taken = self.spent(asked).taken
-        return Decision(asked, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota), instead)
+        return self._by_quota(asked, self.spent(asked).taken, quota, instead)
 
     def _made_route(self, label: str, is_specific: bool) -> tuple[_Step, ...]:
         format, quotas = self._labels[label].format, self.plan.quotas

@@ -19,7 +19,7 @@ from proxy.model import Caller, Scope
 from proxy.recording.entries import Counter
 from proxy.recording.recorder import Recorder
 from proxy.selection.overrides import Override
-from proxy.selection.payer import Payer
+from proxy.selection.payer import Payer, budget_scope
 from proxy.selection.plan import Plan
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Outcomes, Standing
@@ -181,7 +181,7 @@ class Standings:
     def _introduce(self, caller: Caller, plan: Plan, *, is_known: bool, is_settled: bool) -> None:
         now = self._clock.now()
         plan, period = self._frozen_calendar(caller.org, plan, now, is_settled)
-        scope = Scope(caller.org, caller.app if plan.quota_scope == "APP" else None)
+        scope = budget_scope(caller, plan)
         watch = self._watches.get((scope.key, period.key))
         if watch is None:
             watch = self._new_watch(scope, period, plan, is_settled)
