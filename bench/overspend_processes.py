@@ -24,6 +24,7 @@ from tests.support.crashing import MODELS, ORG, PRICES, Lineup
 from tests.support.fleet import budget
 from tests.support.overspend import Figures
 from tests.support.simulated import BedrockProcess, Caller, bedrock_process, read_ledger
+from tests.support.threads import Threads
 
 CALLS_A_SECOND = 24.0  # of the whole fleet
 SPENT_IN_SECONDS = 30
@@ -74,11 +75,11 @@ class Watch:
         return max(gaps, default=0.0)
 
 
-class Calls:
+class Calls(Threads):
     """Clients in threads, each at its own even pace."""
 
     def __init__(self, lineups: list[Lineup], token: str) -> None:
-        self._stop = threading.Event()
+        super().__init__()
         self.failures = 0
         clients = [lineup for lineup in lineups for _ in range(CALLERS_A_SIDECAR)]
         pause = len(clients) / CALLS_A_SECOND
@@ -86,16 +87,6 @@ class Calls:
             threading.Thread(target=self._call_on, args=(lineup, token, pause, pause * number / len(clients)))
             for number, lineup in enumerate(clients)
         ]
-
-    def __enter__(self) -> Calls:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def _call_on(self, lineup: Lineup, token: str, pause: float, first: float) -> None:
         caller = Caller(lineup.url, keys=Keys("any", "any", token))

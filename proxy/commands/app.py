@@ -9,7 +9,7 @@ from proxy.clock import SystemClock
 from proxy.commands.org import apps_of, known_labels, org_named, shown_org
 from proxy.commands.places import NotAsked, add_places, config_of, opened
 from proxy.commands.settings_file import SettingsFile, add_file
-from proxy.commands.settings_shown import columns, say
+from proxy.commands.settings_shown import columns, say, tell
 from proxy.commands.shared import Commands, actor, add_json_option, print_json
 from proxy.config import Config
 from proxy.model import Scope, is_app_id
@@ -75,10 +75,7 @@ async def _show(chosen: Namespace, config: Config) -> int:
     async with opened(config.store, SystemClock()) as store:
         above = await shown_org(store, await org_named(store, chosen.org), config)
         shown = await shown_app(store, above, chosen.app)
-    if chosen.json:
-        print_json(shown.record())
-    else:
-        say(shown.lines())
+    tell(shown, as_json=chosen.json)
     return 0
 
 

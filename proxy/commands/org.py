@@ -11,7 +11,7 @@ from uuid import uuid4
 from proxy.clock import SystemClock
 from proxy.commands.places import NotAsked, add_places, config_of, opened
 from proxy.commands.settings_file import SettingsFile, add_file
-from proxy.commands.settings_shown import columns, say
+from proxy.commands.settings_shown import columns, say, tell
 from proxy.commands.shared import Commands, actor, add_json_option, print_json
 from proxy.config import Config
 from proxy.config.prices import PSEUDO_LABELS
@@ -102,10 +102,7 @@ async def _org_to_put(store: Store, text: str) -> str:
 async def _show(chosen: Namespace, config: Config) -> int:
     async with opened(config.store, SystemClock()) as store:
         shown = await shown_org(store, await org_named(store, chosen.org), config)
-    if chosen.json:
-        print_json(shown.record())
-    else:
-        say(shown.lines())
+    tell(shown, as_json=chosen.json)
     return 0
 
 

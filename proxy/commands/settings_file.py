@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.config.kinds import read_leaf
 from proxy.config.problems import Origin, one_line
-from proxy.config.reader import Mistake
+from proxy.config.reader import Mistake, origin_of
 from proxy.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
 from proxy.errors import ConfigError
 from proxy.selection.settings import SettingsRefused, told
@@ -45,18 +45,10 @@ class SettingsFile:
             raise ConfigError(self._lines(refused.mistakes)) from None
 
     def _lines(self, mistakes: Sequence[Mistake]) -> list[str]:
-        placed = sorted(((self._origin(path), told(path, text)) for path, text in mistakes), key=lambda at: at[0].rank)
+        placed = sorted(
+            ((origin_of(self._root, path), told(path, text)) for path, text in mistakes), key=lambda at: at[0].rank
+        )
         return [f"{origin}: {line}" for origin, line in placed]
-
-    def _origin(self, path: tuple[str, ...]) -> Origin:
-        """Where the deepest part of the path that was written stands."""
-        node = self._root
-        for name in path:
-            below = node.children.get(name) if isinstance(node, Branch) else None
-            if below is None:
-                break
-            node = below
-        return node.origin
 
     def _composed(self, text: str) -> Node:
         try:

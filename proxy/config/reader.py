@@ -152,7 +152,7 @@ class _Reader:
             if any(value is _BROKEN for value in asked.values()):
                 continue
             for path, complaint in rule(**asked):
-                self._problems.add(_origin_of(node, path), spot.below(path), complaint)
+                self._problems.add(origin_of(node, path), spot.below(path), complaint)
 
     def _list(self, kind: Any, node: Branch, spot: Spot) -> tuple[Any, ...]:
         items = [self.value(item_kind(kind), child, spot.child(name)) for name, child in node.children.items()]
@@ -188,7 +188,7 @@ def _found(node: Node, spot: Spot) -> str:
     return f'"{shown}"' if node.tag == "str" else shown or "null"
 
 
-def _origin_of(node: Node, path: tuple[str, ...]) -> Origin:
+def origin_of(node: Node, path: tuple[str, ...]) -> Origin:
     """Where the deepest part of the path that was written stands."""
     for name in path:
         child = node.children.get(name) if isinstance(node, Branch) else None

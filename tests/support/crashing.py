@@ -30,6 +30,7 @@ from proxy.simulator import DEFAULT_KEYS, Keys
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.servers import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, Caller
+from tests.support.threads import Threads
 
 ORG = "c0000000-0000-4000-8000-00000000000d"
 APP = "crashing"
@@ -88,26 +89,16 @@ class Lineup:
         return Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint(ORG, APP).token
 
 
-class Load:
+class Load(Threads):
     """boto3 clients that call without rest, and remember which answers they received whole."""
 
     def __init__(self, lineup: Lineup, clients: int, chance: random.Random) -> None:
+        super().__init__()
         self.whole: list[str] = []
         self.broken = 0
         self._lineup = lineup
-        self._stop = threading.Event()
         seeds = [chance.random() for _ in range(clients)]
         self._threads = [threading.Thread(target=self._call_on, args=(seed,)) for seed in seeds]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def _call_on(self, seed: float) -> None:
         chance, numbers = random.Random(seed), count()
