@@ -22,6 +22,7 @@ _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
 NO_KEY_SECONDS = 60  # before asking again; it takes another configuration
 _NO_KEY = "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
+_NO_PAIR = "the container authorization token is client_id:client_secret"
 _NOT_KEPT = (b"cache-control", b"no-store")
 
 
@@ -65,7 +66,10 @@ class ContainerCredentials(HandsOut):
         """Raises SlowDown for too many wrong ones."""
         if self._wrong is None:
             return await self.told(authorization)
-        client_id = authorization.partition(":")[0]
+        client_id, is_pair, _ = authorization.partition(":")
+        if not is_pair:
+            self._wrong.count_unreadable(address)
+            raise AccessDenied(_NO_PAIR)
         if not self._tokens.can_mint:
             raise Busy(_NO_KEY, retry_after=NO_KEY_SECONDS)
         if not self._clients.is_known(client_id):
@@ -104,5 +108,5 @@ def shown(authorization: str) -> tuple[str, str]:
     """A client's id and secret. Raises AccessDenied."""
     client_id, colon, secret = authorization.partition(":")
     if not colon:
-        raise AccessDenied("the container authorization token is client_id:client_secret")
+        raise AccessDenied(_NO_PAIR)
     return client_id, secret

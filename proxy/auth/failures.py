@@ -66,7 +66,7 @@ class WrongSecrets:
         """
         wait = self._from_addresses.wait(network_of(address))
         if wait > 0:
-            raise SlowDown("too many wrong secrets were sent", retry_after=wait)
+            raise SlowDown("too many wrong secrets were sent from here to look at one more", retry_after=wait)
 
     def count_unreadable(self, address: str) -> None:
         """What shows no secret at all. Apart from wrong ones, which may keep clients that are new here waiting.
@@ -88,7 +88,7 @@ class WrongSecrets:
             client = ADMIN if client_id == ADMIN else scope_of_client(client_id)
             wait = max(wait, self._of_clients.count(client))
         if wait > 0:
-            raise SlowDown("too many wrong secrets were sent", retry_after=wait)
+            raise SlowDown("one more wrong secret, after too many", retry_after=wait)
 
 
 def network_of(address: str) -> Hashable:

@@ -40,6 +40,7 @@ SHORTEST_SHARE = (LIFE - 1) / 2  # of a life that is cut to whole seconds: so lo
 PAUSE = 0.25  # between two calls
 GRACE = 4  # seconds
 NO_PAIR = "the container authorization token is client_id:client_secret"
+TOO_MANY = "too many requests that cannot be served"
 GIVING_UP = 5.0  # a client tries a fetch three or four times, a second apart
 
 FLOOD_SECONDS = 0.2
@@ -185,7 +186,9 @@ def test_a_rotated_secret_fetches_until_its_grace_ends(client: Client, rotated: 
     in_grace = [each.status for each in found.fetches if each.ended < found.ends]
     assert len(in_grace) > 1
     assert set(in_grace) == {200}
-    assert {each.status for each in found.fetches if each.began >= found.ends} == {403}
+    refused = {each.status for each in found.fetches if each.began >= found.ends}
+    assert refused
+    assert refused <= {403, 429}  # the latter after all that the clients at this address sent together
     assert found.failed > found.ends
     assert found.status_of_the_new == 200
 
@@ -202,8 +205,8 @@ def test_after_the_grace_it_says_why_it_fails(client: Client, rotated: dict[Clie
         )
     else:
         assert "credentials from container-role" in error["message"]
-        assert "403" in error["message"]
-        assert "the client id or its secret is wrong" in error["message"]
+        refusals = ("403", "the client id or its secret is wrong"), ("429", "one more wrong secret, after too many")
+        assert any(status in error["message"] and why in error["message"] for status, why in refusals)
 
 
 def test_a_fetch_costs_little_more_than_a_refusal(running: Fleet) -> None:
@@ -217,7 +220,7 @@ def test_a_fetch_costs_little_more_than_a_refusal(running: Fleet) -> None:
     assert sum(map(len, fetches)) > 1000
     assert len(answers) == 1  # so many fetches, one token
     assert json.loads(answers.pop())["Token"]
-    assert {json.loads(body)["message"] for bodies in refusals for body in set(bodies)} == {NO_PAIR}
+    assert {json.loads(body)["message"] for bodies in refusals for body in set(bodies)} <= {NO_PAIR, TOO_MANY}
     share = max(map(len, fetches)) / max(map(len, refusals))
     assert share > LEAST_SHARE, share
 
