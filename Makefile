@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
+TOGETHER ?= 2
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
@@ -33,7 +34,7 @@ run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock,
 	@$(BIN)/price-keeper dev
 
 test: $(VENV)/.dev   ## every test a newcomer needs
-	$(BIN)/python -m pytest $(UNIT)
+	$(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile $(UNIT)
 
 $(VENV)/.clients: requirements/clients.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/clients
