@@ -76,6 +76,7 @@ async def test_the_right_secret_is_compared_once(store: SqliteStore, time: Time,
 @pytest.mark.parametrize(
     ("client_id", "secret"),
     [(WEB, OTHER), (f"org-{ORG}-app-nobody", SECRET), (f"org-{ORG}", SECRET), ("nonsense", SECRET)],
+    ids=["another secret", "another app", "the org", "nobody"],
 )
 async def test_what_is_wrong_is_not_told(store: SqliteStore, time: Time, client_id: str, secret: str) -> None:
     clients = Clients(store, time)
@@ -84,7 +85,7 @@ async def test_what_is_wrong_is_not_told(store: SqliteStore, time: Time, client_
             await clients.check(client_id, secret)
 
 
-@pytest.mark.parametrize("secret", ["", "short", SECRET + "x", SECRET[:-1], "x" * 10_000])
+@pytest.mark.parametrize("secret", ["", "short", SECRET + "x", SECRET[:-1], "x" * 10_000], ids=len)
 async def test_a_secret_of_another_length_costs_nothing(
     store: SqliteStore, time: Time, comparisons: list[bytes], secret: str
 ) -> None:
@@ -303,7 +304,7 @@ async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: Sql
 
 
 @pytest.mark.parametrize(
-    "authorization", [b"", b"nonsense", f"{WEB}:".encode(), f"{WEB}:{OTHER}".encode(), b"\xff:\xff"]
+    "authorization", [b"", b"nonsense", f"{WEB}:".encode(), f"{WEB}:{OTHER}".encode(), b"\xff:\xff"], ids=range(5)
 )
 async def test_no_credentials_for_strangers(store: SqliteStore, time: Time, authorization: bytes) -> None:
     tokens = Tokens([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
