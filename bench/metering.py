@@ -101,8 +101,9 @@ class Bench:
 
     def decided(self) -> None:
         """As the pipeline does it, to the headers of the answer and the account that pays."""
-        choice = self.rig.labels.choose(LABEL)
+        choice = self.rig.labels.configured(LABEL)
         payer = self.rig.standings.known(CALLER)
+        assert choice is not None
         assert payer is not None
         decision_told(payer.standing.decide(choice.label, False))
         payer.account(choice.label)

@@ -27,6 +27,7 @@ from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
 from proxy.metering.price_updates import REFRESH_SECONDS as PRICES_SECONDS
 from proxy.metering.price_updates import AwsPriceList, Tariffs
+from proxy.metering.profiles import OwnChoice, Profile
 from proxy.model import Choice
 from proxy.pipeline import Pipeline, Targets
 from proxy.recording.metering import Metering
@@ -161,13 +162,15 @@ def _targets(config: Config, bedrock: Bedrock) -> Targets:
     places = {name: places_of(label) for name, label in config.labels.items()}
 
     def targets(choice: Choice, asked: Asked) -> list[Target]:
+        label = choice.profile if type(choice) is OwnChoice else choice.label
         if asked.operation not in OF_A_MODEL:
-            return made(choice.label, choice.model, asked.target.path, None)
-        return made(choice.label, choice.model, "", asked.operation)
+            return made(label, choice.model, asked.target.path, None)
+        return made(label, choice.model, "", asked.operation)
 
     @lru_cache(PATHS_REMEMBERED)
-    def made(label: str, model: str, path: str, operation: Operation | None) -> list[Target]:
-        chosen = places.get(label) or [(*default, model)]
+    def made(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[Target]:
+        known = places.get(label) if isinstance(label, str) else places_of(label.label)
+        chosen = known or [(*default, model)]
         return [
             Target(endpoint, region, own, path or model_path.Target(cast(Operation, operation), own).path)
             for endpoint, region, own in chosen

@@ -27,6 +27,7 @@ from proxy.forwarding.forwarder import Call, Forwarder, Target
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
 from proxy.metering import guardrails
+from proxy.metering.profiles import OwnChoice
 from proxy.metering.streams import usage_event_only
 from proxy.model import Caller, Choice
 from proxy.recording.entries import Account
@@ -144,7 +145,9 @@ class Pipeline:
         self, caller: Caller, asked: Asked, method: bytes, told: Told
     ) -> tuple[Choice, Account | None, Terms | None]:
         """What serves the call, who pays for it and on which terms. What costs nothing needs no budget."""
-        choice = self._labels.choose(asked.model) if asked.model else Choice("", "", "")
+        choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
+        if choice is None:
+            choice = self._labels.choose(asked.model, await self._standings.own_labels.of(caller))
         terms = self._metering.terms(choice, asked.operation, method)
         if terms is None:
             told += _choice_told(choice)
@@ -152,15 +155,17 @@ class Pipeline:
         self._admit()
         payer = self._standings.known(caller) or await self._standings.learned(caller)
         try:
-            if terms.counted_as == choice.label:
-                decision = payer.standing.decide(choice.label, asked.operation in SPECIFIC)
-            else:
+            if terms.counted_as != choice.label:
                 decision = payer.standing.allows(terms.counted_as)
+            elif type(choice) is OwnChoice:
+                decision = payer.standing.decide_own(choice.label, asked.operation in SPECIFIC)
+            else:
+                decision = payer.standing.decide(choice.label, asked.operation in SPECIFIC)
         except Refusal as refusal:
             told += (*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else []))
             raise
         if decision.label not in (choice.label, terms.counted_as):
-            choice = self._labels.instead_of(choice, decision.label)
+            choice = self._labels.instead_of(choice, decision.label, payer.standing.own)
             terms = self._metering.terms(choice, asked.operation, method) or terms
         told += (*_choice_told(choice), *decision_told(decision))
         return choice, payer.account(terms.counted_as), terms

@@ -21,7 +21,9 @@ from proxy.control.overrides import LABEL
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, invalid
 from proxy.errors import ConfigError
+from proxy.metering.profiles import ARN, PRICES
 from proxy.model import Scope
+from proxy.selection.own_labels import MADE
 from proxy.selection.plan import is_number
 from proxy.stores import schema
 from proxy.stores.again import until_nobody_was_faster
@@ -43,22 +45,19 @@ from proxy.stores.contract import (
 )
 
 MOST_PROFILES = 100  # of an app
-_MADE = "profiles_made"  # how many an app has ever had, on its item
 DIGITS = 12  # of a price, on either side of the point
 
-_ARN = r"arn:aws[a-z-]*:bedrock:[a-z0-9-]{1,32}:[0-9]{12}:(application-)?inference-profile/[A-Za-z0-9._:-]{1,128}"
-_PRICES = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h")
 _PRICE = {"type": "number", "minimum": 0}
 BODY = Fields(
     {
         "label": LABEL,
-        "inference_profile_arn": Text(_ARN, 300, "the ARN of an inference profile"),
+        "inference_profile_arn": Text(ARN, 300, "the ARN of an inference profile"),
         "format": OneOf(get_args(Format)),
         "prices_usd_per_1m": Anything(
             {
                 "type": "object",
-                "properties": dict.fromkeys(_PRICES[:2], _PRICE) | dict.fromkeys(_PRICES[2:], or_null(_PRICE)),
-                "required": list(_PRICES[:2]),
+                "properties": dict.fromkeys(PRICES[:2], _PRICE) | dict.fromkeys(PRICES[2:], or_null(_PRICE)),
+                "required": list(PRICES[:2]),
                 "additionalProperties": False,
             }
         ),
@@ -88,6 +87,7 @@ async def post(parts: Parts, call: Call) -> Answer:
         return item, before is None
 
     item, is_new = await until_nobody_was_faster(parts.clock, once)
+    parts.standings.own_labels.changed(Scope(org, app))
     return Answer(_told(item), 201 if is_new else 200)
 
 
@@ -108,7 +108,7 @@ def _told(item: Item) -> dict[str, Any]:
 
 
 def _check_label(parts: Parts, label: str) -> None:
-    if label in parts.labels:
+    if label in parts.labels or any(label == each.model for each in parts.config.labels.values()):
         raise Problem(409, ERRORS[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:
         raise invalid("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))
@@ -122,7 +122,7 @@ def _prices(given: Any) -> dict[str, Value]:
     mistakes = [
         (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {DIGITS} digits before and after its point")
         for name, value in prices.items()
-        if name not in _PRICES or not is_number(value) or not _is_countable(value)
+        if name not in PRICES or not is_number(value) or not _is_countable(value)
     ]
     if mistakes:
         raise invalid("the body cannot be used", *mistakes)
@@ -158,9 +158,9 @@ def _unchanged(before: Item | None) -> Condition:
 
 def _one_more(key: Key, app: Item | None) -> Update:
     """Moves what every new profile of the app moves, so that of two at once one has to count again."""
-    made = (app or {}).get(_MADE)
-    unchanged = Missing(_MADE) if made is None else equals(_MADE, made)  # type: ignore[arg-type]
-    return Update(key, add={_MADE: 1}, condition=all_of(ItemExists(), unchanged))
+    made = (app or {}).get(MADE)
+    unchanged = Missing(MADE) if made is None else equals(MADE, made)  # type: ignore[arg-type]
+    return Update(key, add={MADE: 1}, condition=all_of(ItemExists(), unchanged))
 
 
 _PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"

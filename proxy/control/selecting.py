@@ -9,7 +9,8 @@ from proxy.control.calls import Answer, Call, Route, Who, read
 from proxy.control.overrides import override_told
 from proxy.control.parts import Parts
 from proxy.control.problems import invalid
-from proxy.model import Caller, client_id_of
+from proxy.metering.profiles import Own
+from proxy.model import Caller, Scope, client_id_of
 from proxy.recording.entries import PICO_PER_MICRO
 from proxy.reporting import money
 from proxy.reporting.settings_shown import utc
@@ -24,8 +25,12 @@ async def get(parts: Parts, call: Call) -> Answer:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
     org, app = call.path["org"], call.path.get("app")
     caller = Caller(org, app, client_id_of(org, app))
-    standing, override = await parts.standings.told(caller, is_forced=_flag(call, "force_check"))
-    return read(_told(standing, override, parts.labels))
+    is_forced = _flag(call, "force_check")
+    if is_forced:
+        parts.standings.own_labels.changed(Scope(org, app))
+    standing, override = await parts.standings.told(caller, is_forced=is_forced)
+    own = await parts.standings.own_labels.of(caller)
+    return read(_told(standing, override, parts.labels, own))
 
 
 def _flag(call: Call, name: str) -> bool:
@@ -35,9 +40,10 @@ def _flag(call: Call, name: str) -> bool:
     return _FLAGS[text]
 
 
-def _told(standing: Standing, override: Override | None, labels: tuple[str, ...]) -> dict[str, Any]:
+def _told(standing: Standing, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
     plan, scope = standing.plan, standing.scope
-    named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else labels)
+    every = (*labels, *own.by_name)
+    named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else every)
     return {
         "scope": {"org": scope.org, "app": scope.app},
         "period": standing.span.key,
@@ -46,14 +52,15 @@ def _told(standing: Standing, override: Override | None, labels: tuple[str, ...]
         "active_label": plan.ordering[standing.active] if plan.ordering else None,
         "override": override_told(override),
         "is_stale": standing.is_stale,
-        "labels": [_label(standing, label) for label in named],
+        "labels": [_label(standing, label, own) for label in named],
     }
 
 
-def _label(standing: Standing, label: str) -> dict[str, Any]:
+def _label(standing: Standing, label: str, own: Own) -> dict[str, Any]:
     quota = standing.plan.quotas.get(label)
     known, in_flight = _spent(standing, label)
-    serves = standing.would_serve(label) if label not in PSEUDO_LABELS else _itself(label, known + in_flight, quota)
+    is_alone = label in PSEUDO_LABELS or (label in own.by_name and not standing.knows(label))
+    serves = _itself(label, known + in_flight, quota) if is_alone else standing.would_serve(label)
     told = {
         "label": label,
         "served_by": label if standing.plan.enforcement == "shadow" else serves,
@@ -73,7 +80,7 @@ def _label(standing: Standing, label: str) -> dict[str, Any]:
 
 
 def _itself(label: str, taken: int, quota: int | None) -> str | None:
-    """What is no model's label is served by no other one."""
+    """What is in no chain, as no model's label is, is served by no other one."""
     return label if quota is None or taken < quota else None
 
 

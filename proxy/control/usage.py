@@ -1,4 +1,4 @@
-"""Usage that others tell us of: priced as the label's configuration says, counted once."""
+"""Usage that others tell us of: priced as the label's configuration or profile says, counted once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from proxy.control.fields import Fields, Kind, Moment, Text, Whole
 from proxy.control.overrides import LABEL
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of
+from proxy.errors import StoreUnavailable
 from proxy.metering.pricing import Priced, cost, label_tariff
+from proxy.metering.profiles import UNREAD
 from proxy.metering.usage import Usage
 from proxy.model import Caller, client_id_of
 from proxy.recording.entries import PICO_PER_MICRO, counts_of
@@ -92,8 +94,8 @@ async def _submitted(parts: Parts, call: Call, plan: Plan, body: Any, below: str
     given = BODY.read(body, below)
     now = parts.clock.now()
     at = _moment(given, now, below)
-    priced = _priced(parts, given, below)
     caller = Caller(call.path["org"], call.path["app"], client_id_of(call.path["org"], call.path["app"]))
+    priced = await _priced(parts, caller, given, below)
     counters = counters_at(caller, plan, given["label"], at)
     about = {
         "label": given["label"],
@@ -132,12 +134,19 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
     return at
 
 
-def _priced(parts: Parts, given: Mapping[str, Any], below: str) -> Priced:
+async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Priced:
+    """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     label = parts.config.labels.get(given["label"])
-    if label is None:
-        known = ", ".join(parts.config.labels)
+    if label is not None:
+        return cost(label_tariff(label), _usage(given))
+    own = await parts.standings.own_labels.of(caller)
+    if own is UNREAD:
+        raise StoreUnavailable("the app's own labels cannot be read")
+    profile = own.by_name.get(given["label"])
+    if profile is None:
+        known = ", ".join((*parts.config.labels, *own.by_name))
         raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
-    return cost(label_tariff(label), _usage(given))
+    return cost(profile.tariff, _usage(given))
 
 
 def _usage(given: Mapping[str, Any]) -> Usage:

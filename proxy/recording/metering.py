@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from proxy.clock import Clock
 from proxy.config import Config
@@ -19,6 +20,7 @@ from proxy.forwarding.model_path import Operation
 from proxy.metering.guardrails import estimated, guardrail_cost, guardrail_prices
 from proxy.metering.price_updates import Tariffs
 from proxy.metering.pricing import Price, Priced
+from proxy.metering.profiles import OwnChoice, Profile
 from proxy.metering.reading import BYTES_A_TOKEN
 from proxy.metering.usage import Usage, plain_usage
 from proxy.model import Caller, Choice
@@ -86,6 +88,7 @@ class Metering:
         self._clock = clock
         self._expected: dict[str, Expected] = {}
         self._kept_terms: dict[tuple[str, Operation], Terms] = {}
+        self._terms_of_own: WeakKeyDictionary[Profile, dict[Operation, Terms]] = WeakKeyDictionary()
         self._jobs = Jobs()
 
     def terms(self, choice: Choice, operation: Operation, method: bytes) -> Terms | None:
@@ -93,6 +96,8 @@ class Metering:
         InvalidRequest."""
         if operation in FREE or method != b"POST":
             return None
+        if type(choice) is OwnChoice:
+            return self._own_terms(choice.profile, operation)
         key = (choice.label or choice.model, operation)
         kept = self._kept_terms.get(key)
         if kept is None:
@@ -132,6 +137,19 @@ class Metering:
         format = self._labels[label].format if label in self._labels else ""
         expected, price_at = self._expected_of(counted_as), partial(self._token_price, label)
         return Terms(counted_as, operation, format, price_at, partial(_tokens, expected), expected)
+
+    def _own_terms(self, profile: Profile, operation: Operation) -> Terms:
+        """Kept for as long as the profile itself is: another app's label of the same name has terms of its own."""
+        kept = self._terms_of_own.setdefault(profile, {})
+        terms = kept.get(operation)
+        if terms is None:
+            if operation is Operation.ASYNC_INVOKES:
+                self._job_price(profile.name)  # which it has not, so this raises
+            expected = next(iter(kept.values())).expected if kept else Expected()
+            price_at, guess = _always(profile.tariff.price), partial(_tokens, expected)
+            terms = Terms(profile.name, operation, profile.label.format, price_at, guess, expected)
+            kept[operation] = terms
+        return terms
 
     def _unit_prices(self) -> Mapping[str, int]:
         if self._guardrails is None:

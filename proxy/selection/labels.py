@@ -1,12 +1,15 @@
-"""The labels of the configuration, and what a caller may call them. Pure."""
+"""The labels of the configuration and an app's own, and what a caller may call them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from proxy.config.keys import Label
-from proxy.errors import InvalidRequest
+from proxy.errors import Busy, InvalidRequest
+from proxy.metering.profiles import NOTHING, UNREAD, Own, OwnChoice
 from proxy.model import Choice
+
+ASK_AGAIN_SECONDS = 3.0
 
 
 class Labels:
@@ -15,15 +18,26 @@ class Labels:
         self._by_model = {label.model: name for name, label in labels.items()}
         self._lets_others_through = lets_others_through
 
-    def choose(self, requested: str) -> Choice:
-        """A label by its name, or by the id of the model it stands for. Raises InvalidRequest."""
+    def configured(self, requested: str) -> Choice | None:
+        """A label by its name, or by the id of the model it stands for."""
         name = requested if requested in self._labels else self._by_model.get(requested)
-        if name is not None:
-            return Choice(requested, name, self._labels[name].model)
+        return None if name is None else Choice(requested, name, self._labels[name].model)
+
+    def choose(self, requested: str, own: Own = NOTHING) -> Choice:
+        """Also one of the caller's own; what the configuration knows goes first. Raises InvalidRequest and Busy."""
+        choice = self.configured(requested) or own.chosen(requested)
+        if choice is not None:
+            return choice
         if self._lets_others_through:
             return Choice(requested, "", requested)
-        known = f"{', '.join(self._labels)}, and the models they stand for"
+        if own is UNREAD:
+            told = f"{requested[:200]!r} may be a label of the app's own, and those cannot be read"
+            raise Busy(told, retry_after=ASK_AGAIN_SECONDS)
+        known = f"{', '.join((*self._labels, *own.by_name))}, and the models they stand for"
         raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {known}")
 
-    def instead_of(self, choice: Choice, label: str) -> Choice:
-        return Choice(choice.requested, label, self._labels[label].model)
+    def instead_of(self, choice: Choice, label: str, own: Own = NOTHING) -> Choice:
+        if label in self._labels:
+            return Choice(choice.requested, label, self._labels[label].model)
+        profile = own.by_name[label]
+        return OwnChoice(choice.requested, label, profile.label.model, profile)

@@ -36,10 +36,11 @@ class Looks:
         org, *app = await self._store.get_many(_settings(scope))
         return self.plan_of(org, *app), org is not None
 
-    async def plan_and_sticky(self, standing: Standing) -> tuple[Plan, bool, Item | None]:
+    async def settings_and_sticky(self, standing: Standing) -> tuple[Plan, bool, Item | None, Item | None]:
+        """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
         keys = [schema.sticky_state(standing.scope, standing.span.key), *_settings(standing.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
-        return self.plan_of(org, *app), org is not None, item
+        return self.plan_of(org, *app), org is not None, item, app[0] if app else None
 
     async def read_shards(self, standing: Standing) -> bool:
         """All that was flushed. Whether that is certain of all of ours, without which nothing moves on for good."""

@@ -25,6 +25,7 @@ from proxy.config.reader import Mistake
 from proxy.errors import ConfigError
 from proxy.model import Scope
 from proxy.selection import plan as may_be
+from proxy.selection.own_labels import own_names
 from proxy.selection.plan import MOST_MICROS, PERIODS, QUOTA_SCOPES, plan_of, shown, turns_at
 from proxy.stores import schema
 from proxy.stores.again import transacted, until_nobody_was_faster
@@ -152,8 +153,10 @@ def checked_org(body: Any, labels: Sequence[str], before: Item | None, defaults:
     return {"period": "day", "agg_shard_count": fixed, **found}
 
 
-def checked_app(body: Any, labels: Sequence[str], org: Item) -> dict[str, Value]:
-    checking = _Checking(labels)
+def checked_app(body: Any, labels: Sequence[str], org: Item, own: Sequence[str] = ()) -> dict[str, Value]:
+    """`own` are the labels of the app's own, which have quotas where each app has a budget to itself."""
+    is_shared = org.get("quota_scope") == "ORG"
+    checking = _Checking(labels if is_shared else (*labels, *own), own if is_shared else ())
     found = checking.settings(body, _APPS, APP_SETTINGS, ("app_name",))
     if not found.keys().isdisjoint(_BUDGET):
         ordering, quotas = (found.get(name, org.get(name)) for name in _BUDGET)
@@ -172,8 +175,9 @@ def _shards(before: Item | None, defaults: Defaults) -> int:
 class _Checking:
     """Goes over a body and gathers every mistake."""
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(self, labels: Sequence[str], without_quotas: Sequence[str] = ()) -> None:
         self._labels = (*dict.fromkeys(labels),)
+        self._without_quotas = without_quotas
         self._mistakes: list[Mistake] = []
 
     def add(self, name: str, complaint: str, *below: str) -> Any:
@@ -254,6 +258,9 @@ class _Checking:
     def _about(self, label: Any) -> str | None:
         if label in self._labels:
             return None
+        if label in self._without_quotas:
+            why = "and all apps share one budget (quota_scope: ORG)"
+            return f"{shown(label)} is a label of the app's own, {why}"
         hint = did_you_mean(str(label), self._labels) or f"there are {listed(self._labels)}"
         return f"there is no label {shown(label)} in the configuration; {hint}"
 
@@ -295,7 +302,8 @@ async def put_app(
         above, before = await store.get_many([org_key, key], consistent=True)
         if above is None:
             raise SettingsRefused([((), f"there is no org {org}: put it first")])
-        settings = checked_app(body, labels, above)
+        own = await own_names(store, Scope(org, app), before)
+        settings = checked_app(body, labels, above, own)
         update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
         await transacted(
             store, clock, [update, Check(org_key, _unchanged(above)), *beside(Change(before, item, above))]

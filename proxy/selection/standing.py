@@ -14,6 +14,7 @@ from typing import NamedTuple
 from proxy.calendar_days import Span
 from proxy.config.keys import Label
 from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
+from proxy.metering.profiles import NOTHING, Own
 from proxy.model import Scope
 from proxy.recording.entries import PICO_PER_USD
 from proxy.selection import policy
@@ -71,7 +72,8 @@ class Standing:
         self.plan = plan
         self.active = 0
         self.is_stale = False  # the store could not be asked when it was time to
-        self._labels = labels
+        self._configured = self._labels = labels
+        self.own = NOTHING  # labels of the one app whose scope this is
         self._unflushed = unflushed
         self._ring = ring
         self._outcomes = outcomes or Outcomes()
@@ -125,8 +127,19 @@ class Standing:
                 return self._decided(label, is_specific, serving, taken, quota)
         return self._without_one(label, is_specific)
 
+    def decide_own(self, label: str, is_specific: bool) -> Decision:
+        """As `decide`, of an app's own label. Where apps share a budget theirs may have one name and be of different
+        formats, so there they are in no chain, and pay as whatever is not configured does."""
+        return self.decide(label, is_specific) if label in self.own.by_name else self.allows(label)
+
+    def knows(self, label: str) -> bool:
+        """As one that a chain may lead to."""
+        return label in self._labels
+
     def would_serve(self, label: str) -> str | None:
         """Which label a call of any format would be served by now if the budget were enforced; nothing is counted."""
+        if label not in self._labels:
+            return None
         try:
             route = self._routes.get((label, False)) or self._made_route(label, False)
         except InvalidRequest:
@@ -171,7 +184,7 @@ class Standing:
         if not may:
             raise self._not_among(asked)
         self._refuse_format(asked, may)
-        raise self._spent_all(asked, may)
+        raise self._spent_all(asked, tuple(each for each in may if each in self._labels))
 
     def _shadow(self, asked: str, instead: str) -> Decision:
         quota = self.plan.quotas.get(asked)
@@ -265,6 +278,13 @@ class Standing:
             self.plan, self.active = plan, active
             self._routes.clear()
             self._make_spent()
+
+    def learn_own(self, own: Own | None) -> None:
+        """None: they could not be read, and what is known holds."""
+        if own is not None and own is not self.own:
+            self.own = own
+            self._labels = {name: profile.label for name, profile in own.by_name.items()} | dict(self._configured)
+            self._routes.clear()
 
     def looked(self, now: float) -> float:
         """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""

@@ -15,10 +15,12 @@ from proxy.alerts.raising import Alerts
 from proxy.calendar_days import Period, Span, span
 from proxy.clock import Clock
 from proxy.config import Config
+from proxy.metering.profiles import Own
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Counter
 from proxy.recording.recorder import Recorder
 from proxy.selection.overrides import Override
+from proxy.selection.own_labels import OwnLabels
 from proxy.selection.payer import Payer, budget_scope
 from proxy.selection.plan import Plan
 from proxy.selection.spent import NEVER
@@ -46,7 +48,8 @@ class Standings:
         self._recorder = recorder
         self._clock = clock
         self._tasks = tasks
-        self.watching = Watching(config, store, recorder, clock, tasks, alerts, self._meet_again)
+        self.own_labels = OwnLabels(config.labels, store, clock, tasks, self._learn_own)
+        self.watching = Watching(config, store, recorder, clock, tasks, alerts, self._meet_again, self.own_labels)
         self._payers: dict[_Name, tuple[Payer, Watch]] = {}
         self._watches: dict[tuple[str, str], Watch] = {}  # by scope and period
         self._frozen: dict[str, tuple[Plan, Span]] = {}  # by org: what it cannot change before its period is over
@@ -132,7 +135,7 @@ class Standings:
                 async with asyncio.timeout(WAIT_SECONDS):
                     if watch.looking is not None:  # one that began before now may have read what is old
                         await watch.looking.wait()
-                    watch.money_due = watch.old = -NEVER
+                    watch.forget()
                     await self.watching.look(watch).wait()
         return watch.standing, watch.override
 
@@ -187,7 +190,8 @@ class Standings:
             watch = self._new_watch(scope, period, plan, is_settled)
         elif watch.standing.span != period or watch.standing.plan.calendar != plan.calendar:
             watch.standing.renew(period, plan)
-            watch.money_due = watch.old = -NEVER
+            watch.forget()
+        watch.standing.learn_own(self.own_labels.so_far(scope))
         payer = Payer(caller, watch.standing, span(Period.DAY, now, plan.zone))
         if not is_known:
             payer.good_until = self._clock.monotonic() + ASK_AGAIN_SECONDS
@@ -210,6 +214,12 @@ class Standings:
         self._frozen.pop(org, None)
         for name in [name for name in self._payers if name[0] == org]:
             del self._payers[name]
+
+    def _learn_own(self, scope: Scope, own: Own) -> None:
+        """A call named one of them, so they were read before the next look."""
+        found = self._payers.get((scope.org, scope.app))
+        if found is not None and found[1].standing.scope == scope:
+            found[1].standing.learn_own(own)
 
     def _new_watch(self, scope: Scope, period: Span, plan: Plan, is_settled: bool) -> Watch:
         self._make_room()

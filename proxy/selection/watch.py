@@ -18,7 +18,8 @@ class Watch:
     is_settled: bool  # the settings are those of an org that somebody put
     due: float = -NEVER
     money_due: float = -NEVER  # when not only the settings are to be looked at
-    old: float = -NEVER  # from then on a call waits for a look
+    money_old: float = -NEVER  # when what is known to be spent is too old to go by
+    old: float = -NEVER  # from then on a call waits for a look: for money, or for own labels
     looked_at: float = -NEVER
     grace: float = 0.0  # from when a look for money is due until what is known is old
     sticky: int = 0  # the active label, but for an override
@@ -27,3 +28,7 @@ class Watch:
     warned_of: tuple[str, ...] = ()
     looking: Event | None = None
     is_slow: bool = False  # somebody has waited in vain for the look that is under way
+
+    def forget(self) -> None:
+        """The next call waits for a look at everything."""
+        self.money_due = self.money_old = self.old = -NEVER

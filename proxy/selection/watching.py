@@ -16,10 +16,12 @@ from proxy.clock import Clock
 from proxy.config import Config
 from proxy.errors import ConditionFailed, StoreError
 from proxy.recording.recorder import Recorder
+from proxy.selection import own_labels as own
 from proxy.selection import sticky
 from proxy.selection.alertness import LEAST_SECONDS
 from proxy.selection.looks import Looks
 from proxy.selection.overrides import override_of
+from proxy.selection.own_labels import OwnLabels
 from proxy.selection.plan import Plan
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Standing
@@ -47,6 +49,7 @@ class Watching:
         tasks: Tasks,
         alerts: Alerts | None,
         on_new_calendar: Callable[[str], None],
+        own_labels: OwnLabels,
     ) -> None:
         self.looks = Looks(config, store, recorder, clock)
         self._aggregator_seconds = config.aggregator.interval_secs
@@ -56,6 +59,7 @@ class Watching:
         self._tasks = tasks
         self._alerts = alerts
         self._on_new_calendar = on_new_calendar
+        self._own_labels = own_labels
         self.looked = self.failures = self.moves = 0
 
     def add_to(self, telemetry: Telemetry) -> None:
@@ -109,8 +113,9 @@ class Watching:
     async def _read(self, watch: Watch) -> bool:
         """Whether money was looked at, and not only the settings."""
         standing, moment = watch.standing, self._clock.monotonic()
-        is_old, has_money = moment >= watch.old, moment >= watch.money_due
-        plan, is_settled, item = await self.looks.plan_and_sticky(standing)
+        is_old, has_money = moment >= watch.money_old, moment >= watch.money_due
+        plan, is_settled, item, app = await self.looks.settings_and_sticky(standing)
+        await self._take_own_labels(standing, app, moment)
         has_new_labels = plan.quotas.keys() != standing.plan.quotas.keys()
         self._take_settings(watch, plan, is_settled, item)
         if has_money or has_new_labels or is_old:
@@ -121,8 +126,10 @@ class Watching:
             self._took_money(watch, moment)
             if is_certain:
                 await self._move(watch, item)
-        watch.old = watch.money_due + watch.grace
+        watch.old = watch.money_old = watch.money_due + watch.grace
         watch.due = min(watch.money_due, moment + SETTINGS_SECONDS)
+        if standing.own.by_name:  # their prices are money, so no call goes by older ones
+            watch.old, watch.due = min(watch.old, moment + own.SECONDS), min(watch.due, moment + own.SOON_SECONDS)
         if standing.is_tight:
             self._recorder.hurry()
         return has_money
@@ -144,6 +151,11 @@ class Watching:
             self._on_new_calendar(standing.scope.org)
         watch.is_settled |= is_settled
         standing.learn(plan, active)
+
+    async def _take_own_labels(self, standing: Standing, app: Item | None, moment: float) -> None:
+        if standing.scope.app is not None:  # or apps whose own labels have one name share a standing
+            await self._own_labels.read(standing.scope, app, moment)
+            standing.learn_own(self._own_labels.so_far(standing.scope))
 
     def _take_override(self, watch: Watch, item: Item | None) -> None:
         override = override_of(item, self._clock.now())

@@ -270,7 +270,9 @@ async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: Rig) -> No
     wrong: list[tuple[dict[str, Any], int]] = [
         ({"label": "premium"}, 409),
         ({"label": "guardrails"}, 409),
+        ({"label": "a.b"}, 409),  # the model of a label
         ({"label": "a..b"}, 400),
+        ({"inference_profile_arn": PROFILE["inference_profile_arn"].replace("us-east-1", "nowhere")}, 400),
         ({"inference_profile_arn": "arn:aws:s3:::x"}, 400),
         ({"format": "novel"}, 400),
         ({"format": ["nova"]}, 400),

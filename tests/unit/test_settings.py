@@ -22,7 +22,7 @@ from proxy.selection.settings import (
 )
 from proxy.stores import schema
 from proxy.stores.again import ATTEMPTS
-from proxy.stores.contract import Item, Key, Put, Store
+from proxy.stores.contract import Delete, Item, Key, Put, Store, Update
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 
@@ -172,6 +172,18 @@ def test_an_apps_quotas_are_those_of_the_ordering_it_comes_to() -> None:
     assert app_refused(name | {"model_ordering": ["standard"]}, {})[0].endswith("missing: standard")
 
 
+def test_an_apps_own_labels_have_quotas_where_it_has_a_budget_to_itself() -> None:
+    good = {"app_name": "Shop", "model_ordering": ["premium", "fast"], "quotas": {"premium": 1, "fast": 2}}
+    assert checked_app(good, LABELS, BODY, ["fast"]) == good
+    assert "there is no label" in app_refused(good)[0]
+    for whose in (BODY, {}):  # APP is the default
+        assert checked_app(good, LABELS, whose, ["fast"]) == good
+    with pytest.raises(SettingsRefused) as caught:
+        checked_app(good, LABELS, BODY | {"quota_scope": "ORG"}, ["fast"])
+    why = '"fast" is a label of the app\'s own, and all apps share one budget (quota_scope: ORG)'
+    assert caught.value.problems == (f"model_ordering.1: {why}", f"quotas.fast: {why}")
+
+
 def test_what_is_the_orgs_alone_is_not_for_apps() -> None:
     for attribute in ("timezone", "quota_scope", "period", "agg_shard_count", "org_name"):
         (told,) = app_refused({"app_name": "Shop", attribute: BODY.get(attribute, 8)})
@@ -250,6 +262,26 @@ async def test_settings_are_replaced_and_all_else_is_kept() -> None:
     assert (again.item["version"], again.item["created_at_epoch"]) == (2, int(NOON))
     assert (again.item["updated_at_epoch"], again.item["client_secret_hash"]) == (int(NOON) + 60, "$2b$12$x")
     assert put.memory.items[schema.org_entry(ACME)] == {"org_name": "Acme"}
+
+
+async def test_own_labels_are_those_that_stand_in_the_store() -> None:
+    put = Put1()
+    await put.org()
+    await put.app({"app_name": "Shop"})
+    body = {"app_name": "Shop", "model_ordering": ["fast"], "quotas": {"fast": 2}}
+    arn = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.amazon.nova-lite-v1:0"
+    good: Item = {"inference_profile_arn": arn, "format": "nova", "prices_usd_per_1m": {"input": 1, "output": 2}}
+    for item, count, app in ((good, 0, "shop"), (good, 1, "shopping"), (good | {"format": 1}, 1, "shop")):
+        await put.store.put(Put(schema.inference_profile(ACME, app, "fast"), item))
+        await put.store.update(Update(schema.app_config(ACME, "shop"), set={"profiles_made": count}))
+        with pytest.raises(SettingsRefused, match="there is no label"):
+            await put.app(body)
+        await put.store.delete(Delete(schema.inference_profile(ACME, app, "fast")))
+    await put.store.put(Put(schema.inference_profile(ACME, "shop", "fast"), good))
+    written = await put.app(body)
+    assert (written.item["model_ordering"], written.item["profiles_made"]) == (["fast"], 1)
+    with pytest.raises(SettingsRefused, match="there is no label"):
+        await put.org(model_ordering=["fast"], quotas={"fast": 1})
 
 
 async def test_an_app_is_of_an_org_that_is_there() -> None:

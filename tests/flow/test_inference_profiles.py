@@ -1,0 +1,435 @@
+"""An app's own labels for inference profiles, with boto3 over real sockets: resolved, priced, budgeted like others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from botocore.exceptions import ClientError
+
+from proxy.config import Config
+from proxy.errors import StoreUnavailable
+from proxy.model import Caller, Scope
+from proxy.recording.entries import Counts
+from proxy.stores import schema
+from proxy.stores.contract import Put, Update
+from tests.support.data_port import APP, ORG
+from tests.support.own_labels import ARN, CLAUDE_PRICES, ENCODED, PRICES, REGION, Rig, rig
+from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, TURN
+from tests.support.wire import eventually
+
+OTHER_ARN = ARN.replace("abc123", "xyz789")
+NOVA_BODY = json.dumps({"schemaVersion": "messages-v1", **TURN})
+
+
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig(tmp_path) as opened:
+        await opened.no_budget()
+        yield opened
+
+
+def spent(own: Rig) -> dict[tuple[str, str], Counts]:
+    """By scope and label, of what is in the journal."""
+    found = own.port.recording.recorder.journal.tally.sums()
+    return {(counter.scope, counter.label): counts for counter, counts in found.items()}
+
+
+def last_cost(own: Rig, input: Any = 2, output: Any = 7) -> int:
+    usage = own.port.bedrock.ledger[-1].usage
+    assert usage is not None
+    return int((usage.input_tokens * Decimal(input) + usage.output_tokens * Decimal(output)) * 10**6)
+
+
+WEB = Scope(ORG, APP).key
+
+
+async def test_it_is_served_by_its_name_and_by_its_arn(own: Rig) -> None:
+    await own.made()
+    cost = 0
+    for number, asked in enumerate(["fast", ARN]):
+        told = await own.ask(asked, **TURN)
+        entry = own.port.bedrock.ledger[-1]
+        assert entry.target == f"/model/{ENCODED}/converse"
+        assert f"/{REGION}/bedrock/aws4_request" in str(entry.header("authorization"))
+        assert told["x-price-keeper-requested"] == asked
+        assert (told["x-price-keeper-label"], told["x-price-keeper-model"]) == ("fast", ARN)
+        assert (told["x-price-keeper-mode"], told["x-price-keeper-price-source"]) == ("NORMAL", "config")
+        cost += last_cost(own)
+        counts = spent(own)[WEB, "fast"]
+        assert (list(spent(own)), counts.requests, counts.pico) == ([(WEB, "fast")], number + 1, cost)
+
+
+@pytest.mark.parametrize("operation", ["converse_stream", "invoke_model", "invoke_model_with_response_stream"])
+async def test_answers_are_read_in_the_format_of_the_profile(own: Rig, operation: str) -> None:
+    await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
+    body: dict[str, Any] = TURN if operation == "converse_stream" else {"body": json.dumps(CLAUDE_BODY)}
+    told = await own.ask("fast", operation, **body)
+    assert told["x-price-keeper-label"] == "fast"
+    counts = spent(own)[WEB, "fast"]
+    assert (counts.pico, counts.estimated_requests) == (last_cost(own), 0)
+
+
+async def test_it_is_named_in_bodies_too(own: Rig) -> None:
+    await own.made(inference_profile_arn=ARN, format="openai")
+    headers = {"authorization": f"Bearer {own.port.token}"}
+    url = own.port.url + CHAT_PATH
+    async with aiohttp.ClientSession(headers=headers) as session:
+        async with session.post(url, json=CHAT | {"model": "fast"}) as answer:
+            assert (answer.status, answer.headers["x-price-keeper-label"]) == (200, "fast")
+        assert json.loads(own.port.bedrock.ledger[-1].body)["model"] == ARN
+        assert spent(own)[WEB, "fast"].pico == last_cost(own)
+        job = {"modelId": "fast", "modelInput": {}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://b/p"}}}
+        async with session.post(f"{own.port.url}/async-invoke", json=job) as answer:
+            assert (answer.status, "have no price here" in await answer.text()) == (400, True)
+
+
+async def test_counting_tokens_is_free_and_goes_to_the_profile(own: Rig) -> None:
+    await own.made()
+    told = await own.ask("fast", "count_tokens", input={"converse": TURN})
+    assert told["x-price-keeper-label"] == "fast"
+    assert own.port.bedrock.ledger[-1].target == f"/model/{ENCODED}/count-tokens"
+    assert spent(own) == {}
+
+
+async def test_nobody_else_knows_it(own: Rig) -> None:
+    await own.made()
+    for app in ("other", None):
+        for asked in ("fast", ARN):
+            with pytest.raises(ClientError, match=r"no label for .*; there are premium, standard, economy, and"):
+                await own.ask(asked, app=app, **TURN)
+    with pytest.raises(ClientError, match="there are premium, standard, economy, fast, and the models"):
+        await own.ask("slow", **TURN)
+    assert list(own.port.bedrock.ledger) == []
+
+
+async def test_a_label_of_the_configuration_goes_first(own: Rig) -> None:
+    """The configuration may have gained it after the profile was made."""
+    status, _ = await own.admin("POST", f"/apps/{APP}/inference-profiles", profile("premium"))
+    assert status == 409
+    for label, arn in (("premium", ARN), ("mine", OTHER_ARN)):
+        key = schema.inference_profile(ORG, APP, label)
+        await own.store._store.put(Put(key, profile(label, inference_profile_arn=arn)))
+    await own.store._store.update(Update(schema.app_config(ORG, APP), add={"profiles_made": 2}))
+    told = await own.ask("premium", **TURN)
+    assert told["x-price-keeper-model"] == CLAUDE
+    with pytest.raises(ClientError, match="there is no label for"):
+        await own.ask(ARN, **TURN)
+    assert (await own.ask("mine", **TURN))["x-price-keeper-model"] == OTHER_ARN
+
+
+async def test_a_model_that_a_label_stands_for_stays_that_labels(tmp_path: Path) -> None:
+    premium = Config.development().labels["premium"]
+    async with rig(tmp_path, labels={"premium": replace(premium, model=ARN)}) as own:
+        await own.no_budget()
+        await own.made()
+        assert (await own.ask(ARN, **TURN))["x-price-keeper-label"] == "premium"
+        assert (await own.ask("fast", **TURN))["x-price-keeper-label"] == "fast"
+        assert (spent(own)[WEB, "fast"].requests, spent(own)[WEB, "premium"].requests) == (1, 1)
+
+
+def profile(label: str, **changes: Any) -> dict[str, Any]:
+    settings = {"inference_profile_arn": ARN, "format": "nova", "prices_usd_per_1m": PRICES}
+    return {"label": label, **settings, **changes}
+
+
+# When what is new holds.
+
+
+async def test_what_is_new_holds_within_a_minute_and_not_before_it_is_read(own: Rig) -> None:
+    with pytest.raises(ClientError):
+        await own.ask(**TURN)
+    await own.made()
+    own.of_another_process()
+    with pytest.raises(ClientError):
+        await own.ask(**TURN)
+    own.clock.ahead += 60
+    await own.ask(**TURN)
+    await own.made(prices_usd_per_1m={"input": 5, "output": 11}, inference_profile_arn=OTHER_ARN)
+    own.of_another_process()
+    before = spent(own)[WEB, "fast"].pico
+    await own.ask(**TURN)
+    assert spent(own)[WEB, "fast"].pico - before == last_cost(own)
+    own.clock.ahead += 60
+    before = spent(own)[WEB, "fast"].pico
+    told = await own.ask(**TURN)
+    assert told["x-price-keeper-model"] == OTHER_ARN
+    assert spent(own)[WEB, "fast"].pico - before == last_cost(own, 5, 11)
+
+
+async def test_what_this_process_made_holds_at_once(own: Rig) -> None:
+    with pytest.raises(ClientError):
+        await own.ask(**TURN)
+    await own.made()
+    await own.ask(**TURN)
+
+
+async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: Rig) -> None:
+    await own.made()
+    await own.ask(**TURN)
+    before, calls = spent(own)[WEB, "fast"].pico, len(own.port.bedrock.ledger)
+    slow = asyncio.create_task(own.ask(headers={"x_simulate_latency_ms": "1500"}, **TURN))
+    await eventually(lambda: len(own.port.bedrock.ledger) > calls)
+    await own.made(prices_usd_per_1m={"input": 500, "output": 500})
+    dear = await own.ask(**TURN)
+    assert not slow.done()
+    dear_cost = last_cost(own, 500, 500)
+    assert dear["x-price-keeper-price-source"] == "config"
+    await slow
+    entry = own.port.bedrock.ledger[calls].usage
+    assert entry is not None
+    old = (entry.input_tokens * 2 + entry.output_tokens * 7) * 10**6
+    assert spent(own)[WEB, "fast"].pico - before == dear_cost + old
+
+
+async def test_a_warm_call_asks_nobody(own: Rig) -> None:
+    await own.made()
+    await own.ask(**TURN)
+    own.store.asked.clear()
+    for asked in ("fast", ARN, "premium"):
+        await own.ask(asked, **TURN)
+    assert {"get", "get_many", "query"}.isdisjoint(own.store.asked)
+
+
+async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: Rig) -> None:
+    for minute in range(3):
+        own.store.asked.clear()
+        for number in range(10):
+            with pytest.raises(ClientError, match="there is no label for"):
+                await own.ask(f"unknown-{minute}-{number}", **TURN)
+        assert own.store.asked.count("get") <= 1
+        assert "query" not in own.store.asked  # an app that never had a profile needs none
+        own.clock.ahead += 60
+
+
+async def test_while_the_store_is_away_what_was_known_holds(own: Rig) -> None:
+    await own.made()
+    await own.ask(**TURN)
+    own.store.is_away = True
+    own.clock.ahead += 3600
+    for _ in range(3):
+        assert (await own.ask(**TURN))["x-price-keeper-label"] == "fast"
+    with pytest.raises(ClientError) as refused:
+        await own.ask(app="other", **TURN)
+    answer: Any = refused.value.response
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 503  # it may well be a label, so SDKs ask again
+    own.store.is_away = False
+    own.clock.ahead += 10
+    await eventually(lambda: not _is_away(own))
+    await own.ask(**TURN)
+
+
+def _is_away(own: Rig) -> bool:
+    """Whoever calls has it asked again."""
+    caller = Caller(ORG, "other", "client")
+    own.port.standings.own_labels.known(caller)
+    return own.port.standings.own_labels.so_far(Scope(ORG, "other")) is None
+
+
+async def test_what_cannot_be_used_serves_nobody(own: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    for label, changes in {
+        "a": {"prices_usd_per_1m": {"input": 1}},
+        "b": {"prices_usd_per_1m": {"input": -1, "output": 1}},
+        "c": {"format": "anthropic"},
+        "d": {"format": 7},
+        "e": {"inference_profile_arn": "arn:aws:bedrock:-:123456789012:inference-profile/x"},
+        "f": {"inference_profile_arn": 7},
+        "g": {"prices_usd_per_1m": {"input": True, "output": 1}},
+    }.items():
+        await own.store._store.put(Put(schema.inference_profile(ORG, APP, label), profile(label, **changes)))
+    await own.made()
+    for label in "abcdefg":
+        with pytest.raises(ClientError, match="economy, fast, and"):
+            await own.ask(label, **TURN)
+        assert f"the own label {label} cannot be used" in caplog.text
+    await own.ask(**TURN)
+
+
+# Budgets.
+
+
+def budget(**usd: float) -> dict[str, Any]:
+    return {"model_ordering": list(usd), "quotas": {label: round(amount * 10**6) for label, amount in usd.items()}}
+
+
+async def of_each_app(own: Rig) -> None:
+    await own.org(quota_scope="APP", **budget(premium=100, economy=100))
+
+
+async def test_it_is_fallen_back_from_and_to(own: Rig) -> None:
+    await of_each_app(own)
+    await own.made()
+    await own.app(**budget(premium=0, fast=0.00001, economy=100))
+    labels = [(await own.ask("premium", **TURN))["x-price-keeper-label"] for _ in range(4)]
+    assert list(dict.fromkeys(labels)) == ["fast", "economy"]
+    assert set(spent(own)) == {(WEB, "fast"), (WEB, "economy")}
+    told = await own.ask("fast", **TURN)
+    assert (told["x-price-keeper-requested"], told["x-price-keeper-label"]) == ("fast", "economy")
+    assert spent(own)[WEB, "economy"].pico > 0
+
+
+async def test_a_body_only_goes_to_its_own_format(own: Rig) -> None:
+    await of_each_app(own)
+    for app, format in ((APP, "anthropic"), ("other", "nova")):
+        await own.made(app=app, format=format, prices_usd_per_1m=CLAUDE_PRICES)
+        await own.app(app, **budget(premium=0, fast=100))
+    told = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
+    assert told["x-price-keeper-label"] == "fast"
+    with pytest.raises(ClientError, match=r"no label with a body in the format anthropic .* fast \(nova\)"):
+        await own.ask("premium", "invoke_model", app="other", body=json.dumps(CLAUDE_BODY))
+    await own.ask("fast", "invoke_model", app="other", body=NOVA_BODY)
+    assert (await own.ask("premium", app="other", **TURN))["x-price-keeper-label"] == "fast"
+
+
+async def test_no_budget_is_passed_by(own: Rig) -> None:
+    """The app goes by its org's chain, which says nothing of it."""
+    await of_each_app(own)
+    await own.made()
+    with pytest.raises(ClientError, match=r"fast is not among the labels that .* has a quota for: premium, economy"):
+        await own.ask(**TURN)
+    await own.app(quotas={"premium": 10**6, "economy": 10**6, "fast": 0})
+    own.clock.ahead += 120
+    with pytest.raises(ClientError, match=r"the quota of .* is spent: fast 0 of 0 USD"):
+        await own.ask(**TURN)
+
+
+@pytest.mark.parametrize("has_chain", [True, False])
+async def test_where_apps_share_a_budget(own: Rig, has_chain: bool) -> None:
+    if has_chain:
+        await own.org(quota_scope="ORG", **budget(premium=100))
+    else:
+        await own.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
+    await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
+    await own.made(app="other", inference_profile_arn=OTHER_ARN, prices_usd_per_1m={"input": 100, "output": 100})
+    bodies = {APP: json.dumps(CLAUDE_BODY), "other": NOVA_BODY}
+    for app, body in bodies.items():
+        if has_chain:
+            with pytest.raises(ClientError, match=r"fast is not among the labels that .* has a quota for: premium"):
+                await own.ask("fast", "invoke_model", app=app, body=body)
+        else:
+            told = await own.ask("fast", "invoke_model", app=app, body=body)
+            assert told["x-price-keeper-label"] == "fast"
+            assert own.port.bedrock.ledger[-1].model == (ARN if app == APP else OTHER_ARN)
+            prices = (2, 7) if app == APP else (100, 100)
+            assert spent(own)[Scope(ORG, app).key, "fast"].pico == last_cost(own, *prices)
+    if not has_chain:
+        whole, apart = spent(own)[f"ORG#{ORG}", "fast"], [spent(own)[Scope(ORG, app).key, "fast"] for app in bodies]
+        assert whole == apart[0].plus(apart[1])
+    status, told = await own.admin("PUT", f"/apps/{APP}", {"app_name": "web", **budget(fast=1)})
+    assert (status, "all apps share one budget" in told["details"][0]["message"]) == (400, True)
+
+
+async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own: Rig) -> None:
+    shared = {"quota_scope": "ORG", **budget(premium=0, fast=100)}
+    await own.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme", **shared}))
+    await own.made()
+    for _ in range(2):  # before anybody named it, and after
+        for app in (APP, "other"):
+            with pytest.raises(ClientError, match=r"the quota of .* is spent: premium 0 of 0 USD"):
+                await own.ask("premium", app=app, **TURN)
+        assert (await own.ask(**TURN))["x-price-keeper-quota-pct"] == "0"  # of the quota of that name
+
+
+async def test_a_format_that_a_call_has_read_holds_for_all_of_the_app(own: Rig) -> None:
+    await of_each_app(own)
+    await own.made()
+    await own.app(**budget(premium=0, fast=100))
+    with pytest.raises(ClientError, match=r"fast \(nova\)"):
+        await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
+    await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
+    await own.ask(**TURN)
+    told = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
+    assert told["x-price-keeper-label"] == "fast"
+
+
+async def test_on_the_next_day_without_a_store_they_are_still_known(own: Rig) -> None:
+    await of_each_app(own)
+    await own.made()
+    await own.app(**budget(premium=0, fast=100))
+    await own.ask("premium", **TURN)
+    own.store.is_away = True
+    own.clock.ahead += 86_400
+    assert (await own.ask("premium", **TURN))["x-price-keeper-label"] == "fast"
+
+
+async def test_a_price_that_a_fallback_pays_is_no_older_than_a_minute(own: Rig) -> None:
+    await of_each_app(own)
+    await own.made()
+    await own.app(**budget(premium=0, fast=100))
+    await own.ask("premium", **TURN)
+    await own.made(prices_usd_per_1m={"input": 5, "output": 11})
+    own.of_another_process()
+    own.clock.ahead += 61
+    before = spent(own)[WEB, "fast"].pico
+    await own.ask("premium", **TURN)
+    assert spent(own)[WEB, "fast"].pico - before == last_cost(own, 5, 11)
+
+
+# Over the control API.
+
+
+async def test_usage_that_is_told_is_priced_by_it(own: Rig) -> None:
+    usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
+    status, told = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    assert (status, told["details"][0]["path"]) == (400, "label")
+    await own.made()
+    status, told = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    assert (status, told["label"], told["cost_usd_micros"]) == (201, "fast", "2700")
+    items = [usage | {"request_id": "two"}, usage | {"request_id": "three", "label": "slow"}]
+    _, told = await own.admin("POST", f"/apps/{APP}/usage/batch", {"items": items})
+    assert [each["status"] for each in told["results"]] == [201, 400]
+    assert told["results"][1]["problem"]["details"][0]["message"].endswith("premium, standard, economy, fast")
+    status, _ = await own.admin("POST", "/apps/other/usage", usage)
+    assert status == 400
+
+
+async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: Rig) -> None:
+    await own.made()
+
+    async def is_away(verb: str) -> None:
+        if verb == "get":
+            raise StoreUnavailable("away")
+
+    own.store.before = is_away
+    usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
+    status, _ = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    assert status == 503
+    own.store.before = None
+    own.clock.ahead += 3
+    own.port.standings.own_labels.known(Caller(ORG, APP, "client"))
+    await eventually(lambda: own.port.standings.own_labels.so_far(Scope(ORG, APP)) is not None)
+    status, told = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    assert (status, told["cost_usd_micros"]) == (201, "2700")
+
+
+async def test_model_selection_names_and_resolves_it(own: Rig) -> None:
+    await own.made()
+    for app, names in ((APP, {"fast": "fast"}), ("other", {})):
+        _, told = await own.admin("GET", f"/apps/{app}/model-selection?force_check=true")
+        served = {each["label"]: each["served_by"] for each in told["labels"]}
+        assert {label: served[label] for label in served if label == "fast"} == names
+    await of_each_app(own)
+    await own.app(**budget(premium=0, fast=100))
+    own.clock.ahead += 120
+    _, told = await own.admin("GET", f"/apps/{APP}/model-selection?force_check=true")
+    assert [(each["label"], each["served_by"]) for each in told["labels"]] == [("premium", "fast"), ("fast", "fast")]
+
+
+async def test_model_selection_where_apps_share_a_budget(own: Rig) -> None:
+    await own.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
+    await own.made()
+    for path, is_named in ((f"/apps/{APP}", True), ("/apps/other", False), ("", False)):
+        _, told = await own.admin("GET", f"{path}/model-selection")
+        assert ("fast" in [each["label"] for each in told["labels"] if each["served_by"] == "fast"]) is is_named
+    await own.made(app="other")
+    own.of_another_process()
+    for query, is_named in (("", False), ("?force_check=true", True)):
+        _, told = await own.admin("GET", f"/apps/other/model-selection{query}")
+        assert ("fast" in [each["label"] for each in told["labels"]]) is is_named

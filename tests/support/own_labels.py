@@ -1,0 +1,135 @@
+"""The data port with the control API beside it, on one store: profiles are made as administrators make them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from proxy.auth.clients import Clients
+from proxy.auth.keys import SigningKey
+from proxy.auth.revocation import Revocation
+from proxy.auth.tokens import Tokens
+from proxy.clock import SystemClock
+from proxy.config import Address, Config
+from proxy.control import api
+from proxy.control.composed import parts_of
+from proxy.control.health import Readiness
+from proxy.control.serving import Control, listening
+from proxy.stores import schema
+from proxy.stores.contract import Put, Value
+from proxy.tasks import Tasks
+from proxy.telemetry import Telemetry
+from tests.support.control import ADMIN_KEY, Generous
+from tests.support.data_port import APP, ORG, SECRET, TOKEN_SECONDS, DataPort, data_port
+from tests.support.fleet import Counted
+
+REGION = "eu-west-1"
+ARN = f"arn:aws:bedrock:{REGION}:123456789012:application-inference-profile/abc123"
+ENCODED = ARN.replace(":", "%3A").replace("/", "%2F")
+PRICES = {"input": 2, "output": 7}
+CLAUDE_PRICES = PRICES | {"cache_read": 1, "cache_write_5m": 3, "cache_write_1h": 4}
+
+
+class Moved(SystemClock):
+    """This machine's time, and as much more as a test lets pass."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+@dataclass
+class Rig:
+    port: DataPort
+    store: Counted
+    clock: Moved
+    tokens: Tokens
+    session: aiohttp.ClientSession
+    control: str
+    shown: dict[str | None, str] = field(default_factory=dict)  # the tokens, by app
+
+    async def admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        url = f"{self.control}/api/v1/orgs/{ORG}{path}"
+        async with self.session.request(method, url, json=body, headers={"X-API-Key": ADMIN_KEY}) as answer:
+            return answer.status, await answer.json()
+
+    async def made(self, label: str = "fast", app: str = APP, **changes: Any) -> None:
+        settings = {"inference_profile_arn": ARN, "format": "nova", "prices_usd_per_1m": PRICES}
+        body = {"label": label, **settings, **changes}
+        status, told = await self.admin("POST", f"/apps/{app}/inference-profiles", body)
+        assert status in (200, 201), told
+
+    def of_another_process(self) -> None:
+        """What was made here is heard of as what another process made: not before it is read again."""
+        for kept in self.port.standings.own_labels._kept.values():
+            kept.old = kept.due = self.clock.monotonic() + 60
+
+    async def org(self, **settings: Any) -> None:
+        status, told = await self.admin("PUT", "", {"org_name": "Acme", "timezone": "UTC", **settings})
+        assert status in (200, 201), told
+
+    async def app(self, app: str = APP, **settings: Any) -> None:
+        status, told = await self.admin("PUT", f"/apps/{app}", {"app_name": app, **settings})
+        assert status in (200, 201), told
+
+    async def ask(
+        self, model: str = "fast", operation: str = "converse", app: str | None = APP, **arguments: Any
+    ) -> Any:
+        """With boto3, whose streams are read to their end."""
+        self.port.token = self.shown.get(app) or self.tokens.mint(ORG, app, TOKEN_SECONDS).token
+        self.shown[app] = self.port.token
+        headers = arguments.pop("headers", {})
+        client = self.port.client(**headers)
+
+        def asked() -> Any:
+            answer = getattr(client, operation)(modelId=model, **arguments)
+            for name in ("stream", "body"):
+                if name in answer:
+                    answer[name] = list(answer[name])
+            client.close()
+            return answer["ResponseMetadata"]["HTTPHeaders"]
+
+        return await asyncio.to_thread(asked)
+
+    async def no_budget(self) -> None:
+        """An org without a chain, with the apps `web` and `other`."""
+        await self.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme"}))
+        for app in (APP, "other"):
+            settings: dict[str, Value] = {"app_name": app}
+            await self.store._store.put(Put(schema.app_config(ORG, app), settings))
+
+
+@asynccontextmanager
+async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
+    clock, stores = Moved(), []
+    labels = config.setdefault("labels", Config.development().labels)
+
+    def wrapped(store: Any) -> Any:
+        stores.append(Counted(store))
+        return stores[0]
+
+    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
+    async with data_port(folder, wrapped, clock, **config) as port, Tasks(clock) as tasks:
+        store: Any = stores[0]
+        revocation, environ = Revocation(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
+        whole = Config(labels=labels)
+        clients = Clients(store, clock.now)
+        parts = parts_of(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
+        control = Control(api.routes(Readiness(), Telemetry()), clock.now)
+        control.started(parts)
+        async with (
+            listening(control, Address("127.0.0.1", 0), clock) as address,
+            aiohttp.ClientSession() as session,
+        ):
+            yield Rig(port, store, clock, tokens, session, f"http://{address}")

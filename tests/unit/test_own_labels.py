@@ -1,0 +1,383 @@
+"""Apps' own labels as they are kept: read seldom, waited for briefly, forgotten in time, and never mixed up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from proxy.calendar_days import Period, known_zone, span
+from proxy.config import Config
+from proxy.errors import Busy, InvalidRequest
+from proxy.forwarding.forwarder import Target
+from proxy.forwarding.model_path import Operation
+from proxy.forwarding.upstream import Endpoint
+from proxy.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
+from proxy.metering.usage import plain_usage
+from proxy.model import Caller, Scope
+from proxy.recording.metering import Metering
+from proxy.selection import own_labels as limits
+from proxy.selection.labels import Labels
+from proxy.selection.own_labels import OwnLabels
+from proxy.selection.plan import plan_of
+from proxy.selection.standing import Standing
+from proxy.stores import schema
+from proxy.stores.contract import Item, Put, Store, Update
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock, settle
+from tests.support.fleet import Counted
+from tests.support.memory_store import MemoryStore
+
+CONFIG = Config.development()
+ARN = "arn:aws:bedrock:eu-west-1:123456789012:application-inference-profile/abc123"
+USAGE = plain_usage(1000, 100, 0)
+TARGET = Target(Endpoint("127.0.0.1", 1, False), "eu-west-1", ARN, "/")
+
+
+def item(input: int = 2, format: str = "nova", arn: str = ARN) -> Item:
+    prices = {"input": input, "output": 7, "cache_read": 1, "cache_write_5m": 1, "cache_write_1h": 1}
+    return {"inference_profile_arn": arn, "format": format, "prices_usd_per_1m": prices}
+
+
+def app(name: str = "web") -> Caller:
+    return Caller(str(uuid4()), name, "client")
+
+
+@dataclass
+class Rig:
+    clock: ManualClock
+    store: Counted
+    own: OwnLabels
+    new: list[Own] = field(default_factory=list)
+
+    async def put(self, who: Caller, label: str = "fast", **changes: Any) -> None:
+        assert who.app is not None
+        await self.store._store.put(Put(schema.inference_profile(who.org, who.app, label), item(**changes)))
+        await self.store._store.update(Update(schema.app_config(who.org, who.app), add={"profiles_made": 1}))
+
+    async def names(self, who: Caller) -> list[str]:
+        return list((await self.own.of(who)).by_name)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    clock, store, new = ManualClock(), Counted(cast(Store, MemoryStore())), list[Own]()
+    async with Tasks(clock) as tasks:
+        own = OwnLabels(CONFIG.labels, cast(Store, store), clock, tasks, lambda _, found: new.append(found))
+        yield Rig(clock, store, own, new)
+        await settle()
+
+
+# When they are read.
+
+
+async def test_they_are_read_once_for_all_who_wait(rig: Rig) -> None:
+    who = app()
+    await rig.put(who)
+    found = await asyncio.gather(*(rig.names(who) for _ in range(50)))
+    assert found == [["fast"]] * 50
+    assert (rig.store.asked, len(rig.new)) == (["get", "query"], 1)
+
+
+async def test_before_they_are_old_they_are_read_again_and_nobody_waits(rig: Rig) -> None:
+    who = app()
+    await rig.names(who)
+    await rig.put(who)
+    await rig.clock.advance(limits.SOON_SECONDS - 1)
+    assert await rig.names(who) == []
+    assert rig.store.asked == ["get"]
+    await rig.clock.advance(1)
+    known = rig.own.known(who)
+    assert known is not None
+    assert list(known.by_name) == []
+    await settle()
+    assert await rig.names(who) == ["fast"]
+    assert rig.store.asked == ["get", "get", "query"]
+
+
+async def test_old_ones_are_waited_for(rig: Rig) -> None:
+    who = app()
+    await rig.names(who)
+    await rig.put(who)
+    await rig.clock.advance(limits.SECONDS)
+    assert rig.own.known(who) is None
+    assert await rig.names(who) == ["fast"]
+
+
+async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig: Rig) -> None:
+    known, unknown = app(), app()
+    await rig.put(known)
+    await rig.names(known)
+    await rig.clock.advance(3600)
+    rig.store.is_away = True
+    rig.store.asked.clear()
+    for _ in range(10):
+        assert await rig.names(known) == ["fast"]
+        assert await rig.own.of(unknown) is UNREAD
+        await settle()
+    assert len(rig.store.asked) == 2
+    assert rig.own.so_far(Scope(unknown.org, "web")) is None
+    await rig.put(unknown)
+    rig.store.is_away = False
+    await rig.clock.advance(limits.ASK_AGAIN_SECONDS)
+    rig.own.known(unknown)
+    await settle()
+    assert await rig.names(unknown) == ["fast"]
+
+
+async def test_nobody_waits_twice_for_a_store_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    who, gate = app(), asyncio.Event()
+    await rig.put(who)
+    monkeypatch.setattr(limits, "WAIT_SECONDS", 0.02)
+
+    async def hangs(_: str) -> None:
+        await gate.wait()
+
+    rig.store.before = hangs
+    assert await rig.own.of(who) is UNREAD
+    await rig.clock.advance(10)
+    assert rig.own.known(who) is UNREAD  # at once
+    assert rig.store.asked == ["get"]
+    gate.set()
+    await settle()
+    assert await rig.names(who) == ["fast"]
+
+
+async def test_what_was_read_earlier_takes_the_place_of_nothing(rig: Rig) -> None:
+    who, gate = app(), asyncio.Event()
+    scope = Scope(who.org, "web")
+    await rig.put(who, input=1)
+    await rig.names(who)
+
+    async def waits(_: str) -> None:
+        rig.store.before = None
+        await gate.wait()
+
+    await rig.clock.advance(limits.SOON_SECONDS)
+    rig.store.before = waits
+    rig.own.known(who)
+    await settle()
+    await rig.clock.advance(1)
+    old, now = rig.own.so_far(scope), rig.clock.monotonic()
+    await rig.put(who, "faster")
+    await rig.own.read(scope, {"profiles_made": 2}, now)
+    await rig.store._store.put(Put(schema.inference_profile(who.org, "web", "late"), item()))
+    gate.set()
+    await settle()
+    found = rig.own.so_far(scope)
+    assert found is not None
+    assert found is not old
+    assert list(found.by_name) == ["fast", "faster"]
+
+
+async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> None:
+    who = app()
+    await rig.names(who)
+    await rig.put(who)
+    rig.own.changed(Scope(who.org, "web"))
+    assert await rig.names(who) == ["fast"]
+    rig.own.changed(Scope(str(uuid4()), "web"))  # of which nothing is kept
+
+
+async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
+    assert await rig.own.of(Caller(str(uuid4()), None, "client")) is NOTHING
+    assert rig.store.asked == []
+
+
+# What is kept.
+
+
+async def test_what_did_not_change_stays_the_same(rig: Rig) -> None:
+    who = app()
+    for label in ("fast", "slow"):
+        await rig.put(who, label)
+    before = (await rig.own.of(who)).by_name
+    await rig.clock.advance(limits.SECONDS)
+    assert await rig.own.of(who) is rig.new[0]
+    await rig.put(who, "slow", input=3)
+    await rig.clock.advance(limits.SECONDS)
+    after = (await rig.own.of(who)).by_name
+    assert after["fast"] is before["fast"]
+    assert after["slow"] is not before["slow"]
+    assert after["slow"].tariff.version != before["slow"].tariff.version
+    assert len(rig.new) == 2
+
+
+@pytest.mark.parametrize(("most_apps", "most_kept"), [(3, 1000), (1000, 6)])
+async def test_no_more_than_a_bounded_number_is_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, most_apps: int, most_kept: int
+) -> None:
+    monkeypatch.setattr(limits, "MOST_APPS", most_apps)
+    monkeypatch.setattr(limits, "MOST_KEPT", most_kept)
+    everybody = [app() for _ in range(10)]
+    await rig.put(everybody[0], "a")
+    await rig.put(everybody[0], "b")
+    first = await rig.own.of(everybody[0])
+    for who in everybody[1:]:
+        for label in ("a", "b"):
+            await rig.put(who, label)
+        assert await rig.names(who) == ["a", "b"]
+        await rig.clock.advance(limits.SECONDS)
+        assert await rig.names(everybody[0]) == ["a", "b"]
+    assert len(rig.own._kept) == 3
+    assert rig.own.so_far(Scope(everybody[0].org, "web")) is first  # whoever calls often is not forgotten
+    assert rig.own._count == sum(len(kept.rows) for kept in rig.own._kept.values()) == 6
+
+
+async def test_names_of_the_configuration_are_no_apps(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    who = app()
+    for label in ("premium", "guardrails", "fast"):
+        await rig.put(who, label)
+    assert await rig.names(who) == ["fast"]
+    assert "the own label premium cannot be used: the configuration has that name" in caplog.text
+    before = len(caplog.records)
+    await rig.clock.advance(limits.SECONDS)
+    await rig.names(who)
+    assert len(caplog.records) == before  # it is told once
+
+
+async def test_models_of_the_configuration_are_no_names_of_apps_either(rig: Rig) -> None:
+    who = app()
+    for label in ("deepseek.r1", "fast"):
+        await rig.put(who, label)
+    configured = {"premium": replace(CONFIG.labels["premium"], model="deepseek.r1")}
+    async with Tasks(rig.clock) as tasks:
+        own = OwnLabels(configured, cast(Store, rig.store), rig.clock, tasks, lambda _, __: None)
+        assert list((await own.of(who)).by_name) == ["fast"]
+
+
+# Names.
+
+
+def own_of(**items: Item) -> Own:
+    return Own(profile_of(name, found) for name, found in items.items())
+
+
+def test_an_arn_is_the_first_label_that_stands_for_it() -> None:
+    configured = {"premium": replace(CONFIG.labels["premium"], model=ARN)}
+    assert Labels(configured, lets_others_through=False).choose(ARN, own_of(a=item())).label == "premium"
+    labels = Labels(CONFIG.labels, lets_others_through=False)
+    for order in (("b", "a"), ("a", "b")):
+        found = labels.choose(ARN, own_of(**{name: item() for name in order}))
+        assert (found.requested, found.label, found.model) == (ARN, "a", ARN)
+
+
+def test_where_nobody_can_tell_callers_are_to_ask_again() -> None:
+    labels = Labels(CONFIG.labels, lets_others_through=False)
+    assert labels.choose("premium", UNREAD).label == "premium"
+    with pytest.raises(Busy) as refused:
+        labels.choose("fast", UNREAD)
+    assert refused.value.retry_after is not None
+    with pytest.raises(InvalidRequest):
+        labels.choose("fast", NOTHING)
+
+
+def test_models_without_a_label_are_let_through_behind_own_labels() -> None:
+    labels = Labels(CONFIG.labels, lets_others_through=True)
+    assert labels.choose(ARN, own_of(fast=item())).label == "fast"
+    assert labels.choose(ARN).label == labels.choose(ARN, UNREAD).label == ""
+
+
+# Two apps with one name.
+
+
+def choice(found: Own, name: str = "fast") -> OwnChoice:
+    chosen = found.chosen(name)
+    assert chosen is not None
+    return chosen
+
+
+def metering() -> Metering:
+    nothing: Any = None
+    return Metering(CONFIG, nothing, nothing, ManualClock())
+
+
+def test_terms_are_those_of_the_app_and_go_with_its_profile() -> None:
+    ours, kinds = metering(), (Operation.CONVERSE, Operation.INVOKE)
+    one, two = choice(own_of(fast=item(2))), choice(own_of(fast=item(3, "anthropic")))
+    for operation in kinds:
+        for each, price, format in ((one, 2, "nova"), (two, 3, "anthropic")):
+            terms = ours.terms(each, operation, b"POST")
+            assert terms is not None
+            assert ours.terms(each, operation, b"POST") is terms
+            assert (terms.counted_as, terms.format) == ("fast", format)
+            assert terms.price_at(TARGET).of(USAGE).pico == (1000 * price + 100 * 7) * 10**6
+    assert len(ours._terms_of_own) == 2
+    assert ours._kept_terms == {}
+    first, second = (ours.terms(one, kind, b"POST") for kind in kinds)
+    assert first is not None and second is not None  # noqa: PT018
+    assert first.expected is second.expected  # what answers cost is learned of all of them
+    del one, two, each, terms, first, second
+    gc.collect()
+    assert len(ours._terms_of_own) == 0
+
+
+def test_a_job_has_no_price() -> None:
+    with pytest.raises(InvalidRequest, match="asynchronous jobs of 'fast' have no price here"):
+        metering().terms(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
+
+
+def standing(scope: Scope, ordering: list[str], **quotas: int) -> Standing:
+    today = span(Period.DAY, 1_795_003_200, known_zone("UTC"))
+    budget: Item = {"model_ordering": cast(Any, ordering), "quotas": cast(Any, quotas)} if ordering or quotas else {}
+    return Standing(scope, today, plan_of(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
+
+
+def test_a_new_format_holds_in_a_chain_from_then_on() -> None:
+    scope = Scope(str(uuid4()), "web")
+    one = standing(scope, ["premium", "fast"], premium=0, fast=10)
+    one.learn_own(own_of(fast=item(format="anthropic")))
+    assert one.decide("premium", True).label == "fast"
+    one.learn_own(None)  # the store was away
+    assert one.decide("premium", True).label == "fast"
+    one.learn_own(own_of(fast=item(format="nova")))
+    with pytest.raises(InvalidRequest, match=r"Converse would be served by fast \(nova\)"):
+        one.decide("premium", True)
+    assert one.decide("premium", False).label == one.would_serve("premium") == "fast"
+    one.learn_own(NOTHING)
+    assert one.would_serve("premium") is one.would_serve("fast") is None
+
+
+def test_where_apps_share_a_standing_they_are_in_no_chain_and_leave_no_trace() -> None:
+    """Also where somebody wrote one into the org's chain by hand, or the configuration lost it."""
+    one = standing(Scope(str(uuid4())), ["premium", "fast"], premium=0, fast=10)
+    assert one.decide_own("fast", True).label == "fast"  # paid from the quota of that name
+    with pytest.raises(InvalidRequest, match="other is not among"):
+        one.decide_own("other", True)
+    assert one.would_serve("premium") is None
+    assert one._routes.keys() <= {("premium", False)}
+    free = standing(Scope(str(uuid4())), [])
+    assert free.decide_own("fast", True).label == "fast"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arn": "arn:aws:bedrock:eu-west-1:123456789012:application-inference-profile/a..b"},
+        {"arn": "arn:aws:bedrock:evil.example:123456789012:application-inference-profile/a"},
+        {"arn": ARN + "\n"},
+        {"input": Decimal("1E-9")},
+        {"input": 10**7},
+        {"input": Decimal("NaN")},
+        {"input": "1"},
+        {"format": "novel"},
+    ],
+)
+def test_what_cannot_be_used_is_no_label(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"inference_profile_arn|prices_usd_per_1m|format"):
+        profile_of("fast", item(**changes))
+
+
+def test_the_configuration_is_not_changed_by_what_apps_have() -> None:
+    configured = MappingProxyType(dict(CONFIG.labels))
+    one = standing(Scope(str(uuid4()), "web"), [])
+    one.learn_own(own_of(fast=item()))
+    assert one.decide("fast", False).label == "fast"
+    assert dict(CONFIG.labels) == dict(configured)
