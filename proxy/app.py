@@ -139,8 +139,7 @@ async def run(
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
     readiness, telemetry = Readiness(), Telemetry()
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
-        routes = probes(readiness, telemetry) if role == "sidecar" else api.routes(readiness, telemetry)
-        served = Control(routes, clock.now)
+        served = Control(api.routes(readiness, telemetry, role), clock.now)
         control = await running.enter_async_context(listening(served, config.listen.control, clock))
         if config.listen.health is not None:
             alone = Control(probes(readiness, telemetry), clock.now)
@@ -154,7 +153,8 @@ async def run(
         core.recording.start(config, tasks)
         if role != "sidecar":
             served.started(_parts(core))
-        readiness.started({"store": store.probe, "journal": core.recording.recorder.check})
+        checks = {"store": store.probe, "journal": core.recording.recorder.check, "revocation": core.revocation.check}
+        readiness.started(checks)
         await on_started(Started(None if data is None else data.address, control, tokens, store))
         await stop.comes()
         readiness.stop()

@@ -1,4 +1,5 @@
-"""Which tokens are valid no more, though their signature is good: told by the store, by the token or by its session.
+"""Which tokens are valid no more, though their signature is good: told by the store, by the token or by its session,
+or by its client, all of whose tokens so far may be ended at once.
 
 "Not revoked" is remembered for a minute at most, so that is how late a revocation made elsewhere is seen; one made here
 holds at once. A token in steady use is asked about in the background, and its calls wait for nobody. While the store is
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxy import telemetry as metrics
+from proxy.auth.clients import credentials_key, generation_of
 from proxy.auth.tokens import Claims
 from proxy.clock import Clock
-from proxy.errors import Busy, ConditionFailed, NoGuess, StoreError, StoreUnavailable
+from proxy.errors import AccessDenied, Busy, ConditionFailed, NoGuess, StoreError, StoreUnavailable
+from proxy.model import Scope
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, ItemMissing, Key, Put, Store, any_of, at_most, live
 from proxy.tasks import Tasks
@@ -93,10 +96,13 @@ class Revocation:
     def is_in_grace(self) -> bool:
         return self._away_since is not None and self.away_seconds < self._grace
 
-    async def check(self) -> None:
-        """For readiness: raises Busy while nobody can tell what is revoked."""
-        if self._away_since is not None:
+    async def check(self) -> str | None:
+        """For readiness: what is not as it should be. Raises Busy once no token is accepted for that reason."""
+        if self._away_since is None:
+            return None
+        if not self.is_in_grace:
             raise self._cannot_tell()
+        return self._cannot_tell().message
 
     # For the calls.
 
@@ -108,14 +114,14 @@ class Revocation:
         if answer is None or moment >= answer.old:
             return False
         if moment >= answer.due and self._is_worth_asking():
-            self._ask(names)
+            self._ask(names, claims)
         return True
 
     async def learned(self, claims: Claims) -> None:
         """Asks the store. Raises AccessDenied if it is revoked, Busy if that cannot be told."""
         names, is_answered = _names(claims), False
         if self._is_worth_asking():
-            question = self._ask(names)
+            question = self._ask(names, claims)
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_SECONDS):
                     await question.done.wait()
@@ -126,9 +132,18 @@ class Revocation:
         if not is_answered:
             self._let_in_unchecked(names)
 
-    def is_marked(self, claims: Claims) -> bool:
-        """Whether it is revoked, as far as this process happens to know."""
-        return any(name in self._marks for name in _names(claims))
+    async def is_revoked(self, claims: Claims) -> bool:
+        """For who hands a token out once more: as far as it can be told, for one read of the store a minute."""
+        try:
+            if not self.known(claims):
+                await self.learned(claims)
+        except AccessDenied:
+            return True
+        except Busy:  # whether it gets calls through is for those to say
+            return False
+        return False
+
+    is_marked = is_revoked  # as it is called by who composes a process
 
     def _refuse_marked(self, names: _Names) -> None:
         for name in names:
@@ -162,19 +177,19 @@ class Revocation:
         self._asked_in_vain = moment
         return True
 
-    def _ask(self, names: _Names) -> _Question:
+    def _ask(self, names: _Names, claims: Claims) -> _Question:
         """Whoever asks about the same token meanwhile waits for the same answer."""
         question = self._asking.get(names)
         if question is None:
             question = self._asking[names] = _Question(asyncio.Event())
-            self._tasks.once(self._asked(names, question))
+            self._tasks.once(self._asked(names, claims, question))
         return question
 
-    async def _asked(self, names: _Names, question: _Question) -> None:
+    async def _asked(self, names: _Names, claims: Claims, question: _Question) -> None:
         # What is forgotten while the answer is on its way stays forgotten: it may be older than what was marked.
-        answers, moment = self._answers, self._clock.monotonic()
+        answers, asking, moment = self._answers, self._asking, self._clock.monotonic()
         try:
-            for name in await self._revoked_of(names):
+            for name in await self._revoked_of(names, claims):
                 self.mark(name)
             _remember(answers, names, _Answer(moment + DUE_SECONDS, moment + HOLDS_SECONDS))
             question.is_answered = True
@@ -182,14 +197,20 @@ class Revocation:
         except StoreError as failure:
             self._is_away(failure)
         finally:
-            del self._asking[names]
+            del asking[names]
             question.done.set()
 
-    async def _revoked_of(self, names: _Names) -> list[str]:
+    async def _revoked_of(self, names: _Names, claims: Claims | None = None) -> list[str]:
         """Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise."""
-        found = await self._store.get_many([Key("revoked-tokens", name) for name in names], consistent=True)
+        keys = [Key("revoked-tokens", name) for name in names]
+        if claims is not None and claims.generation is not None:
+            keys.append(credentials_key(Scope(claims.caller.org, claims.caller.app)))
+        found = await self._store.get_many(keys, consistent=True)
         now = self._clock.now()
-        return [name for name, item in zip(names, found, strict=True) if live(item, now) is not None]
+        revoked = [name for name, item in zip(names, found, strict=False) if live(item, now) is not None]
+        if claims is None or claims.generation is None or claims.generation >= generation_of(found[-1]):
+            return revoked
+        return [*revoked, claims.jti]
 
     def _is_away(self, failure: StoreError | None = None) -> None:
         self._asked_in_vain = self._clock.monotonic()
@@ -231,6 +252,10 @@ class Revocation:
                 self.mark(key.pk)
             raise Busy("nothing can be revoked while the store is away; try again", retry_after=5) from None
         self.mark(key.pk)
+
+    def ask_anew(self) -> None:
+        """About every token, since all of a client's were ended: elsewhere that is seen within a minute."""
+        self._answers, self._asking = {}, {}
 
     def mark(self, name: str) -> None:
         """Says here what stands in the store by now: `name` is a key of its table."""

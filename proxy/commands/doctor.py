@@ -1,4 +1,4 @@
-"""`price-keeper doctor`: looks at everything that a sidecar needs on this machine, and tells how to mend the rest."""
+"""`price-keeper doctor`: looks at everything that a role needs on this machine, and tells how to mend the rest."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ _ORDER = (Status.TROUBLE, Status.WARNING, Status.SKIPPED, Status.OK)  # the wors
 
 
 def add_to(commands: Commands) -> None:
-    doctor = commands.add_parser(
-        "doctor", help="look at all that a sidecar needs here; exit code 1 if something is amiss"
-    )
+    doctor = commands.add_parser("doctor", help="look at all that a role needs here; exit code 1 if something is amiss")
     add_places(doctor)
     doctor.add_argument("--port", type=port, default=8080, metavar="PORT", help="of dev, with --data-dir")
     doctor.add_argument("--control-port", type=port, default=8081, metavar="PORT", help="of dev, with --data-dir")
+    text = "of price-keeper serve, which is to run here; default: both"
+    doctor.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
     add_json_option(doctor)
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(chosen: Namespace) -> int:
     config, source, words = _config(chosen)
-    found = asyncio.run(_looked(Patient(config, os.environ, SystemClock(), source)))
+    if chosen.data_dir is not None and chosen.role != "both":
+        raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
+    found = asyncio.run(_looked(Patient(config, os.environ, SystemClock(), source, chosen.role)))
     told = [Told("configuration", ok(words)), *found]
     if chosen.json:
         print_json(_record(told))

@@ -19,6 +19,8 @@ from proxy.config.reader import Mistake, reads
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
 Tier = Literal["flex", "priority", "reserved"]  # next to the default one
 
+MOST_OUTPUT_TOKENS = 10_000_000  # of one answer: ten times what any model can say
+
 # What is spent apart from any model is counted under labels of its own, which no model may have.
 GUARDRAIL_LABEL = "guardrails"
 ASYNC_JOB_LABEL = "async-jobs"
@@ -159,6 +161,8 @@ class Label:
     price_source: Literal["aws", "config"] = "aws"
     endpoints: tuple[Endpoint, ...] = ()  # tried in this order; without any, the upstream's own
     price_usd_per_async_job: Decimal | None = field(default=None, metadata=reads(must_be.job_price))
+    # Put into requests of hard budgets that do not say how long their answer may be; without it those are refused.
+    max_output_tokens: int | None = field(default=None, metadata=reads(must_be.between(1, MOST_OUTPUT_TOKENS)))
 
     def prices_at(self, place: Endpoint) -> Prices:
         return place.prices_usd_per_1m or self.prices_usd_per_1m

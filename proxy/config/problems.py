@@ -7,17 +7,26 @@ of secrets, not one of a field marked private.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 
-# Tokens of input are counted, and no secret.
-_SPEAKS_OF_SECRETS = re.compile(r"secret|passw|(?<!input_)token|credential|private|api_?key", re.IGNORECASE)
+# Tokens of input and output are counted, and no secret.
+_SPEAKS_OF_SECRETS = re.compile(r"secret|passw|(?<!input_)(?<!output_)token|credential|private|api_?key", re.IGNORECASE)
 _NAMES_A_SECRET = re.compile(
     r"(.*[_-])?(secrets?|passwords?|passwd|token|credentials?|(private|api)[_-]?key)", re.IGNORECASE
 )
+_UNUSUAL = re.compile(r"[^ -~]")
 MAX_SHOWN = 64  # characters of a key or a value: enough to find it, short enough for a line
 MAX_LISTED = 20  # keys: there may be a thousand labels
+MAX_TOLD = 100  # mistakes of a configuration: whoever made more reads the first ones
+
+# To find what was meant takes a millisecond or more, so whoever reads what others wrote looks for little of it.
+MAX_GUESSES = 12
+MAX_COMPARED = 500  # names, after which no further guess begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +81,47 @@ class Problems:
         self.add(origin, section.stranger(name), _about_unknown(name, allowed))
 
     def lines(self) -> list[str]:
-        """In the order of the file's lines, then by variable."""
+        """In the order of the file's lines, then by variable; at the end, how many more there are."""
         ordered = sorted(self._found, key=lambda found: found[0].rank)
-        return [one_line(text) for _, text in ordered]
+        more = [f"and {len(ordered) - MAX_TOLD} more mistakes"] * (len(ordered) > MAX_TOLD)
+        return [one_line(text) for _, text in ordered[:MAX_TOLD]] + more
+
+
+@dataclass(slots=True)
+class _Guessing:
+    guesses: int = 0
+    compared: int = 0
+
+    @property
+    def may_go_on(self) -> bool:
+        return self.guesses < MAX_GUESSES and self.compared < MAX_COMPARED
+
+
+_guessing: ContextVar[_Guessing | None] = ContextVar("guessing", default=None)
+
+
+@contextmanager
+def few_guesses() -> Iterator[None]:
+    """For one body or one configuration: the first unknown names alone are compared with those that there are.
+
+    It holds for the task that enters it, so that what checks a single name need not be handed a count.
+    """
+    before = _guessing.set(_Guessing())
+    try:
+        yield
+    finally:
+        _guessing.reset(before)
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
     """The option that `word` was probably meant to be; upper and lower case do not matter."""
-    by_lower = {option.lower(): option for option in options}
-    close = get_close_matches(word[:MAX_SHOWN].lower(), by_lower, n=1)
+    guessing = _guessing.get() or _Guessing()
+    if len(word) > MAX_SHOWN or not guessing.may_go_on:
+        return None
+    by_lower = {option.lower(): option for option in islice(options, 2 * MAX_COMPARED)}
+    guessing.guesses += 1
+    guessing.compared += len(by_lower)
+    close = get_close_matches(word.lower(), by_lower, n=1)
     return by_lower[close[0]] if close else None
 
 
@@ -100,7 +141,11 @@ def shortened(name: str) -> str:
 
 
 def one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return _UNUSUAL.sub(lambda found: _spelt(found[0]), text)
+
+
+def _spelt(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode()
 
 
 def _about_unknown(name: str, allowed: list[str]) -> str:

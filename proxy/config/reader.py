@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from proxy.config.kinds import is_branching, is_list, item_kind, read_leaf, without_none
 from proxy.config.overrides import apply_overrides
-from proxy.config.problems import MAX_SHOWN, Origin, Problems, Spot, one_line
+from proxy.config.problems import MAX_SHOWN, Origin, Problems, Spot, few_guesses, one_line
 from proxy.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
 from proxy.errors import ConfigError
 
@@ -44,9 +44,10 @@ def read(schema: type[T], text: str, source: str, environ: Mapping[str, str], pr
     """`source` names the text in problems; variables that begin with `prefix` override its keys."""
     problems = Problems()
     root = _tree_of(text, source)
-    if isinstance(root, Branch):
-        apply_overrides(schema, root, environ, prefix, problems)
-    value: T = _Reader(problems).value(schema, root, Spot())
+    with few_guesses():
+        if isinstance(root, Branch):
+            apply_overrides(schema, root, environ, prefix, problems)
+        value: T = _Reader(problems).value(schema, root, Spot())
     if problems:
         raise ConfigError(problems.lines())
     return value

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from proxy.control import aggregates, auditing, auth, credentials, orgs, overrides, profiles, selecting, sessions, usage
 from proxy.control.calls import Answer, Call, Route, Who, read
+from proxy.control.front import front
 from proxy.control.health import Readiness
 from proxy.control.openapi import document
 from proxy.control.parts import Parts
@@ -15,8 +16,12 @@ from proxy.telemetry import Telemetry
 _GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
 
 
-def routes(readiness: Readiness, telemetry: Telemetry) -> Sequence[Route]:
-    table = [*probes(readiness, telemetry), *(route for group in _GROUPS for route in group.ROUTES)]
+def routes(readiness: Readiness, telemetry: Telemetry, role: str = "both") -> Sequence[Route]:
+    """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
+    table = [front(readiness, role), *probes(readiness, telemetry)]
+    if role == "sidecar":
+        return table
+    table += [route for group in _GROUPS for route in group.ROUTES]
 
     async def described(_: Parts, __: Call) -> Answer:
         return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
@@ -16,8 +17,13 @@ from proxy.control.problems import ERRORS, Problem, invalid
 MOST_BYTES = 256 * 1024  # an org with every setting has a few thousand, a hundred usages some forty thousand
 OF_STRANGERS = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
 SMALL_BYTES = 4 * 1024  # a few fields, none of which is long
-BYTES_AT_ONCE = 4 * 1024 * 1024  # of all bodies that are on their way: a sidecar has little memory
+# Of all bodies that are on their way: a sidecar has little memory.
+BYTES_AT_ONCE = 4 * 1024 * 1024  # of strangers, of whom there are as many as connections
+OF_THE_KNOWN = 2 * 1024 * 1024
+OF_ONE = 512 * 1024  # of those who are known, or one of them could keep the others waiting
+OF_THE_ADMIN = 512 * 1024  # whom nobody keeps waiting
 MOST_DEPTH = 12  # a body of ours has four
+MOST_PARTS = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
 BUSY_SECONDS = 1.0  # after which some of the bodies under way are read
 SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for ever
 
@@ -25,28 +31,43 @@ SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for eve
 class Budget:
     """Bytes that bodies may take up until they are read. Each takes what it says it has, or all that it might have."""
 
-    def __init__(self, most: int = BYTES_AT_ONCE) -> None:
+    def __init__(self, most: int, most_of_one: int | None = None) -> None:
         self._left = most
+        self._most_of_one = most if most_of_one is None else most_of_one
+        self._taken_by: Counter[str] = Counter()
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
+    def taken(self, size: int, who: str = "") -> Iterator[None]:
         """Raises Problem."""
-        if size > self._left:
+        if size > self._left or size + self._taken_by[who] > self._most_of_one:
             # What is still to come is not read, so nothing else can come on this connection.
             why = "too many bodies are on their way to this process"
             raise Problem(503, ERRORS[503], why, wait=BUSY_SECONDS, headers={"Connection": "close"})
         self._left -= size
+        self._taken_by[who] += size
         try:
             yield
         finally:
             self._left += size
+            self._taken_by[who] -= size
+            if not self._taken_by[who]:
+                del self._taken_by[who]
 
 
-async def body_of(request: web.BaseRequest, most: int, budget: Budget) -> Any:
+class Budgets:
+    """Apart for strangers, for those who are known and for the administrator, so that none keeps the others waiting."""
+
+    def __init__(self) -> None:
+        self.strangers = Budget(BYTES_AT_ONCE)
+        self.known = Budget(OF_THE_KNOWN, OF_ONE)
+        self.admin = Budget(OF_THE_ADMIN)
+
+
+async def body_of(request: web.BaseRequest, most: int, budget: Budget, who: str) -> Any:
     """Raises Problem."""
     _check_head(request, most)
     length = request.content_length
-    with budget.taken(most if length is None else length):
+    with budget.taken(most if length is None else length, who):
         return parsed(await _whole(request, most))
 
 
@@ -108,7 +129,7 @@ def parsed(raw: bytes) -> Any:
     except (ValueError, ArithmeticError) as failure:
         reason = failure.msg if isinstance(failure, json.JSONDecodeError) else "it cannot be read in one way only"
         raise invalid(f"the body is not good JSON: {reason}") from None
-    _check_depth(value)
+    _check_parts(value)
     return value
 
 
@@ -123,13 +144,16 @@ def _no_number(_: str) -> NoReturn:
     raise ValueError("not a number")
 
 
-def _check_depth(value: Any) -> None:
-    """Also of its text, of which JSON can spell what is none."""
-    level: list[Any] = [value]
+def _check_parts(value: Any) -> None:
+    """How deep and how many they are, since each is looked at while nobody else is answered; and that all text is."""
+    level, count = [value], 0
     for _ in range(MOST_DEPTH):
         level = [part for each in level for part in _parts(each)]
+        count += len(level)
         if not level:
             return
+        if count > MOST_PARTS:
+            raise invalid(f"a body has at most {MOST_PARTS} names and values here")
     raise invalid(f"JSON is nested at most {MOST_DEPTH} deep here")
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from proxy.control.parts import Parts
 
 JSON = "application/json"
+HTML = "text/html; charset=utf-8"
 NO_STORE = "no-store"
 ASK_AGAIN = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
 
@@ -97,6 +98,7 @@ class Route:
     group: str = "orgs"
     is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
     by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
+    is_page: bool = False  # for whoever does not ask for JSON
 
     @property
     def is_read(self) -> bool:

@@ -6,13 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from typing import Any, Protocol
 
-from proxy.control.problems import invalid
+from proxy.control.problems import LONGEST_NAME, invalid
 from proxy.selection.plan import shown
-
-MOST_MISTAKES = 20  # told at once: whoever made more has not written this body for us
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -129,7 +126,7 @@ class Fields:
         unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
         given = {name: body[name] for name in self.kinds if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]
-        mistakes += [(name[:64], "unknown") for name in islice(unknown, MOST_MISTAKES)]
+        mistakes += [(name[:LONGEST_NAME], "unknown") for name in unknown]
         found = {}
         for name, kind in self.kinds.items():
             try:
@@ -138,8 +135,7 @@ class Fields:
             except ValueError as failure:
                 mistakes.append((name, str(failure)))
         if mistakes:
-            told = [(f"{below}{name}", text) for name, text in mistakes[:MOST_MISTAKES]]
-            raise invalid("the body cannot be used", *told)
+            raise invalid("the body cannot be used", *((f"{below}{name}", text) for name, text in mistakes))
         return found
 
     @property

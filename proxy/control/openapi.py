@@ -7,7 +7,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
-from proxy.control.calls import JSON, Route, Who
+from proxy.control.calls import HTML, JSON, Route, Who
 from proxy.control.schemas import SCHEMAS
 
 _UUID = {"type": "string", "format": "uuid", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
@@ -80,6 +80,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route) -> dict[str, Any]:
     responses = {str(status): _response(status, name) for status, name in route.answers.items()}
+    if route.is_page:
+        responses["200"]["content"][HTML.partition(";")[0]] = {"schema": {"type": "string"}}
     for status in sorted({*route.problems, *_usual(route)}):
         responses.setdefault(str(status), _response(status, "Problem"))
     for status, reason in route.reasons.items():

@@ -12,6 +12,8 @@ from proxy.errors import ConfigError, PriceKeeperError, Refusal, Rejected, Store
 from proxy.selection.settings import SettingsRefused
 
 STORE_SECONDS = 5  # after which the store may be back
+MOST_MISTAKES = 20  # told at once: whoever made more has not written this for us
+LONGEST_NAME = 64  # characters of a name that is not ours
 
 ERRORS: Mapping[int, str] = {
     400: "invalid_request",
@@ -66,7 +68,8 @@ class Problem(PriceKeeperError):
 
 
 def invalid(message: str, *details: tuple[str, str]) -> Problem:
-    return Problem(400, ERRORS[400], message, details)
+    more = [("", f"and {len(details) - MOST_MISTAKES} more mistakes")] * (len(details) > MOST_MISTAKES)
+    return Problem(400, ERRORS[400], message, [*details[:MOST_MISTAKES], *more])
 
 
 def not_found(message: str) -> Problem:
@@ -91,7 +94,7 @@ def problem_of(failure: Exception, request_id: str) -> Problem:
         case Problem():
             return failure
         case SettingsRefused():
-            details = [(".".join(path), complaint) for path, complaint in failure.mistakes]
+            details = [(".".join(part[:LONGEST_NAME] for part in path), told) for path, told in failure.mistakes]
             return invalid("the settings cannot be used", *details)
         case ConfigError():
             return invalid("this cannot be done", *((_path(line), _complaint(line)) for line in failure.problems))

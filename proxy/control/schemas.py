@@ -108,6 +108,16 @@ SCHEMAS: Mapping[str, Schema] = {
             "checks": {"type": "object", "additionalProperties": _TEXT},
         }
     ),
+    "Front": _object(
+        {
+            "product": _TEXT,
+            "version": _TEXT,
+            "role": {"type": "string", "enum": ["both", "sidecar", "control"]},
+            "status": {"type": "string", "enum": ["ready", "not ready"]},
+            "checks": {"type": "object", "additionalProperties": _TEXT},
+            "links": {"type": "object", "additionalProperties": _TEXT},
+        }
+    ),
     "OpenApi": {"type": "object"},
     "Login": auth.LOGIN.schema,
     "Refresh": auth.REFRESH.schema,

@@ -17,8 +17,9 @@ from multidict import CIMultiDict
 from proxy.auth.failures import network_of
 from proxy.clock import Clock
 from proxy.config import Address
+from proxy.config.problems import few_guesses
 from proxy.control import access
-from proxy.control.bodies import Budget, body_of
+from proxy.control.bodies import Budgets, body_of
 from proxy.control.calls import Answer, Call, Principal, Route, Who, dumped, names_tag
 from proxy.control.connections import DEFAULT, Crowd, Limits, Since, check_host, is_loopback
 from proxy.control.parts import Parts
@@ -54,7 +55,7 @@ class Control:
         self._routes = routes
         self._now = now
         self._parts: Parts | None = None
-        self._bodies = Budget()
+        self._bodies = Budgets()
 
     def started(self, parts: Parts) -> None:
         self._parts = parts
@@ -113,8 +114,12 @@ class Control:
         _check_ids(path)
         call = Call(request_id, principal, address, path, _query(request, route), _single(request))
         if route.body is not None:
-            call.body = await body_of(request, route.body_bytes, self._bodies)
-        return _unless_known(request, route, await route.handle(parts, call))
+            bodies = self._bodies
+            known = bodies.known if principal.org else bodies.strangers
+            budget = bodies.admin if principal.is_admin else known
+            call.body = await body_of(request, route.body_bytes, budget, principal.name)
+        with few_guesses():
+            return _unless_known(request, route, await route.handle(parts, call))
 
     def _found(self, request: web.BaseRequest) -> tuple[Route, dict[str, str]]:
         path = request.rel_url.raw_path.split("/", MOST_PATH_SEGMENTS)[1:]
@@ -129,7 +134,7 @@ class Control:
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> Call:
-    return Call(request_id, _NOBODY, request.remote or "", {}, {}, {})
+    return Call(request_id, _NOBODY, request.remote or "", {}, {}, request.headers)
 
 
 def _matched(segments: Sequence[str], path: Sequence[str]) -> dict[str, str] | None:

@@ -1,4 +1,4 @@
-"""DynamoDB: reachable, with the tables that the schema wants, and willing to do for us what a sidecar asks for.
+"""DynamoDB: reachable, with the tables that the schema wants, and willing to do for us what this role asks for.
 
 Permissions are found out without writing: each write has a condition that no item can meet, and AWS looks at who asks
 before it looks at the item.
@@ -14,6 +14,7 @@ from uuid import uuid4
 from proxy.doctor.asking import Unreached, ask, plain_get
 from proxy.doctor.findings import Finding, ok, skipped, trouble, warning
 from proxy.doctor.identity import NO_CREDENTIALS
+from proxy.doctor.needs import Needs, needs_of
 from proxy.doctor.patient import Patient
 from proxy.doctor.reaching import unreached
 from proxy.errors import NotAllowed, StoreError
@@ -40,7 +41,7 @@ _NOT_HERE = "the store is a file of this machine"
 
 
 class _Ask(NamedTuple):
-    """One request. `action` is what it is called in a policy, `table` whose it is, if it is one table's."""
+    """One request. `action` is what it is called in a policy, `table` whose it is."""
 
     action: str
     method: str
@@ -80,7 +81,7 @@ async def store_tables(patient: Patient) -> Finding:
 def _not_compared(failure: StoreError) -> Finding:
     if DENIED in str(failure):
         actions = "DescribeTable, DescribeTimeToLive and DescribeContinuousBackups"
-        return warning("we may not look at the tables; a sidecar need not", f"to see them, allow dynamodb: {actions}")
+        return warning("we may not look at the tables; no role need", f"to see them, allow dynamodb: {actions}")
     if isinstance(failure, NotAllowed):
         return trouble(str(failure), NO_CREDENTIALS)
     return trouble(str(failure), f"let this machine reach DynamoDB, or correct {_KEYS}")
@@ -91,7 +92,7 @@ async def store_permissions(patient: Patient) -> Finding:
         return skipped(_NOT_HERE)
     from proxy.stores import dynamodb_errors as errors
 
-    client, asks = await patient.dynamodb(), _asks(patient.config.store.table_prefix)
+    client, asks = await patient.dynamodb(), _asks(patient.config.store.table_prefix, needs_of(patient.role))
     try:
         codes = await asyncio.gather(*(_code(client, each) for each in asks))
     except errors.FAILURES as failure:
@@ -127,37 +128,38 @@ def _refused(denied: Sequence[_Ask], patient: Patient) -> Finding:
     by_action: dict[str, list[str]] = {}
     for each in denied:
         by_action.setdefault(each.action, []).append(each.table)
-    told = "; ".join(f"{action} on {_named(tables)}" for action, tables in by_action.items())
-    actions = ", ".join(f"dynamodb:{action}" for action in by_action)
-    store = patient.config.store
-    return trouble(
-        f"not allowed: {told}", f"allow {actions} on arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}*"
+    told = "; ".join(f"{action} on {', '.join(tables)}" for action, tables in by_action.items())
+    mend = "; ".join(
+        f"dynamodb:{action} on {', '.join(_arns(patient, tables))}" for action, tables in by_action.items()
     )
+    return trouble(f"not allowed: {told}", f"allow {mend}")
 
 
-def _named(tables: Sequence[str]) -> str:
-    return "every table" if not tables[0] or len(tables) == len(TABLES) else ", ".join(tables)
+def _arns(patient: Patient, tables: Sequence[str]) -> list[str]:
+    store = patient.config.store
+    return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in tables]
 
 
-def _asks(prefix: str) -> list[_Ask]:
+def _asks(prefix: str, needs: Needs) -> list[_Ask]:
     name = f"DOCTOR#{uuid4()}"  # of an item that nobody has
-    keys = [Key(table.name, name, "DOCTOR" if table.has_sort_key else "") for table in TABLES.values()]
-    asks = [each for key in keys for each in _asks_of(key, prefix)]
-    batch = {prefix + key.table: {"Keys": [key_to_wire(key)]} for key in keys}
-    asks.append(_Ask("BatchGetItem", "batch_get_item", "", {"RequestItems": batch}))
-    # A transaction is allowed by what stands in it; of its own it has the check alone.
-    return [*asks, *(_in_transaction("ConditionCheckItem", Check(key, NEVER), prefix) for key in keys)]
+    keys = [Key(table, name, "DOCTOR" if TABLES[table].has_sort_key else "") for table in needs]
+    return [each for key in keys for each in _asks_of(key, prefix) if each.action in needs[key.table]]
 
 
 def _asks_of(key: Key, prefix: str) -> list[_Ask]:
+    """One for each action that a policy may allow on the key's table."""
     put, update, delete = Put(key, {}, NEVER), Update(key, set={"at": 0}, condition=NEVER), Delete(key, NEVER)
     item = {"TableName": prefix + key.table, "Key": key_to_wire(key)}
+    batch = {"RequestItems": {prefix + key.table: {"Keys": [key_to_wire(key)]}}}
     return [
         _Ask("GetItem", "get_item", key.table, item),
+        _Ask("BatchGetItem", "batch_get_item", key.table, batch),
         _Ask("Query", "query", key.table, query_request(Query(key.table, key.pk), prefix) | {"Limit": 1}),
         _Ask("PutItem", "put_item", key.table, write_request(put, prefix)),
         _Ask("UpdateItem", "update_item", key.table, write_request(update, prefix)),
         _Ask("DeleteItem", "delete_item", key.table, write_request(delete, prefix)),
+        # A transaction is allowed by what stands in it; of its own it has the check alone.
+        _in_transaction("ConditionCheckItem", Check(key, NEVER), prefix),
     ]
 
 

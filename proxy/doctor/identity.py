@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from proxy.auth.keys import load_keys
+from proxy.auth.keys import SigningKey, load_keys
 from proxy.control.access import SHORTEST_KEY, load_admin_key
 from proxy.dataplane import BEARER_VARIABLE
 from proxy.doctor.findings import Finding, ok, skipped, trouble, warning
@@ -25,9 +26,34 @@ def token_keys(patient: Patient) -> Finding:
         sources = [key.secret_env or key.private_key_env for key in patient.config.auth.keys]
         variables = ", ".join(source for source in sources if source)
         return trouble("; ".join(failure.problems), f"set {variables}, or {mend}" if variables else mend)
+    return _KEYS_OF[patient.role](keys)
+
+
+def _of_sidecar(keys: Sequence[SigningKey]) -> Finding:
+    """It signs with none; that it could is a risk, since callers are near to it."""
+    told = ", ".join(f"{key.kid} ({key.alg}, verifies)" for key in keys)
+    minting = [key.kid for key in keys if key.signs_with is not None]
+    if not minting:
+        return ok(told)
+    pair = "make a pair of EdDSA: price-keeper keys new --kid ID --out DIR"
+    mend = f"name the public half alone in auth.keys, as public_key_file; for HS256, which has none, {pair}"
+    return warning(f"{told}; whoever reads {', '.join(minting)} here can make tokens, which a sidecar need not", mend)
+
+
+def _of_control(keys: Sequence[SigningKey]) -> Finding:
+    if keys[0].signs_with is not None:
+        return _of_both(keys)
+    mend = "name its private half in auth.keys.0, as private_key_file or private_key_env, or put another key first"
+    return trouble(f"{keys[0].kid} ({keys[0].alg}) is a public half alone, and a control service signs with it", mend)
+
+
+def _of_both(keys: Sequence[SigningKey]) -> Finding:
     signs = "signs" if keys[0].signs_with is not None else "verifies alone"
     told = [f"{key.kid} ({key.alg}, {'verifies' if number else signs})" for number, key in enumerate(keys)]
     return ok(", ".join(told))
+
+
+_KEYS_OF = {"both": _of_both, "sidecar": _of_sidecar, "control": _of_control}
 
 
 def admin_key(patient: Patient) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from proxy.app import open_dynamodb
+from proxy.app import Role, open_dynamodb
 from proxy.clock import Clock
 from proxy.config import Config
 from proxy.dataplane import SIMULATED
@@ -43,6 +43,11 @@ class Patient:
     environ: Mapping[str, str]
     clock: Clock
     source: str = ""
+    role: Role = "both"
+
+    @property
+    def serves_calls(self) -> bool:
+        return self.role != "control"
 
     @property
     def is_simulated(self) -> bool:
@@ -63,7 +68,7 @@ class Patient:
 
     @property
     def needs_aws(self) -> bool:
-        return self.is_on_dynamodb or self.follows_prices or self.signs
+        return self.is_on_dynamodb or (self.serves_calls and (self.follows_prices or self.signs))
 
     @cached_property
     def _provided(self) -> Once[Provided]:

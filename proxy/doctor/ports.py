@@ -28,7 +28,8 @@ LOCAL_SECONDS = 1.5  # what runs on this machine answers at once, if it answers 
 
 def port_checks(patient: Patient) -> list[Check]:
     listen = patient.config.listen
-    addresses = {"data": listen.data, "control": listen.control, "health": listen.health}
+    data = {"data": listen.data} if patient.serves_calls else {}
+    addresses: dict[str, Address | None] = {**data, "control": listen.control, "health": listen.health}
     return [
         Check(f"{name} port", partial(_look, name, address))
         for name, address in addresses.items()

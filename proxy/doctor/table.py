@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.doctor import dynamodb, identity, journal, machine, outside, ports, store_file
+from collections.abc import Mapping
+
+from proxy.app import Role
+from proxy.doctor import control_service, dynamodb, identity, journal, machine, outside, ports, store_file
 from proxy.doctor.findings import Check, aside
 from proxy.doctor.patient import Patient
 from proxy.doctor.upstream import upstream_checks
@@ -14,6 +17,7 @@ _PROVIDER_AWAY = "the provider of credentials hangs: see AWS_PROFILE, credential
 _BEFORE = (
     Check("token keys", aside(identity.token_keys)),
     Check("admin key", aside(identity.admin_key)),
+    Check("control service", control_service.control_service, "correct auth.control_url, or DNS"),
     Check("AWS credentials", identity.aws_credentials, _PROVIDER_AWAY),
     Check("Bedrock API key", aside(identity.bedrock_key)),
     Check("clock by the store", machine.clock_by_store, _STORE_AWAY),
@@ -36,5 +40,16 @@ _AFTER = (
 )
 
 
+# The rest is every role's: also a control service has a journal, of what it is to bring to the store.
+_OF_CALLS = frozenset(("Bedrock API key", "clock by Bedrock", "open files", "certificate", "price list"))
+_NOT_OF: Mapping[Role, frozenset[str]] = {
+    "both": frozenset(("control service",)),
+    "sidecar": frozenset(("admin key",)),
+    "control": _OF_CALLS | {"control service"},
+}
+
+
 def checks_of(patient: Patient) -> list[Check]:
-    return [*_BEFORE, *ports.port_checks(patient), *upstream_checks(patient), *_AFTER]
+    upstream = upstream_checks(patient) if patient.serves_calls else []
+    checks = [*_BEFORE, *ports.port_checks(patient), *upstream, *_AFTER]
+    return [check for check in checks if check.name not in _NOT_OF[patient.role]]

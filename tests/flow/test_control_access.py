@@ -80,6 +80,7 @@ async def test_everything_that_is_served_asks_who_calls(api: Rig) -> None:
     told = (await api.ask("GET", "/openapi.json", who=None)).body
     open_to_all = {path for path, methods in told["paths"].items() for each in methods.values() if not each["security"]}
     assert open_to_all == {
+        "/",
         "/health",
         "/ready",
         "/metrics",

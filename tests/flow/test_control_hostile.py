@@ -15,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from proxy.control import profiles
-from proxy.control.bodies import BYTES_AT_ONCE, OF_STRANGERS, SMALL_BYTES, Budget
+from proxy.control.bodies import BYTES_AT_ONCE, MOST_BYTES, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
 from proxy.control.connections import DEFAULT, Crowd, Limits
 from proxy.control.problems import Problem
 from proxy.control.rates import LocalRates, Taken
@@ -26,6 +26,7 @@ from tests.support.engines import Engines
 SHOP = f"{API}/apps/shop"
 CALLER = (ORG, "shop")
 JSON = {"Content-Type": "application/json"}
+USAGE = {"request_id": "r", "label": "economy", "input_tokens": 1, "output_tokens": 1}
 OVERRIDE = {"label": "economy", "reason": "r"}
 PROFILE = {
     "label": "mine",
@@ -77,8 +78,9 @@ async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(api: Rig) -> N
 
 async def test_of_many_mistakes_the_first_are_told(api: Rig) -> None:
     told = await api.ask("POST", "/auth/token", {f"u{number}": 1 for number in range(1000)}, who=None)
-    assert (told.status, len(told.body["details"])) == (400, 20)
+    assert (told.status, len(told.body["details"])) == (400, 21)
     assert told.body["details"][0] == {"path": "client_id", "message": "required, but missing"}
+    assert told.body["details"][-1] == {"path": "", "message": "and 982 more mistakes"}
 
 
 async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> None:
@@ -92,7 +94,7 @@ async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> No
 
 
 async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
-    api.control._bodies = Budget(2 * OF_STRANGERS + 100)
+    api.control._bodies.strangers = Budget(2 * OF_STRANGERS + 100)
     slow = [await _sent(api, _head(OF_STRANGERS)) for _ in range(2)]
     for each in slow:
         each[1].write(b"{")
@@ -108,18 +110,39 @@ async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
     slow[1][1].close()
 
 
+async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
+    """With as many bodies on their way as fit, one after the other, of which not a byte comes."""
+    made = await api.ask("PUT", API, SETTINGS)
+    await api.app("web")
+    await api.app("shop")
+    token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
+    pair = (await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)).body
+    head = _head(MOST_BYTES, f"{API}/apps/web/usage/batch", api.shown((ORG, "web"))["Authorization"])
+    slow = [await _sent(api, head) for _ in range(2 * BYTES_AT_ONCE // MOST_BYTES)]
+    async with asyncio.timeout(10):
+        refused = [each for each in slow[OF_ONE // MOST_BYTES :] if b" 503 " in await each[0].readline()]
+    assert len(refused) == len(slow) - OF_ONE // MOST_BYTES
+    assert (await api.ask("POST", f"{API}/apps/web/usage", USAGE, who=(ORG, "web"))).status == 503
+    assert (await api.ask("POST", "/auth/token", pair, who=None)).status == 200
+    assert (await api.ask("PUT", API, SETTINGS)).status == 200
+    assert (await api.ask("POST", f"{API}/apps/shop/usage", USAGE, who=CALLER)).status == 201
+    for each in slow:
+        each[1].close()
+
+
 def test_strangers_alone_cannot_take_the_whole_budget() -> None:
     assert DEFAULT.connections * OF_STRANGERS < BYTES_AT_ONCE
-    budget = Budget(10)
+    budget = Budget(10, most_of_one=10)
     with budget.taken(10), pytest.raises(Problem), budget.taken(1):
         pass
     with budget.taken(10):
         pass
 
 
-def _head(length: int) -> bytes:
+def _head(length: int, path: str = "/auth/token", shown: str | None = None) -> bytes:
+    more = "" if shown is None else f"Authorization: {shown}\r\n"
     return (
-        f"POST /auth/token HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 

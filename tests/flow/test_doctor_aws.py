@@ -17,6 +17,7 @@ from proxy.config import Config
 from proxy.config.prices import Endpoint
 from proxy.doctor import asking
 from proxy.doctor.findings import Status
+from proxy.doctor.needs import needs_of
 from proxy.simulator.server import simulated_bedrock
 from proxy.simulator.signatures import Keys
 from proxy.stores.schema import TABLES
@@ -95,8 +96,10 @@ async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, ve
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[f"DynamoDB_20120810.{verb}\r\n".encode()] = dynamodb_error("AccessDeniedException")
         found = await finding("permissions", on_dynamodb(tmp_path, proxy.url))
-    assert found.found == f"not allowed: {action} on every table"
-    assert found.mend == f"allow dynamodb:{action} on arn:aws:dynamodb:us-east-1:*:table/{PREFIX}*"
+    tables = [table for table, actions in needs_of("both").items() if action in actions]
+    assert found.found == f"not allowed: {action} on {', '.join(tables)}"
+    arns = ", ".join(f"arn:aws:dynamodb:us-east-1:*:table/{PREFIX}{table}" for table in tables)
+    assert found.mend == f"allow dynamodb:{action} on {arns}"
 
 
 async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from proxy.app import Role
 from proxy.clock import Clock, SystemClock
 from proxy.config import Config
 from proxy.config.keys import parse
@@ -47,9 +48,14 @@ def journal_of(config: Config) -> Path:
 
 
 async def findings(
-    config: Config, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None, only: str = ""
+    config: Config,
+    environ: Mapping[str, str] | None = None,
+    *,
+    clock: Clock | None = None,
+    only: str = "",
+    role: Role = "both",
 ) -> dict[str, Finding]:
-    patient = Patient(config, environ or {}, clock or SystemClock(), " --config config.yaml")
+    patient = Patient(config, environ or {}, clock or SystemClock(), " --config config.yaml", role)
     try:
         checks = [check for check in checks_of(patient) if only in check.name]
         assert checks, only
@@ -59,9 +65,14 @@ async def findings(
 
 
 async def finding(
-    name: str, config: Config, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None
+    name: str,
+    config: Config,
+    environ: Mapping[str, str] | None = None,
+    *,
+    clock: Clock | None = None,
+    role: Role = "both",
 ) -> Finding:
-    return (await findings(config, environ, clock=clock, only=name))[name]
+    return (await findings(config, environ, clock=clock, only=name, role=role))[name]
 
 
 @asynccontextmanager

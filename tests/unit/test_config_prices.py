@@ -40,6 +40,11 @@ def test_units_and_jobs_have_whole_pico_dollars_too() -> None:
     assert one.pico_per_async_job == 1
 
 
+def test_a_label_may_say_how_long_answers_are() -> None:
+    assert parse(label("    max_output_tokens: 4096"), "", {}).labels["one"].max_output_tokens == 4096
+    assert read("").labels["one"].max_output_tokens is None
+
+
 def test_without_their_prices_guardrails_and_jobs_have_none() -> None:
     assert read("").guardrails is None
     assert read("").labels["one"].pico_per_async_job is None
@@ -201,6 +206,13 @@ def test_a_model(model: str) -> None:
         (
             label("    price_usd_per_async_job: -1"),
             "6: labels.one.price_usd_per_async_job: expected 0 to 1000000 USD for a job, found -1",
+        ),
+        *(
+            (
+                label(f"    max_output_tokens: {number}"),
+                f"6: labels.one.max_output_tokens: expected 1 to 10000000, found {number}",
+            )
+            for number in (0, -1, 10_000_001)
         ),
         *(
             (

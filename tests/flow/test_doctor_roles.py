@@ -1,0 +1,254 @@
+"""`price-keeper doctor --role`: what each role needs is looked at, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from proxy.app import Role
+from proxy.auth.jwks import public_halves
+from proxy.auth.keys import load_keys
+from proxy.config import Config
+from proxy.config.checks import Address
+from proxy.config.keys import Identity, Key
+from proxy.doctor.findings import Status
+from proxy.doctor.needs import ACTIONS, needs_of
+from tests.support.commands import ROOT, price_keeper, sidecar
+from tests.support.doctor import answering, configured, finding, findings
+from tests.support.engines import PREFIX, Engines
+from tests.support.fault_proxy import dynamodb_error, fault_proxy
+from tests.support.servers import free_port
+
+SECRET = "sesame-open-sesame-open-sesame-open"
+ADMIN_KEY = "the-admin-key-of-these-tests-long-enough"
+_LABELS = ROOT.joinpath("config.yaml").read_text().partition("\nlabels:\n")[2]
+OF_CALLS = {"Bedrock API key", "clock by Bedrock", "open files", "certificate", "price list", "data port", "Bedrock"}
+ROLES: tuple[Role, ...] = ("both", "sidecar", "control")
+
+
+def made(folder: Path, kid: str, out: str = "keys") -> Path:
+    done = price_keeper("keys", "new", "--kid", kid, "--out", out, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / out
+
+
+def public(folder: Path, *kids: str) -> tuple[Key, ...]:
+    return tuple(Key(kid, "EdDSA", public_key_file=str(folder / f"{kid}.pub.pem")) for kid in kids)
+
+
+def private(folder: Path, kid: str) -> Key:
+    return Key(kid, "EdDSA", private_key_file=str(folder / f"{kid}.pem"))
+
+
+@asynccontextmanager
+async def control(keys: Any, status: int = 200, health: Any = None) -> AsyncIterator[str]:
+    """What stands in for a control service: its URL. It answers nothing but what the doctor may ask."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.headers.keys() <= {"Host", "Connection"}
+        if request.path == "/health":
+            return web.json_response({"status": "ok"} if health is None else health)
+        assert request.path == "/.well-known/jwks.json"
+        return web.json_response(keys, status=status)
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def halves(*keys: Key, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return public_halves(load_keys(keys, environ or {}))
+
+
+# What is looked at.
+
+
+async def test_each_role_has_checks_of_its_own(tmp_path: Path) -> None:
+    names = {role: set(await findings(configured(tmp_path), role=role)) for role in ROLES}
+    assert names["both"] - names["control"] == OF_CALLS
+    assert names["control"] - names["both"] == set()
+    assert names["both"] - names["sidecar"] == {"admin key"}
+    assert names["sidecar"] - names["both"] == {"control service"}
+    for found in names.values():
+        assert {"token keys", "journal", "control port", "store file", "webhook", "permissions"} <= found
+
+
+async def test_a_control_service_wants_no_aws_credentials(tmp_path: Path) -> None:
+    config = configured(tmp_path, upstream={"endpoint": None})
+    assert (await finding("AWS credentials", config, role="control")).status is Status.SKIPPED
+    assert (await finding("AWS credentials", config, role="sidecar")).status is not Status.SKIPPED
+
+
+async def test_the_data_port_of_a_control_service_may_be_taken(tmp_path: Path) -> None:
+    async with answering({}, status=200) as port:
+        config = configured(tmp_path, listen={"data": Address("127.0.0.1", port)})
+        assert (await findings(config, role="sidecar"))["data port"].status is Status.TROUBLE
+        assert "data port" not in await findings(config, role="control")
+
+
+# Keys.
+
+
+async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
+    keys = made(tmp_path, "k1")
+    halves_alone = configured(tmp_path, auth={"keys": public(keys, "k1")})
+    pair = configured(tmp_path, auth={"keys": (private(keys, "k1"),)})
+    assert (await finding("token keys", halves_alone, role="sidecar")).found == "k1 (EdDSA, verifies)"
+    found = await finding("token keys", halves_alone, role="control")
+    assert (found.status, "auth.keys.0" in found.mend) == (Status.TROUBLE, True)
+    assert (await finding("token keys", pair, role="control")).found == "k1 (EdDSA, signs)"
+    found = await finding("token keys", pair, role="sidecar")
+    assert (found.status, "public_key_file" in found.mend, "k1 here" in found.found) == (Status.WARNING, True, True)
+    shared = configured(tmp_path, auth={"keys": (Key("k1", "HS256", secret_env="S"),)})
+    found = await finding("token keys", shared, {"S": SECRET}, role="sidecar")
+    assert (found.status, "EdDSA" in found.mend, SECRET in found.found) == (Status.WARNING, True, False)
+    for role in ROLES:
+        assert (await finding("token keys", shared, role=role)).status is Status.TROUBLE
+
+
+# The control service.
+
+
+def verifying(folder: Path, url: str | None, *keys: Key, **more: Any) -> Config:
+    return configured(folder, auth={"keys": keys, "control_url": url, **more})
+
+
+async def looked(config: Config, environ: Mapping[str, str] | None = None) -> tuple[Status, str, str]:
+    found = await finding("control service", config, environ, role="sidecar")
+    return found.status, found.found, found.mend
+
+
+async def test_a_control_service_whose_tokens_verify_here(tmp_path: Path) -> None:
+    keys = made(tmp_path, "k1")
+    own = public(keys, "k1")
+    async with control(halves(*own)) as url:
+        status, told, _ = await looked(verifying(tmp_path, url, *own))
+    assert (status, told.endswith("its tokens verify here: k1")) == (Status.OK, True)
+
+
+async def test_keys_that_are_not_the_same_on_both_sides(tmp_path: Path) -> None:
+    keys, other = made(tmp_path, "k1"), made(tmp_path, "k1", "others")
+    made(tmp_path, "k2")
+    first, second, anothers = *public(keys, "k1", "k2"), *public(other, "k1")
+    async with control(halves(first)) as url:
+        status, told, mend = await looked(verifying(tmp_path, url, second))
+        assert (status, "signs with k1, which does not verify here" in told) == (Status.TROUBLE, True)
+        assert "auth.keys" in mend
+        status, told, mend = await looked(verifying(tmp_path, url, anothers))
+        assert (status, "another key by the name of k1" in told) == (Status.TROUBLE, True)
+        status, told, mend = await looked(verifying(tmp_path, url, first, second))
+        assert (status, "no key by the name of k2" in told) == (Status.WARNING, True)
+    async with control(halves(first, second)) as url:
+        status, told, mend = await looked(verifying(tmp_path, url, first))
+        assert (status, "also has k2" in told) == (Status.WARNING, True)
+        status, told, mend = await looked(verifying(tmp_path, url, second))
+        assert (status, "signs with k1" in told) == (Status.TROUBLE, True)
+
+
+async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> None:
+    keys = made(tmp_path, "k1")
+    shared, pair = Key("k1", "HS256", secret_env="S"), public(keys, "k1")
+    async with control({"keys": []}) as url:
+        status, told, _ = await looked(verifying(tmp_path, url, shared), {"S": SECRET})
+        assert (status, "not compared" in told) == (Status.OK, True)
+        assert (await looked(verifying(tmp_path, url, *pair)))[0] is Status.TROUBLE
+    async with control(halves(*pair)) as url:
+        assert (await looked(verifying(tmp_path, url, shared), {"S": SECRET}))[0] is Status.TROUBLE
+        assert (await looked(verifying(tmp_path, url, shared)))[0] is Status.SKIPPED  # told by the keys' own check
+
+
+@pytest.mark.parametrize(
+    ("keys", "status", "health", "told"),
+    [
+        ({"keys": []}, 404, None, "has no control API"),  # a sidecar's own control port, for instance
+        ("no keys", 200, None, "has no control API"),
+        ({"keys": [1]}, 200, None, "has no control API"),
+        ({"keys": []}, 200, {"status": "fine"}, "is no control service"),
+        ({"keys": []}, 200, [], "is no control service"),
+    ],
+)
+async def test_what_is_no_control_service(tmp_path: Path, keys: Any, status: int, health: Any, told: str) -> None:
+    own = public(made(tmp_path, "k1"), "k1")
+    async with control(keys, status, health) as url:
+        found = await looked(verifying(tmp_path, url, *own))
+    assert (found[0], told in found[1], "auth.control_url" in found[2]) == (Status.TROUBLE, True, True), found
+
+
+async def test_a_control_service_that_starts_or_is_away(tmp_path: Path) -> None:
+    own = public(made(tmp_path, "k1"), "k1")
+    async with control({}, 503) as url:
+        assert (await looked(verifying(tmp_path, url, *own)))[0] is Status.WARNING
+    for url, words in ((f"http://127.0.0.1:{free_port()}", "refused"), ("https://nobody.invalid", "not resolve")):
+        status, told, mend = await looked(verifying(tmp_path, url, *own))
+        assert (status, words in told, "auth.control_url" in mend) == (Status.TROUBLE, True, True), told
+    status, told, mend = await looked(verifying(tmp_path, None, *own))
+    assert (status, "403" in told, "auth.control_url" in mend) == (Status.WARNING, True, True)
+    bound = {"mode": "identity", "identity": Identity("6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "shop")}
+    assert (await looked(verifying(tmp_path, None, *own, **bound)))[0] is Status.SKIPPED
+
+
+# Tables.
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_tries_what_it_does_with_each_table(engines: Engines, tmp_path: Path, role: Role) -> None:
+    config = {"engine": "dynamodb", "table_prefix": PREFIX}
+    denied = {}
+    async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
+        store = {**config, "endpoint": proxy.url}
+        found = await finding("permissions", configured(tmp_path, store=store), role=role)
+        assert found.status is Status.OK, found
+        for action in ACTIONS:
+            verb = "TransactWriteItems" if action == "ConditionCheckItem" else action
+            proxy.always = {f"DynamoDB_20120810.{verb}\r\n".encode(): dynamodb_error("AccessDeniedException")}
+            found = await finding("permissions", configured(tmp_path, store=store), role=role)
+            if found.status is Status.TROUBLE:
+                denied[action] = found.found.removeprefix(f"not allowed: {action} on ").split(", ")
+                assert f"table/{PREFIX}{denied[action][0]}" in found.mend
+    tried = {(table, action) for action, tables in denied.items() for table in tables}
+    assert tried == {(table, action) for table, actions in needs_of(role).items() for action in actions}
+
+
+# The command.
+
+
+def test_the_command_before_a_control_service_that_runs(tmp_path: Path) -> None:
+    keys = made(tmp_path, "k1")
+    free = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0"}
+    quiet = free | {"AWS_EC2_METADATA_DISABLED": "true", "PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
+
+    def placed(name: str, source: str, more: str = "") -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        auth = f"auth:\n  keys: [{{kid: k1, alg: EdDSA, {source}}}]\n{more}"
+        (folder / "config.yaml").write_text(f"{auth}\nlabels:\n{_LABELS}")
+        return folder
+
+    own = placed("control", f"private_key_file: {keys / 'k1.pem'}")
+    told = price_keeper("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
+    assert (told.returncode, "data port" in told.stdout) == (0, False), told.stdout
+    with sidecar("serve", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet) as running:
+        url = f"  control_url: {running.control}\n"
+        folder = placed("sidecar", f"public_key_file: {keys / 'k1.pub.pem'}", url)
+        told = price_keeper("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
+        found = {each["name"]: each for each in json.loads(told.stdout)["checks"]}
+        assert (told.returncode, found["control service"]["status"]) == (0, "ok"), told.stdout
+        with sidecar("serve", "--role", "sidecar", folder=folder, **quiet) as other:
+            mistaken = placed(
+                "mistaken", f"public_key_file: {keys / 'k1.pub.pem'}", f"  control_url: {other.control}\n"
+            )
+            told = price_keeper("doctor", "--role", "sidecar", folder=mistaken, **quiet)
+            assert (told.returncode, "has no control API" in told.stdout) == (1, True), told.stdout
+    refused = price_keeper("doctor", "--role", "sidecar", "--data-dir", ".", folder=tmp_path)
+    assert (refused.returncode, "--role" in refused.stderr) == (2, True)
+    assert price_keeper("doctor", "--role", "none", folder=tmp_path).returncode == 2
