@@ -23,6 +23,7 @@ from proxy.commands import (
     replay,
     rotate,
     run,
+    session,
     spend,
     tables,
 )
@@ -42,6 +43,7 @@ GROUPS = (
     spend,
     token_command,
     rotate,
+    session,
     replay,
     keys,
 )

@@ -8,28 +8,49 @@ import os
 import re
 import ssl
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from proxy.commands.places import NotAsked
 from proxy.config.checks import url as url_complaint
+from proxy.config.problems import one_line
+from proxy.control.bodies import MOST_BYTES as MOST_SENT
 from proxy.errors import PriceKeeperError
 
 API_VARIABLE = "PRICE_KEEPER_API_URL"
 USUAL_API = "http://127.0.0.1:8081"
 SECONDS = 30.0  # more than the slowest answer takes: a login that goes on losing to others
-MOST_BYTES = 1024 * 1024  # of an answer; a pair of tokens has a few thousand
-_PRINTABLE = re.compile(r"[!-~]{1,4096}")
+MOST_BYTES = 64 * 1024 * 1024  # of an answer; a hundred orgs with a quota for each of a thousand labels have a third
+MOST_TOLD = 2000  # characters of why something was not done
+_PRINTABLE = re.compile(r"[ -~]{1,4096}")
 
 
 class Refused(PriceKeeperError):
-    """It answered, and did not do it. `wait` is for how many seconds trying again is of no use."""
+    """It answered, and did not do it. `wait` is for how many seconds trying again is of no use; `details` are the paths
+    of mistakes, and what is wrong there; without a path, with all of it."""
 
-    def __init__(self, status: int, message: str, wait: int | None) -> None:
+    def __init__(
+        self, status: int, message: str, wait: int | None = None, details: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         self.status = status
         self.wait = wait
+        self.details = details
         super().__init__(message)
+
+
+class Unanswered(PriceKeeperError):
+    """What was asked for may have been done all the same."""
+
+
+@contextmanager
+def readable(whose: str) -> Iterator[None]:
+    """Around whatever looks into an answer, which may be of another version, or of another service altogether."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as failure:
+        raise PriceKeeperError(f"{whose} answered what cannot be read here ({type(failure).__name__})") from None
 
 
 def add_api(parser: ArgumentParser) -> None:
@@ -49,7 +70,7 @@ def secret_of(file: Path | None, variable: str, what: str) -> str | None:
 def checked(text: str, source: str, what: str) -> str:
     """What is found is not told: it may be a piece of a secret."""
     if not _PRINTABLE.fullmatch(text):
-        raise NotAsked(f"{source}: {what} is printable ASCII without spaces")
+        raise NotAsked(f"{source}: {what} is printable ASCII, on one line")
     return text
 
 
@@ -73,25 +94,33 @@ class Api:
             raise NotAsked(f"{source}: {complaint}")
 
     def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Raises Refused, or PriceKeeperError when there is no answer."""
+        """Raises Refused, Unanswered, or PriceKeeperError when nobody is there."""
+        return self.exchange(method, path, body, headers)[1]
+
+    def exchange(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """As `ask`, with the status."""
         status, wait, answer = self._exchanged(method, path, body, headers or {})
         try:
             told = json.loads(answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             told = None
         if not isinstance(told, dict):
             raise PriceKeeperError(
                 f"{self.url} is no control API of Bedrock Price Keeper: its answer is no JSON object"
             )
         if status in (200, 201):
-            return told
-        raise Refused(status, self._why(status, told, wait), wait)
+            return status, told
+        text = str(told.get("message", "no reason is given"))
+        details = tuple(_details(told))
+        raise Refused(status, self._why(status, text, details, wait), wait, details or (("", text),))
 
     def _exchanged(
         self, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> tuple[int, int | None, bytes]:
         connection = self._connection()
-        sent = None if body is None else json.dumps(body).encode()
+        sent = None if body is None else _sent(body)
         kind = {} if body is None else {"Content-Type": "application/json"}
         is_connected = False
         try:
@@ -99,13 +128,13 @@ class Api:
             is_connected = True
             connection.request(method, path, sent, {**kind, **headers, "Accept": "application/json"})
             answer = connection.getresponse()
-            waits = answer.headers.get("Retry-After", "")
-            return answer.status, int(waits) if waits.isdecimal() else None, answer.read(MOST_BYTES)
+            return answer.status, _wait(answer.headers.get("Retry-After", "")), answer.read(MOST_BYTES)
         except ssl.SSLError as failure:
             why = getattr(failure, "verify_message", None) or failure.reason or "no TLS"
             raise PriceKeeperError(f"{self.url}: {why}") from None
         except (OSError, http.client.HTTPException) as failure:
-            raise PriceKeeperError(self._unanswered(failure, method, is_connected)) from None
+            kind_of = Unanswered if is_connected else PriceKeeperError
+            raise kind_of(self._unanswered(failure, method, is_connected)) from None
         finally:
             connection.close()
 
@@ -124,11 +153,26 @@ class Api:
         perhaps = "" if method == "GET" else "; it may have been done all the same"
         return f"{self.url} gave no whole answer ({type(failure).__name__}){perhaps}"
 
-    def _why(self, status: int, told: Mapping[str, Any], wait: int | None) -> str:
-        text = str(told.get("message", "no reason is given"))
-        details = told.get("details")
-        for each in details if isinstance(details, list) else []:
-            if isinstance(each, dict):
-                text += f"; {each.get('path')}: {each.get('message')}"
+    def _why(self, status: int, text: str, details: tuple[tuple[str, str], ...], wait: int | None) -> str:
+        where = "".join(f"; {path}: {message}" if path else f"; {message}" for path, message in details)
         again = "" if wait is None else f"; try again in {wait} s"
-        return f"{self.url} answered {status}: {text}{again}"
+        return one_line(f"{self.url} answered {status}: {text}{where}")[:MOST_TOLD] + again
+
+
+def _wait(header: str) -> int | None:
+    return int(header) if re.fullmatch(r"[0-9]{1,6}", header) else None
+
+
+def _details(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    found = told.get("details")
+    for each in found if isinstance(found, list) else []:
+        if isinstance(each, dict):
+            yield str(each.get("path", "")), str(each.get("message", ""))
+
+
+def _sent(body: Any) -> bytes:
+    """Raises NotAsked: of a body that is too long the API reads nothing, and may not get to say so."""
+    sent = json.dumps(body, allow_nan=False).encode()
+    if len(sent) > MOST_SENT:
+        raise NotAsked(f"that is too much: {len(sent)} bytes of JSON, where the control API takes {MOST_SENT}")
+    return sent

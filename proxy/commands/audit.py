@@ -10,11 +10,11 @@ from typing import Any
 
 from proxy.audit import MOST_AT_ONCE, records, told
 from proxy.clock import SystemClock
-from proxy.commands.org import org_named
-from proxy.commands.places import add_places, config_of, opened
+from proxy.commands.places import NotAsked, add_places, config_of, opened
 from proxy.commands.settings_shown import say
 from proxy.commands.shared import Commands, add_json_option, print_json
 from proxy.config import Config
+from proxy.reporting.tenants import org_called, registered
 from proxy.stores.contract import Store
 
 USUAL = 20
@@ -43,12 +43,19 @@ def _limit(text: str) -> int:
 
 async def _audit(chosen: Namespace, config: Config) -> int:
     async with opened(config.store, SystemClock()) as store:
-        found = await _found(store, await org_named(store, chosen.org), chosen.limit)
+        found = await _found(store, await _org_named(store, chosen.org), chosen.limit)
     if chosen.json:
         print_json(found)
     else:
         say([line for each in found for line in _lines(each)] or ["nothing was changed since this is kept"])
     return 0
+
+
+async def _org_named(store: Store, text: str) -> str:
+    try:
+        return org_called(text, await registered(store))
+    except ValueError as failure:
+        raise NotAsked(str(failure)) from None
 
 
 async def _found(store: Store, org: str, limit: int) -> list[dict[str, Any]]:

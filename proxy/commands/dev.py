@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import secrets
+import shlex
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from proxy import app
 from proxy.auth.clients import hash_secret, new_secret
 from proxy.auth.registering import credentials
 from proxy.clock import SystemClock
+from proxy.commands.admin import KEY_VARIABLE
+from proxy.commands.asking import API_VARIABLE
 from proxy.commands.run import run_until_stopped
 from proxy.commands.shared import Commands, port
 from proxy.config import Address, Config
@@ -45,6 +48,7 @@ Bedrock Price Keeper is ready; Bedrock is simulated.
 
 Paste into another shell:
 
+export {api}={control} {key}="$(cat {key_file})"
 export AWS_ENDPOINT_URL_BEDROCK_RUNTIME={data} AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1
 export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any
 export AWS_SESSION_TOKEN={token}{trust}
@@ -59,7 +63,7 @@ python3 -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId
 
 And see what that cost, and how much may be spent in a day:
 price-keeper spend --data-dir {folder}
-price-keeper org show {org} --data-dir {folder}
+price-keeper org show {org}
 
 The token lasts a day. For credentials that renew themselves, instead of the last two lines:
 export AWS_CONTAINER_CREDENTIALS_FULL_URI={data}/credentials
@@ -122,8 +126,11 @@ def _guide(started: app.Started, secret: str, authority: Path | None, folder: Pa
     trust = "\nexport " + " ".join(f"{name}={authority}" for name in names) if authority is not None else ""
     return _GUIDE.format(
         trust=trust,
-        folder=folder,
+        folder=shlex.quote(str(folder)),
         admin_key=folder / ADMIN_KEY,
+        api=API_VARIABLE,
+        key=KEY_VARIABLE,
+        key_file=shlex.quote(str((folder / ADMIN_KEY).absolute())),
         org=ORG,
         data=f"{'https' if authority else 'http'}://{started.data}",
         control=f"http://{started.control}",

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import re
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from proxy.calendar_days import Span, span
-from proxy.clock import SystemClock
-from proxy.commands.app import add_app_option, shown_app
-from proxy.commands.org import apps_of, org_named, shown_org
-from proxy.commands.places import NotAsked, add_places, config_of, opened
-from proxy.commands.settings_shown import say
-from proxy.commands.shared import Commands, actor, add_json_option, print_json
-from proxy.config import Config
-from proxy.errors import ConfigError
-from proxy.model import Scope
-from proxy.reporting.settings_shown import Shown, local, utc
-from proxy.selection.overrides import Override, audited, clear_override, override_of, set_override
-from proxy.stores import schema
-from proxy.stores.contract import Store
+from proxy.commands.admin import Admin, Record, add_verb, app_found, app_id, apps_there, org_found, scope_path
+from proxy.commands.app import add_org
+from proxy.commands.asking import readable
+from proxy.commands.places import NotAsked
+from proxy.commands.settings_shown import Shown, epoch, local, say
+from proxy.commands.shared import Commands, print_json
+from proxy.errors import ConfigError, PriceKeeperError
+from proxy.selection.overrides import LONGEST_REASON, LONGEST_WHO
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WAIT = re.compile(r"\+([0-9]{1,6})([smhd])")
@@ -33,15 +28,16 @@ _WAIT = re.compile(r"\+([0-9]{1,6})([smhd])")
 def add_to(commands: Commands) -> None:
     override = commands.add_parser("override", help="say by hand which label is in force")
     verbs = override.add_subparsers(metavar="WHAT", required=True)
-    put = verbs.add_parser("set", help="put a label in force, up or down the ordering, until the period ends")
-    clear = verbs.add_parser("clear", help="let the quotas decide again; exit code 1 if nobody said otherwise")
-    show = verbs.add_parser("show", help="tell which override is in force")
-    for parser, verb in ((put, _set), (clear, _clear), (show, _show)):
-        parser.add_argument("org", metavar="ORG", help="the org's id or name")
-        add_app_option(parser)
-        add_json_option(parser)
-        add_places(parser)
-        parser.set_defaults(run=lambda chosen, verb=verb: asyncio.run(_on_its_scope(verb, chosen, config_of(chosen))))
+    text = "put a label in force, up or down the ordering, until the period ends"
+    example = 'override set Acme --app shop economy --reason "load test" --until +2h'
+    put = add_verb(verbs, "set", text, example, _on_its_scope(_set))
+    text = "let the quotas decide again; exit code 1 if nobody said otherwise"
+    clear = add_verb(verbs, "clear", text, "override clear Acme --app shop", _on_its_scope(_clear))
+    text = "tell which override is in force"
+    show = add_verb(verbs, "show", text, "override show Acme --app shop", _on_its_scope(_show))
+    for parser in (put, clear, show):
+        add_org(parser)
+        parser.add_argument("--app", type=app_id, metavar="APP", help="where quotas apply to each app")
     _add_what(put)
 
 
@@ -56,102 +52,112 @@ def _add_what(put: ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    store: Store
-    scope: Scope
-    span: Span
-    shown: Shown
+    admin: Admin
+    path: str
+    title: str
+    zone: ZoneInfo
 
-    @property
-    def zone(self) -> ZoneInfo:
-        return self.shown.plan.zone
-
-
-async def _on_its_scope(verb: Any, chosen: Namespace, config: Config) -> int:
-    async with opened(config.store, SystemClock()) as store:
-        above = await shown_org(store, await org_named(store, chosen.org), config)
-        shown = await _of_the_quotas(store, above, chosen.app)
-        plan = shown.plan
-        where = _Where(store, Scope(shown.org, shown.app), span(plan.period, shown.now, plan.zone), shown)
-        code: int = await verb(where, chosen)
-        return code
+    def ask(self, method: str, below: str, body: Any = None) -> Record:
+        with self.admin.mistakes():
+            return self.admin.ask(method, f"{self.path}/{below}", body)
 
 
-async def _of_the_quotas(store: Store, above: Shown, app: str | None) -> Shown:
+def _on_its_scope(verb: Callable[[_Where, Namespace], int]) -> Callable[[Admin, Namespace], int]:
+    def run(admin: Admin, chosen: Namespace) -> int:
+        above = org_found(admin, chosen.org)
+        with readable(admin.api.url):
+            shown = _of_the_quotas(admin, Shown(above), chosen.app)
+            where = _Where(admin, scope_path(above["org"], chosen.app), shown.title, shown.zone)
+        return verb(where, chosen)
+
+    return run
+
+
+def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
     """The org or app to which quotas apply, as asked for."""
-    if above.plan.quota_scope == "ORG":
+    org = above.record["org"]
+    if above.applies_to_org:
         if app is not None:
             raise NotAsked(f"quotas apply to the org {above.title} as a whole: leave out --app")
         return above
     if app is None:
-        there = ", ".join(str(each.app) for each in await apps_of(store, above)) or "none yet"
+        there = apps_there(admin, org)
         raise NotAsked(f"quotas apply to each app of {above.title}: name one with --app; there are: {there}")
-    return await shown_app(store, above, app)
+    return Shown(app_found(admin, org, app), above.record)
 
 
-async def _set(where: _Where, chosen: Namespace) -> int:
-    until = None if chosen.until is None else _until(chosen.until, where.zone, where.shown.now)
-    override = await set_override(
-        where.store,
-        SystemClock(),
-        where.scope,
-        where.span,
-        chosen.label,
-        chosen.reason,
-        _user() if chosen.who is None else chosen.who,
-        until,
-        ordering=where.shown.plan.ordering,
-        beside=audited(actor(), "override.set", where.scope, SystemClock()),
-    )
-    _tell(where, chosen, override)
-    if not chosen.json and until is not None and override.until < until:
+def _set(where: _Where, chosen: Namespace) -> int:
+    until = None if chosen.until is None else _until(chosen.until, where.zone)
+    who = _user() if chosen.who is None else chosen.who
+    _check_length("--reason", chosen.reason, LONGEST_REASON)
+    _check_length("--who", who, LONGEST_WHO)
+    wanted = {"label": chosen.label, "reason": chosen.reason, "who": who}
+    told = where.ask("PUT", "override", wanted if until is None else {**wanted, "until": _utc(until)})
+    _tell(where, told, as_json=chosen.json)
+    with readable(where.admin.api.url):
+        is_cut = until is not None and epoch(told["override"]["until"]) < until
+    if is_cut and not chosen.json:
         say(["It cannot last longer than the period, and was cut to its end."])
     return 0
 
 
-async def _clear(where: _Where, chosen: Namespace) -> int:
-    beside = audited(actor(), "override.clear", where.scope, SystemClock())
-    is_cleared = await clear_override(where.store, where.scope, where.span, beside=beside)
+def _check_length(option: str, text: str, longest: int) -> None:
+    """Of what is far too long the API reads nothing, and may not get to say so."""
+    if len(text) > longest:
+        raise NotAsked(f"{option}: expected 1 to {longest} printable characters, found {len(text)}")
+
+
+def _clear(where: _Where, chosen: Namespace) -> int:
+    told = where.ask("DELETE", "override")
+    with readable(where.admin.api.url):
+        is_cleared = bool(told["is_cleared"])
     if chosen.json:
-        print_json({"is_cleared": is_cleared})
+        print_json(told)
     else:
-        title = where.shown.title
-        say([f"{title}: the quotas decide again" if is_cleared else f"{title}: there was no override"])
+        say([f"{where.title}: {'the quotas decide again' if is_cleared else 'there was no override'}"])
     return 0 if is_cleared else 1
 
 
-async def _show(where: _Where, chosen: Namespace) -> int:
-    item = await where.store.get(schema.sticky_state(where.scope, where.span.key), consistent=True)
-    _tell(where, chosen, override_of(item, where.shown.now))
+def _show(where: _Where, chosen: Namespace) -> int:
+    selection = where.ask("GET", "model-selection?force_check=true")
+    with readable(where.admin.api.url):
+        if selection["is_stale"]:
+            raise PriceKeeperError("the store did not answer, so nobody knows which override is in force; try again")
+        told = {**selection["scope"], "period": selection["period"], "override": selection["override"]}
+    _tell(where, told, as_json=chosen.json)
     return 0
 
 
-def _tell(where: _Where, chosen: Namespace, override: Override | None) -> None:
-    if chosen.json:
-        print_json(_record(where, override))
-    elif override is None:
-        say([f"{where.shown.title}: no override; the quotas decide"])
-    else:
-        until = local(override.until, where.zone)
-        say([f"{where.shown.title}: {override.label} until {until}, said {override.who}: {override.reason}"])
+def _tell(where: _Where, told: Record, *, as_json: bool) -> None:
+    if as_json:
+        print_json(told)
+        return
+    with readable(where.admin.api.url):
+        override = told["override"]
+        if override is None:
+            line = "no override; the quotas decide"
+        else:
+            until = local(epoch(override["until"]), where.zone)
+            line = f"{override['label']} until {until}, said {override['who']}: {override['reason']}"
+    say([f"{where.title}: {line}"])
 
 
-def _record(where: _Where, override: Override | None) -> dict[str, Any]:
-    scope = {"org": where.scope.org, "app": where.scope.app, "period": where.span.key}
-    if override is None:
-        return {**scope, "override": None}
-    told = {"label": override.label, "reason": override.reason, "who": override.who}
-    return {**scope, "override": {**told, "until": utc(override.until), "version": override.version}}
-
-
-def _until(text: str, zone: ZoneInfo, now: float) -> float:
+def _until(text: str, zone: ZoneInfo) -> float:
     wait = _WAIT.fullmatch(text)
     if wait is not None:
-        return now + int(wait[1]) * _SECONDS[wait[2]]
+        return time.time() + int(wait[1]) * _SECONDS[wait[2]]
     try:
         at = datetime.fromisoformat(text)
         return (at.replace(tzinfo=zone) if at.tzinfo is None else at).timestamp()
     except (ValueError, OverflowError):
         raise ConfigError(["--until: expected a time as 2026-11-18T15:00, or a wait as +90m, +2h"]) from None
+
+
+def _utc(at_epoch: float) -> str:
+    try:
+        return datetime.fromtimestamp(at_epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    except (ValueError, OverflowError):
+        raise ConfigError(["--until: expected a time of this age"]) from None
 
 
 def _user() -> str:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from proxy.auth.registering import MOST_GRACE_HOURS
-from proxy.commands.asking import Api, Refused, add_api, secret_of
+from proxy.commands.admin import Admin, add_admin, scope_path
+from proxy.commands.asking import Api, Refused
 from proxy.commands.places import NotAsked
 from proxy.commands.shared import Commands, add_json_option, print_json
-from proxy.control.access import API_KEY
 from proxy.control.credentials import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
 from proxy.errors import PriceKeeperError
 from proxy.model import is_app_id, is_org_id
 
-KEY_VARIABLE = "PRICE_KEEPER_API_KEY"
 FETCHES = 3  # while the store is away the retrieval token stays good
 LONGEST_WAIT_SECONDS = 10
 
@@ -28,13 +25,16 @@ _UNFETCHED = (
 )
 
 
+_EXAMPLE = "Example: price-keeper rotate 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b --app shop --grace 2"
+
+
 def add_to(commands: Commands) -> None:
-    rotate = commands.add_parser("rotate", help="make a client's next secret and print it")
+    rotate = commands.add_parser("rotate", help="make a client's next secret and print it", epilog=_EXAMPLE)
     rotate.add_argument("org", metavar="ORG", help="the org's id, a UUID")
     rotate.add_argument("--app", metavar="APP", help="one of its apps; without it, the org's own secret")
     _add_how(rotate)
     add_json_option(rotate)
-    add_api(rotate)
+    add_admin(rotate)
     rotate.set_defaults(run=_rotate)
 
 
@@ -43,8 +43,6 @@ def _add_how(rotate: ArgumentParser) -> None:
     rotate.add_argument("--grace", type=_hours, default=USUAL_GRACE_HOURS, metavar="HOURS", help=text)
     text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
-    text = f"the file with the admin key; default: the variable {KEY_VARIABLE}"
-    rotate.add_argument("--key-file", type=Path, metavar="FILE", help=text)
 
 
 def _hours(text: str) -> int:
@@ -55,23 +53,18 @@ def _hours(text: str) -> int:
 
 def _rotate(chosen: Namespace) -> int:
     path = _path(chosen)
-    key = secret_of(chosen.key_file, KEY_VARIABLE, "an admin key")
-    if key is None:
-        raise NotAsked(f"the admin key comes from the variable {KEY_VARIABLE}, or from --key-file FILE")
-    api = Api(chosen.api)
-    issued = api.ask("POST", f"{path}/rotate", {"grace_hours": chosen.grace}, {API_KEY: key})
-    _tell(chosen, issued if chosen.token_only else _fetched(api, path, issued))
+    admin = Admin(chosen)
+    issued = admin.ask("POST", f"{path}/rotate", {"grace_hours": chosen.grace})
+    _tell(chosen, issued if chosen.token_only else _fetched(admin.api, path, issued))
     return 0
 
 
 def _path(chosen: Namespace) -> str:
     if not is_org_id(chosen.org):
         raise NotAsked("ORG is the org's id, a UUID in lower case, as price-keeper org list tells it")
-    if chosen.app is None:
-        return f"/api/v1/orgs/{chosen.org}/credentials"
-    if not is_app_id(chosen.app):
+    if chosen.app is not None and not is_app_id(chosen.app):
         raise NotAsked("--app: an app id is 1 to 64 letters, digits or any of ._-, and neither . nor ..")
-    return f"/api/v1/orgs/{chosen.org}/apps/{quote(chosen.app)}/credentials"
+    return f"{scope_path(chosen.org, chosen.app)}/credentials"
 
 
 def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:

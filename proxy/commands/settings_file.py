@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
+from proxy.commands.asking import Refused
 from proxy.config.kinds import read_leaf
 from proxy.config.problems import Origin, one_line
-from proxy.config.reader import Mistake, origin_of
+from proxy.config.reader import origin_of
 from proxy.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
+from proxy.control.problems import LONGEST_NAME
 from proxy.errors import ConfigError
-from proxy.selection.settings import SettingsRefused, told
+from proxy.selection.settings import told
 
 
 def add_file(parser: ArgumentParser) -> None:
@@ -38,23 +40,37 @@ class SettingsFile:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Mistakes of the settings get the lines on which they were made."""
+        """Mistakes of which the control API tells get the lines on which they were made."""
         try:
             yield
-        except SettingsRefused as refused:
-            raise ConfigError(self._lines(refused.mistakes)) from None
+        except Refused as refused:
+            if refused.status != 400:
+                raise
+            raise ConfigError(self._lines(refused.details)) from None
 
-    def _lines(self, mistakes: Sequence[Mistake]) -> list[str]:
-        placed = sorted(
-            ((origin_of(self._root, path), told(path, text)) for path, text in mistakes), key=lambda at: at[0].rank
-        )
-        return [f"{origin}: {line}" for origin, line in placed]
+    def _lines(self, details: tuple[tuple[str, str], ...]) -> list[str]:
+        mistakes = [(_path(self._root, dotted), text) for dotted, text in details]
+        # In the order of the lines; what is said of all of it, such as how many more there are, comes last.
+        mistakes.sort(key=lambda mistake: (not mistake[0], origin_of(self._root, mistake[0]).rank))
+        return [f"{origin_of(self._root, path)}: {told(path, text)}" for path, text in mistakes]
 
     def _composed(self, text: str) -> Node:
         try:
             return compose(text, lambda line: Origin(self._source, line))
         except NotYaml as failure:
             raise ConfigError([one_line(f"{failure.origin}: {failure}")]) from None
+
+
+def _path(node: Node, dotted: str) -> tuple[str, ...]:
+    """The names of which the API joined the path by dots, shortened: a label may have dots of its own."""
+    if not dotted:
+        return ()
+    children = node.children if isinstance(node, Branch) else {}
+    fitting = [name for name in children if f"{dotted}.".startswith(f"{name[:LONGEST_NAME]}.")]
+    if not fitting:
+        return (dotted,)
+    name = max(fitting, key=len)
+    return (name, *_path(children[name], dotted[len(name[:LONGEST_NAME]) + 1 :]))
 
 
 def _text(name: str, source: str) -> str:
@@ -91,7 +107,14 @@ def _leaf(leaf: Leaf) -> Any:
         return None
     for kind in {"bool": (bool,), "int": (int,), "float": (Decimal,)}.get(leaf.tag, ()):
         try:
-            return read_leaf(kind, leaf)
+            value = read_leaf(kind, leaf)
         except ValueError:
             break
+        return _as_json(value, leaf.text) if isinstance(value, Decimal) else value
     return leaf.text
+
+
+def _as_json(value: Decimal, text: str) -> float | str:
+    """A number that JSON would say otherwise stays text, so that it is refused as it was written."""
+    number = float(value)
+    return number if Decimal(repr(number)) == value else text

@@ -1,26 +1,133 @@
-"""What commands about settings print."""
+"""The settings of an org or an app as the control API tells them, for a person to read; and how commands print."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
 
-from proxy.commands.shared import print_json
-from proxy.reporting.settings_shown import Shown
+from proxy.calendar_days import Period, span
+from proxy.model import PICO_PER_MICRO
+from proxy.reporting import money
 from proxy.reporting.table import printable
+
+_WAITING = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}
+_OF_THE_BUDGET = ("model_ordering", "quotas", "enforcement", "sticky_fallback_enabled")
+_THE_ORGS = ("timezone", "quota_scope", "period", "agg_shard_count")
+_KNOWN = (
+    *_THE_ORGS,
+    *_OF_THE_BUDGET,
+    "tight_mode_threshold_pct",
+    "refresh_interval_normal_secs",
+    "refresh_interval_tight_secs",
+    "alert_thresholds_pct",
+    "version",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An org, or an app with the record of its org. What is not there as it should be raises whatever it raises."""
+
+    record: Mapping[str, Any]
+    above: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        own = self.record["settings"]
+        return str(own.get("org_name" if self.above is None else "app_name") or self._id)
+
+    @property
+    def title(self) -> str:
+        org = self.record["org"]
+        return f"{self.name} ({org if self.above is None else f'{org} / {self._id}'})"
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.record["in_force"]["timezone"])
+
+    @property
+    def ordering(self) -> str:
+        return " > ".join(self.record["in_force"]["model_ordering"])
+
+    @property
+    def applies_to_org(self) -> bool:
+        return bool(self.record["in_force"]["quota_scope"] == "ORG")
+
+    @property
+    def passed_over(self) -> list[str]:
+        return [str(line) for line in self.record["passed_over"]]
+
+    def lines(self) -> list[str]:
+        rows = [f"  {head:16}{text}{self._whence(attribute)}" for attribute, head, text in self._rows()]
+        notes = list(self._notes())
+        return [self.title, *rows, *(["", *notes] if notes else [])]
+
+    @property
+    def _id(self) -> str:
+        return str(self.record["org" if self.above is None else "app"])
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """The setting, what it is called, and what holds."""
+        holds = dict(self.record["in_force"])
+        period = Period(holds["period"])
+        end = local(span(period, time.time(), self.zone).end, self.zone)
+        sticky = "sticky, until the period ends" if holds["sticky_fallback_enabled"] else "for each call anew"
+        thresholds = ", ".join(f"{pct} %" for pct in holds["alert_thresholds_pct"])
+        normal, tight = (holds[f"refresh_interval_{name}_secs"] for name in ("normal", "tight"))
+        yield "timezone", "time zone", holds["timezone"]
+        yield "quota_scope", "quotas apply to", "the org as a whole" if self.applies_to_org else "each app"
+        yield "period", "period", f"{period.value}, this one until {end}"
+        yield "enforcement", "enforcement", holds["enforcement"]
+        yield "model_ordering", "ordering", self.ordering or "none, so there is no budget"
+        for label, micros in holds["quotas"].items():
+            yield "quotas", "quota of", f"{label}: {money.shown(micros * PICO_PER_MICRO)}"
+        yield "sticky_fallback_enabled", "fallback", sticky
+        yield "tight_mode_threshold_pct", "tight from", f"{holds['tight_mode_threshold_pct']} % of a quota"
+        yield "refresh_interval_normal_secs", "spend is read", f"at least every {normal:g} s"
+        yield "refresh_interval_tight_secs", "and when tight", f"every {tight:g} s"
+        yield "alert_thresholds_pct", "alerts at", thresholds or "none"
+        yield "agg_shard_count", "shards", str(holds["agg_shard_count"])
+        # What is newer than this command is told under its own name.
+        yield from ((name, name, json.dumps(holds[name])) for name in holds if name not in _KNOWN)
+
+    def _whence(self, attribute: str) -> str:
+        """Of an app: whether a setting is its own."""
+        if self.above is None or attribute in _THE_ORGS:
+            return ""
+        applies = attribute not in _OF_THE_BUDGET or not self.applies_to_org
+        return "" if applies and attribute in self.record["settings"] else "  (the org's)"
+
+    def _notes(self) -> Iterator[str]:
+        yield from (f"Warning: {line}" for line in self.passed_over)
+        if self.above is not None and self.applies_to_org and set(_OF_THE_BUDGET) & self.record["settings"].keys():
+            yield "Quotas apply to the org as a whole: this app's own ordering, quotas and enforcement wait."
+        if self.record["turns_at"] is not None:
+            wanted, holds = (self.above or self.record)["settings"], self.record["in_force"]
+            coming = ", ".join(
+                f"{title} {wanted[name]}"
+                for name, title in _WAITING.items()
+                if name in wanted and wanted[name] != holds[name]
+            )
+            yield f"From {local(epoch(self.record['turns_at']), self.zone)} on: {coming}."
+
+
+def epoch(told: str) -> float:
+    return datetime.fromisoformat(told).timestamp()
+
+
+def local(at_epoch: float, zone: ZoneInfo) -> str:
+    return datetime.fromtimestamp(at_epoch, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def tell(shown: Shown, *, as_json: bool) -> None:
-    """What holds for an org or an app."""
-    if as_json:
-        print_json(shown.record())
-    else:
-        say(shown.lines())
 
 
 def say(lines: Iterable[str]) -> None:

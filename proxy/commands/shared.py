@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from uuid import uuid4
-
-from proxy.audit import Actor
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -38,12 +34,3 @@ def port(text: str) -> int:
     if not 0 <= number <= 65_535:
         raise ArgumentTypeError(f"a port is a number up to 65535, and 0 any free one, not {number}")
     return number
-
-
-def actor() -> Actor:
-    """Whoever runs the command, as this system calls him."""
-    try:
-        who = getpass.getuser()
-    except (KeyError, OSError):
-        who = "nobody this system has a name for"
-    return Actor(f"command line: {who}", str(uuid4()))

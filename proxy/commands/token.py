@@ -23,8 +23,11 @@ USUAL_DATA = "http://127.0.0.1:8080"
 USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
 
 
+_EXAMPLE = "Example: price-keeper token org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop --env"
+
+
 def add_to(commands: Commands) -> None:
-    token = commands.add_parser("token", help="log a client in and print its access token")
+    token = commands.add_parser("token", help="log a client in and print its access token", epilog=_EXAMPLE)
     token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
     _add_secret(token)
     shown = token.add_mutually_exclusive_group()

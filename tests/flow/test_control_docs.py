@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from proxy.commands.dev import ORG as DEMO
-from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
 
 EXAMPLES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
 
@@ -47,26 +47,28 @@ def test_commands_leave_records_as_well(tmp_path: Path) -> None:
         "model_ordering": ["premium"],
         "quotas": {"premium": 5},
     }
-    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path):
-        pass
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
+        pasted = running.exports
+        assert "demo" in price_keeper("org", "list", folder=tmp_path, **pasted).stdout
+        for arguments, stdin in (
+            (("org", "put", org, "-"), json.dumps(settings)),
+            (("org", "put", org, "-"), json.dumps(settings | {"quotas": {"premium": 7}})),
+            (("app", "put", org, "shop", "-"), '{"app_name": "Shop"}'),
+            (("override", "set", org, "premium", "--app", "shop", "--reason", "a demo"), ""),
+            (("override", "clear", org, "--app", "shop"), ""),
+        ):
+            done = called(*arguments, folder=tmp_path, stdin=stdin, **pasted)
+            assert done.returncode == 0, done.stderr
     place = ("--data-dir", "data")
-    for arguments, stdin in (
-        (("org", "put", org, "-"), json.dumps(settings)),
-        (("org", "put", org, "-"), json.dumps(settings | {"quotas": {"premium": 7}})),
-        (("app", "put", org, "shop", "-"), '{"app_name": "Shop"}'),
-        (("override", "set", org, "premium", "--app", "shop", "--reason", "a demo"), ""),
-        (("override", "clear", org, "--app", "shop"), ""),
-    ):
-        done = price_keeper(*arguments, *place, folder=tmp_path, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-    told = price_keeper("audit", org, "--json", *place, folder=tmp_path)
+    told = called("audit", org, "--json", *place, folder=tmp_path)
     records = json.loads(told.stdout)
-    actions = ["override.clear", "override.set", "app.put", "org.put", "org.put"]
+    made = "credentials.make"
+    actions = ["override.clear", "override.set", made, "app.put", "org.put", made, "org.put"]
     assert [each["action"] for each in records] == actions
-    assert all(each["who"].startswith("command line: ") for each in records)
-    assert (records[3]["before"]["quotas"], records[3]["after"]["quotas"]) == ({"premium": 5}, {"premium": 7})
-    short = price_keeper("audit", org, "--limit", "1", *place, folder=tmp_path)
+    assert {(each["who"], each["address"]) for each in records} == {("admin", "127.0.0.1")}
+    assert (records[4]["before"]["quotas"], records[4]["after"]["quotas"]) == ({"premium": 5}, {"premium": 7})
+    short = called("audit", org, "--limit", "1", *place, folder=tmp_path)
     assert len(re.findall("override.clear", short.stdout)) == 1
     assert "app.put" not in short.stdout
-    refused = price_keeper("audit", "nobody", *place, folder=tmp_path)
+    refused = called("audit", "nobody", *place, folder=tmp_path)
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)

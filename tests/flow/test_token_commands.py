@@ -9,10 +9,8 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ import pytest
 
 from proxy.auth.clients import new_secret
 from proxy.commands.dev import ADMIN_KEY, APP, ORG
-from tests.support.commands import ROOT, SECONDS, Sidecar, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar
+from tests.support.scripted import Script, scripted
 
 CLIENT = f"org-{ORG}-app-{APP}"
 
@@ -36,7 +35,7 @@ class Running:
 
     def asked(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         shown = {"PRICE_KEEPER_API_URL": self.process.control, "PRICE_KEEPER_API_KEY": ""} | environment
-        done = price_keeper(*arguments, folder=self.folder, stdin="", **shown)
+        done = called(*arguments, folder=self.folder, **shown)
         assert "Traceback" not in done.stderr
         assert not any(secret in done.stderr for secret in (self.key, self.secret, *environment.values()) if secret)
         return done
@@ -165,7 +164,7 @@ def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
 ) -> None:
     (tmp_path / "empty").write_text("\n")
     told = {"PRICE_KEEPER_API_KEY": "", "PRICE_KEEPER_CLIENT_SECRET": ""}
-    done = price_keeper(*arguments, folder=tmp_path, stdin="", **told)
+    done = called(*arguments, folder=tmp_path, **told)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
 
@@ -173,7 +172,7 @@ def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
 def test_nobody_listens(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    done = price_keeper("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
+    done = called("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
         f"price-keeper: nobody answers at {url} (Connection refused): is price-keeper running"
@@ -182,51 +181,25 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def scripted() -> Iterator[tuple[str, list[Any]]]:
-    """Answers in their order, whatever is asked."""
-    answers: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, body, headers = answers.pop(0)
-            if status:
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", answers
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def script() -> Iterator[Script]:
+    with scripted() as running:
+        yield running
 
 
 def rotated(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
-    return price_keeper("rotate", ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
+    return called("rotate", ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
 
 
 ISSUED = (200, {"client_id": f"org-{ORG}", "secret_retrieval_token": "sesame"}, {})
 
 
-def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, scripted: tuple[str, list[Any]]) -> None:
-    url, answers = scripted
-    answers += [
+def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, script: Script) -> None:
+    script.answers += [
         ISSUED,
         (503, {"message": "away"}, {"Retry-After": "1"}),
         (200, {"client_id": "c", "client_secret": "s"}, {}),
     ]
-    done = rotated(tmp_path, url)
+    done = rotated(tmp_path, script.url)
     assert (done.returncode, done.stdout) == (0, "s\n")
 
 
@@ -245,12 +218,9 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("answered", "words"), TROUBLES)
-def test_what_goes_wrong_on_the_way(
-    tmp_path: Path, scripted: tuple[str, list[Any]], answered: list[Any], words: str
-) -> None:
-    url, answers = scripted
-    answers += answered
-    done = rotated(tmp_path, url)
+def test_what_goes_wrong_on_the_way(tmp_path: Path, script: Script, answered: list[Any], words: str) -> None:
+    script.answers += answered
+    done = rotated(tmp_path, script.url)
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The command line as a user has it: a process of its own."""
+"""The command line as a user has it: a process of its own, or a call of what that would run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+import zoneinfo
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from unittest.mock import patch
+
+from proxy.cli import main
 
 SECONDS = 60
 _NOT_PASSED_ON = (
@@ -59,8 +64,16 @@ class Sidecar:
     @property
     def exports(self) -> dict[str, str]:
         """The environment that a user would paste."""
-        lines = re.findall(r"^export (.+)$", self.told, re.MULTILINE)
-        return dict(pair.split("=", 1) for line in lines for pair in line.replace("'", "").split())
+        lines = "\n".join(re.findall(r"^export .+$", self.told, re.MULTILINE))
+        done = subprocess.run(
+            ["sh", "-ec", f"{lines}\nenv -0"],
+            env={"PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        pairs = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
+        return {name: value for name, value in pairs.items() if f"{name}=" in lines}
 
     @property
     def errors(self) -> str:
@@ -111,3 +124,37 @@ def _environment(own: dict[str, str]) -> dict[str, str]:
     """What the developer's own shell says of AWS is left out, but for the keys that tests set themselves."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     return kept | {"PYTHONPATH": str(ROOT)} | own
+
+
+def called(*arguments: str, folder: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """As `price_keeper`, but in this process, which takes a hundredth of the time. Not for two threads at once."""
+    output, errors = (TextIOWrapper(BytesIO(), "utf-8") for _ in range(2))
+    kept, zones = dict(os.environ), zoneinfo.TZPATH
+    os.environ.clear()
+    os.environ.update(_environment(environment))
+    try:
+        with (
+            chdir(folder),
+            redirect_stdout(output),
+            redirect_stderr(errors),
+            patch("sys.stdin", TextIOWrapper(BytesIO(stdin.encode()), "utf-8")),
+        ):
+            code = _code(arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+        zoneinfo.reset_tzpath(zones)
+    return subprocess.CompletedProcess(arguments, code, _told(output), _told(errors))
+
+
+def _told(stream: TextIOWrapper) -> str:
+    stream.flush()
+    stream.seek(0)
+    return stream.read()
+
+
+def _code(arguments: tuple[str, ...]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as ended:  # argparse, of a mistake or after --help
+        return int(str(ended.code))

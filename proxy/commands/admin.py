@@ -1,0 +1,150 @@
+"""What commands ask of the control API as its administrator: by his key, page by page, and for orgs by their names."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from proxy.commands.asking import Api, Refused, add_api, readable, secret_of
+from proxy.commands.places import NotAsked
+from proxy.commands.shared import Commands, add_json_option
+from proxy.config.problems import one_line
+from proxy.control.access import API_KEY
+from proxy.control.orgs import MOST_AT_ONCE
+from proxy.errors import ConfigError, PriceKeeperError
+from proxy.model import is_app_id, is_org_id
+from proxy.reporting.tenants import org_called
+
+KEY_VARIABLE = "PRICE_KEEPER_API_KEY"
+NO_ORG = {404: "price-keeper org put makes it, price-keeper org list tells which there are"}
+_HINTS: Mapping[int, str] = {
+    401: f"the right one comes from the variable {KEY_VARIABLE}, or from --key-file FILE",
+    403: "its configuration says which key is the right one (auth.admin_api_key_env, _file) and where it listens",
+    409: "look at it again, then do it again",
+    412: "look at it again, then do it again",
+}
+
+Record: TypeAlias = "dict[str, Any]"
+Hints: TypeAlias = "Mapping[int, str]"
+
+
+def add_admin(parser: ArgumentParser) -> None:
+    text = f"the file with the admin key; default: the variable {KEY_VARIABLE}"
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
+    add_api(parser)
+
+
+def add_verb(
+    verbs: Commands, name: str, text: str, example: str, run: Callable[[Admin, Namespace], int]
+) -> ArgumentParser:
+    """One thing that the administrator may ask for."""
+    parser: ArgumentParser = verbs.add_parser(name, help=text, epilog=f"Example: price-keeper {example}")
+    add_json_option(parser)
+    add_admin(parser)
+    parser.set_defaults(run=lambda chosen: run(Admin(chosen), chosen))
+    return parser
+
+
+def app_id(text: str) -> str:
+    if not is_app_id(text):
+        raise ArgumentTypeError(
+            f"an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .., not {text[:80]!r}"
+        )
+    return text
+
+
+def scope_path(org: str, app: str | None = None) -> str:
+    return f"/api/v1/orgs/{org}" + ("" if app is None else f"/apps/{quote(app)}")
+
+
+class Admin:
+    def __init__(self, chosen: Namespace) -> None:
+        key = secret_of(chosen.key_file, KEY_VARIABLE, "an admin key")
+        if key is None:
+            raise NotAsked(f"the admin key comes from the variable {KEY_VARIABLE}, or from --key-file FILE")
+        self.api = Api(chosen.api)
+        self._shown = {API_KEY: key}
+
+    def ask(self, method: str, path: str, body: Any = None, hints: Hints | None = None) -> Record:
+        """`hints` say what to do after a refusal, by its status. Raises as Api.ask."""
+        return self.exchange(method, path, body, hints)[1]
+
+    def exchange(self, method: str, path: str, body: Any = None, hints: Hints | None = None) -> tuple[int, Record]:
+        """As `ask`, with the status."""
+        try:
+            return self.api.exchange(method, path, body, self._shown)
+        except Refused as refused:
+            hint = {**_HINTS, **(hints or {})}.get(refused.status)
+            if hint is None or refused.wait is not None:
+                raise
+            raise Refused(refused.status, f"{refused}; {hint}", None, refused.details) from None
+
+    def every(self, path: str, name: str, hints: Hints | None = None) -> list[Record]:
+        """What stands in a list under this name, to its end."""
+        found: list[Record] = []
+        after = ""
+        while True:
+            more = f"&cursor={quote(after, safe='')}" if after else ""
+            page = self.ask("GET", f"{path}?limit={MOST_AT_ONCE}{more}", hints=hints)
+            with readable(self.api.url):
+                found += [dict(each) for each in page[name]]
+                cursor = page.get("cursor")
+            if cursor is None:
+                return found
+            if not isinstance(cursor, str) or cursor <= after:  # it would never end
+                raise PriceKeeperError(f"{self.api.url} lists what does not go on behind {after!r}")
+            after = cursor
+
+    @contextmanager
+    def mistakes(self) -> Iterator[None]:
+        """Around what may be a mistake in the command: each is a line of its own."""
+        try:
+            yield
+        except Refused as refused:
+            if refused.status != 400:
+                raise
+            lines = [f"{path}: {text}" if path else text for path, text in refused.details]
+            raise ConfigError([one_line(line) for line in lines]) from None
+
+
+def org_named(admin: Admin, text: str) -> str:
+    """The id of the org with this id or name. Raises NotAsked."""
+    if is_org_id(text.lower()):
+        return text.lower()
+    orgs = admin.every("/api/v1/orgs", "orgs")
+    with readable(admin.api.url):
+        names = {str(org["org"]): org["org_name"] for org in orgs}
+        try:
+            return org_called(text, names)
+        except ValueError as failure:
+            raise NotAsked(one_line(str(failure))) from None
+
+
+def org_found(admin: Admin, text: str) -> Record:
+    """The settings of the org with this id or name, and what holds of them."""
+    org = org_named(admin, text)
+    told = admin.ask("GET", scope_path(org), hints=NO_ORG)
+    if told.get("org") != org:
+        raise PriceKeeperError(f"{admin.api.url} answered for another org than {org}")
+    return told
+
+
+def app_found(admin: Admin, org: str, app: str) -> Record:
+    try:
+        return admin.ask("GET", scope_path(org, app))
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        hint = f"there are: {apps_there(admin, org)}"
+        raise Refused(404, f"{refused}; {hint}") from None
+
+
+def apps_there(admin: Admin, org: str) -> str:
+    """For whoever named none, or one that is not there."""
+    apps = admin.every(f"{scope_path(org)}/apps", "apps", NO_ORG)
+    with readable(admin.api.url):
+        return one_line(", ".join(str(each["app"]) for each in apps)) or "none yet"

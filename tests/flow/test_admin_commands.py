@@ -1,0 +1,201 @@
+"""What the administrator's commands say when the control API does not do what they ask, or is none."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from tests.support.commands import called
+from tests.support.scripted import Script, scripted
+
+ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
+KEY = "k" * 30
+SETTINGS = "{org_name: Acme}"
+HOLDS = {
+    "timezone": "UTC",
+    "quota_scope": "ORG",
+    "period": "day",
+    "model_ordering": ["premium"],
+    "quotas": {"premium": 5},
+    "sticky_fallback_enabled": True,
+    "enforcement": "soft",
+    "tight_mode_threshold_pct": 95,
+    "refresh_interval_normal_secs": 300,
+    "refresh_interval_tight_secs": 60.5,
+    "alert_thresholds_pct": [],
+    "agg_shard_count": 8,
+    "version": 1,
+}
+TOLD = {
+    "org": ORG,
+    "settings": {"org_name": "Acme"},
+    "in_force": HOLDS,
+    "turns_at": None,
+    "created_at": None,
+    "updated_at": None,
+    "passed_over": [],
+}
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with scripted() as running:
+        yield running
+
+
+def asked(folder: Path, url: str, *arguments: str, **more: str) -> CompletedProcess[str]:
+    known = {"PRICE_KEEPER_API_URL": url, "PRICE_KEEPER_API_KEY": KEY} | more
+    done = called(*arguments, folder=folder, stdin=SETTINGS, **known)
+    assert "Traceback" not in done.stderr
+    assert KEY not in done.stdout + done.stderr
+    return done
+
+
+REFUSED = [
+    (
+        401,
+        {"message": "the admin key is wrong"},
+        {},
+        "401: the admin key is wrong; the right one comes from the variable",
+    ),
+    (403, {"message": "no admin key is configured here"}, {}, "auth.admin_api_key_env"),
+    (404, {"message": "there is no org x"}, {}, "; price-keeper org put makes it"),
+    (409, {"message": "somebody was faster"}, {}, "409: somebody was faster; look at it again, then do it again"),
+    (412, {"message": "not any more"}, {}, "412: not any more; look at it again, then do it again"),
+    (429, {"message": "too many wrong keys"}, {"Retry-After": "6"}, "too many wrong keys; try again in 6 s"),
+    (503, {"message": "the store is away"}, {"Retry-After": "5"}, "the store is away; try again in 5 s"),
+    (503, {"message": "away"}, {"Retry-After": "9" * 5000}, "503: away"),
+    (500, {"message": "a mistake of ours"}, {}, "500: a mistake of ours"),
+    (404, {"message": "two\nlines\x1b[31m" + "x" * 9000, "details": [7, {"path": 1}]}, {}, "404: two\\nlines\\x1b"),
+    (302, {}, {"Location": "http://127.0.0.1:9/"}, "302: no reason is given"),
+    (200, b"<html>", {}, "is no control API of Bedrock Price Keeper"),
+    (200, b"[" * 100_000, {}, "is no control API of Bedrock Price Keeper"),
+    (200, [], {}, "is no control API of Bedrock Price Keeper"),
+]
+COMMANDS = [
+    ("org", "put", ORG, "-"),
+    ("org", "show", ORG),
+    ("app", "put", ORG, "shop", "-"),
+    ("override", "show", ORG),
+    ("session", "revoke", ORG, "all"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "headers", "words"), REFUSED)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_refusal_is_one_line_that_says_what_to_do(
+    tmp_path: Path, script: Script, command: tuple[str, ...], status: int, body: Any, headers: Any, words: str
+) -> None:
+    script.answers.append((status, body, headers))
+    done = asked(tmp_path, script.url, *command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr) < 2500
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_nobody_answers(tmp_path: Path, script: Script, command: tuple[str, ...]) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    done = asked(tmp_path, url, *command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"price-keeper: nobody answers at {url} (Connection refused): is price-keeper running"
+    )
+    keyless = asked(tmp_path, url, *command, PRICE_KEEPER_API_KEY="")
+    assert (keyless.returncode, keyless.stdout) == (2, "")
+    assert keyless.stderr.startswith("the admin key comes from the variable PRICE_KEEPER_API_KEY, or from --key-file")
+
+
+def test_of_a_put_whose_answer_is_lost_the_way_to_a_secret_is_told(tmp_path: Path, script: Script) -> None:
+    script.answers.append((0, b"", {}))
+    done = asked(tmp_path, script.url, "org", "put", ORG, "-")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "it may have been done all the same. Put it again; " in done.stderr
+    assert "price-keeper rotate makes another secret" in done.stderr
+
+
+BROKEN = [
+    {},
+    {"org": None},
+    TOLD | {"in_force": {}},
+    TOLD | {"in_force": HOLDS | {"timezone": "Mars/Olympus"}},
+    TOLD | {"in_force": HOLDS | {"period": "year"}},
+    TOLD | {"in_force": HOLDS | {"quotas": {"premium": "five"}}},
+    TOLD | {"in_force": HOLDS | {"quotas": []}},
+    TOLD | {"in_force": HOLDS | {"refresh_interval_tight_secs": "soon"}},
+    TOLD | {"settings": None},
+    TOLD | {"turns_at": "tomorrow"},
+    TOLD | {"passed_over": 7},
+    TOLD | {"org": ORG.replace("6", "7")},
+]
+
+
+@pytest.mark.parametrize("told", BROKEN)
+def test_an_answer_that_cannot_be_read_is_no_traceback(tmp_path: Path, script: Script, told: Any) -> None:
+    script.answers.append((200, told, {}))
+    done = asked(tmp_path, script.url, "org", "show", ORG)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "answered what cannot be read here" in done.stderr or "answered for another org" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_secret_is_told_even_where_the_rest_cannot_be_read(tmp_path: Path, script: Script) -> None:
+    token = "'; touch spoilt; '"
+    script.answers.append((201, {"client_id": f"org-{ORG}", "secret_retrieval_token": token}, {}))
+    done = asked(tmp_path, script.url, "org", "put", ORG, "-")
+    assert done.returncode == 1
+    assert "answered what cannot be read here" in done.stderr
+    assert f"The secret of org-{ORG} can be fetched once" in done.stdout
+    assert """'X-Retrieval-Token: '"'"'; touch spoilt; '"'"''""" in done.stdout
+
+
+def test_what_is_newer_than_the_command_is_told_under_its_own_name(tmp_path: Path, script: Script) -> None:
+    script.answers.append((200, TOLD | {"in_force": HOLDS | {"hue": {"rgb": 5}}}, {}))
+    done = asked(tmp_path, script.url, "org", "show", ORG)
+    assert done.returncode == 0, done.stderr
+    assert '  hue             {"rgb": 5}' in done.stdout.splitlines()
+    assert "  and when tight  every 60.5 s" in done.stdout.splitlines()
+
+
+LISTS = [
+    ([{"orgs": [], "cursor": "b"}, {"orgs": [], "cursor": "b"}], "lists what does not go on behind 'b'"),
+    ([{"orgs": [], "cursor": ""}], "lists what does not go on behind ''"),
+    ([{"orgs": [], "cursor": 5}], "lists what does not go on behind ''"),
+    ([{"orgs": 5}], "answered what cannot be read here"),
+    ([{}], "answered what cannot be read here"),
+    ([{"orgs": [5]}], "answered what cannot be read here"),
+    ([{"orgs": [{"org": ORG}]}], "answered what cannot be read here"),
+]
+
+
+@pytest.mark.parametrize(("pages", "words"), LISTS)
+def test_a_list_that_cannot_be_followed_ends(tmp_path: Path, script: Script, pages: list[Any], words: str) -> None:
+    script.answers += [(200, page, {}) for page in pages]
+    done = asked(tmp_path, script.url, "org", "list")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+
+
+def test_a_cursor_goes_back_as_it_came_and_a_page_may_be_long(tmp_path: Path, script: Script) -> None:
+    long = TOLD | {"org_name": "Acme", "padding": "x" * 3_000_000}
+    script.answers += [(200, {"orgs": [long], "cursor": "a/b&c=d"}, {}), (200, {"orgs": [TOLD], "cursor": None}, {})]
+    done = asked(tmp_path, script.url, "org", "list")
+    assert done.returncode == 0, done.stderr
+    assert script.asked == ["GET /api/v1/orgs?limit=100", "GET /api/v1/orgs?limit=100&cursor=a%2Fb%26c%3Dd"]
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_an_override_that_the_store_did_not_tell_is_not_made_up(tmp_path: Path, script: Script) -> None:
+    stale = {"scope": {"org": ORG, "app": None}, "period": "DAY#20261118", "override": None, "is_stale": True}
+    script.answers += [(200, TOLD, {}), (200, stale, {})]
+    done = asked(tmp_path, script.url, "override", "show", ORG, "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the store did not answer" in done.stderr
