@@ -21,6 +21,7 @@ from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials, HandsOut
 from proxy.auth.control_service import control_service
 from proxy.auth.failures import WrongSecrets
+from proxy.auth.lookups import Lookups
 from proxy.auth.relayed import RelayedCredentials
 from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
@@ -35,6 +36,9 @@ from proxy.control.probes import probes
 from proxy.control.serving import Control, listening
 from proxy.errors import ConfigError
 from proxy.forwarding.forwarder import Forwarder
+from proxy.limits.leasing import SWEEP_SECONDS, Leasing
+from proxy.limits.limiter import Limiter
+from proxy.limits.store_time import StoreTime
 from proxy.metering.price_updates import add_to as add_prices
 from proxy.recording.composed import Recording, opened_recording
 from proxy.selection.standings import Standings
@@ -65,24 +69,31 @@ async def open_sqlite(config: StoreConfig, clock: Clock) -> SqliteStore:
     return await SqliteStore(Path(config.path), clock.now).open()
 
 
-async def open_dynamodb(config: StoreConfig, clock: Clock) -> DynamoStore:
+async def open_dynamodb(config: StoreConfig, clock: Clock, time: StoreTime | None = None) -> DynamoStore:
+    """`time` learns from its answers."""
     from proxy.stores.dynamodb import DynamoStore  # 50 MB and 0.2 s that SQLite's users need not pay
 
     store = DynamoStore(
-        region=config.region, table_prefix=config.table_prefix, endpoint=config.endpoint, sleep=clock.sleep
+        region=config.region,
+        table_prefix=config.table_prefix,
+        endpoint=config.endpoint,
+        sleep=clock.sleep,
+        **({} if time is None else {"asking": time.asking}),
     )
     return await store.open()
 
 
 @asynccontextmanager
-async def opened_store(config: StoreConfig, clock: Clock, tasks: Tasks) -> AsyncIterator[Store]:
+async def opened_store(
+    config: StoreConfig, clock: Clock, tasks: Tasks, time: StoreTime | None = None
+) -> AsyncIterator[Store]:
     store: Store
     if config.engine == "sqlite":
         embedded = await open_sqlite(config, clock)
         tasks.every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge(embedded, clock), jitter=0.2)
         store = embedded
     else:
-        store = await open_dynamodb(config, clock)
+        store = await open_dynamodb(config, clock, time)
     try:
         yield store
     finally:
@@ -121,6 +132,7 @@ class _Core:
     revocation: Revocation
     clients: Clients
     wrong_secrets: WrongSecrets
+    leasing: Leasing
 
 
 async def run(
@@ -145,9 +157,11 @@ async def run(
             alone = Control(probes(readiness, telemetry), clock.now)
             await running.enter_async_context(listening(alone, config.listen.health, clock))
         tasks = await running.enter_async_context(Tasks(clock))
-        store = await running.enter_async_context(opened_store(config.store, clock, tasks))
+        time = StoreTime(clock)
+        store = await running.enter_async_context(opened_store(config.store, clock, tasks, time))
         bedrock = None if role == "control" else await _bedrock(config, environ, clock, tasks, running)
-        core = await _core(config, environ, clock, tokens, telemetry, tasks, store, running)
+        leasing = leases(store, clock, tasks, time)
+        core = await _core(config, environ, clock, tokens, telemetry, tasks, store, leasing, running)
         data = None if bedrock is None else await _data_port(core, bedrock, await _handing_out(core, role, running))
         gc.freeze()  # what is here now stays; the collector need not look at it again
         core.recording.start(config, tasks)
@@ -162,6 +176,7 @@ async def run(
         if data is not None:
             await data.listener.drain(DRAIN_SECONDS, data.forwarder.close)
         await core.recording.finish()
+        await core.leasing.stop()
 
 
 async def _core(
@@ -172,6 +187,7 @@ async def _core(
     telemetry: Telemetry,
     tasks: Tasks,
     store: Store,
+    leasing: Leasing,
     running: AsyncExitStack,
 ) -> _Core:
     recording = await running.enter_async_context(opened_recording(config, store, clock))
@@ -193,9 +209,16 @@ async def _core(
         recording,
         standings,
         revocation,
-        Clients(store, clock.now),
+        Clients(store, clock.now, Lookups(clock)),
         WrongSecrets(clock.monotonic),
+        leasing,
     )
+
+
+def leases(store: Store, clock: Clock, tasks: Tasks, time: StoreTime) -> Leasing:
+    leasing = Leasing(Limiter(store, time.now_ms, clock), clock, tasks)
+    tasks.every("leases", SWEEP_SECONDS, leasing.sweep, jitter=0.2)
+    return leasing
 
 
 def _parts(core: _Core) -> Parts:
@@ -208,6 +231,7 @@ def _parts(core: _Core) -> Parts:
         core.tokens,
         core.revocation,
         core.clients,
+        leasing=core.leasing,
         wrong_secrets=core.wrong_secrets,
     )
 
@@ -224,6 +248,10 @@ async def _data_port(core: _Core, bedrock: dataplane.Bedrock, credentials: Hands
     tariffs = await dataplane.prices(config, core.store, clock, tasks)
     add_prices(core.telemetry, tariffs)
     forwarder = dataplane.forwarding(bedrock, clock, tasks)
+    admitting = dataplane.admitting(config, core.store, clock, tasks, core.leasing)
+    admitting.add_to(core.telemetry)
+    hard = dataplane.hard_budgets(config, core.store, clock, tasks, core.recording, core.standings, tariffs, forwarder)
+    hard.add_to(core.telemetry)
     handler = dataplane.pipeline(
         config,
         core.store,
@@ -236,6 +264,8 @@ async def _data_port(core: _Core, bedrock: dataplane.Bedrock, credentials: Hands
         tariffs,
         core.standings,
         tasks,
+        admitting,
+        hard,
         credentials,
     )
     listener, port = await dataplane.listening(handler, config, clock, tasks)
@@ -243,12 +273,12 @@ async def _data_port(core: _Core, bedrock: dataplane.Bedrock, credentials: Hands
 
 
 async def _handing_out(core: _Core, role: Role, running: AsyncExitStack) -> HandsOut:
-    is_revoked = core.revocation.is_marked
+    is_revoked = core.revocation.is_revoked
     if role != "sidecar":
         return ContainerCredentials(core.clients, core.tokens, core.clock.now, is_revoked, core.wrong_secrets)
     url = core.config.auth.control_url
     ask = None if url is None else await running.enter_async_context(control_service(url))
-    return RelayedCredentials(ask, core.tokens, core.clock, is_revoked)
+    return RelayedCredentials(ask, core.tokens, core.clock, is_revoked, core.wrong_secrets)
 
 
 async def _bedrock(

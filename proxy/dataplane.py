@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -15,23 +15,33 @@ from proxy.auth.identify import Bound, ByToken, Identify
 from proxy.auth.keys import load_keys
 from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
+from proxy.choosing import Choosing, Targets
 from proxy.clock import Clock
 from proxy.config import Config, Label, Upstream
 from proxy.errors import ConfigError
 from proxy.forwarding import model_path
+from proxy.forwarding.counting import Counting
 from proxy.forwarding.credentials import RENEW_SECONDS, FixedCredentials, ProvidedCredentials
 from proxy.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
+from proxy.hard.purses import Purses
+from proxy.hard.rows import Name
+from proxy.limits.leasing import Leasing
 from proxy.metering.price_updates import REFRESH_SECONDS as PRICES_SECONDS
 from proxy.metering.price_updates import AwsPriceList, Tariffs
 from proxy.metering.profiles import OwnChoice, Profile
 from proxy.model import Choice
-from proxy.pipeline import Pipeline, Targets
+from proxy.pipeline import Pipeline
+from proxy.recording.aggregator import spent_so_far
+from proxy.recording.composed import Recording
 from proxy.recording.metering import Metering
 from proxy.recording.recorder import Recorder
+from proxy.selection.admitting import Admitting
+from proxy.selection.callers_limits import LimitsKept
+from proxy.selection.hard_budgets import HardBudgets
 from proxy.selection.labels import Labels
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
@@ -106,6 +116,28 @@ async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Ta
     return tariffs
 
 
+def admitting(config: Config, store: Store, clock: Clock, tasks: Tasks, leasing: Leasing) -> Admitting:
+    return Admitting(LimitsKept(store, clock, tasks), leasing, serves_alone=config.on_store_down == "serve")
+
+
+def hard_budgets(
+    config: Config,
+    store: Store,
+    clock: Clock,
+    tasks: Tasks,
+    recording: Recording,
+    standings: Standings,
+    tariffs: Tariffs,
+    forwarder: Forwarder,
+) -> HardBudgets:
+    """What is held is given back when the recording is finished."""
+    purses = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
+    purses.start()
+    standings.holder = purses.holder
+    standings.on_spent_elsewhere = lambda counter: purses.spent_elsewhere(Name(*counter[:3]))
+    return HardBudgets(config, purses, tariffs, Counting(forwarder))
+
+
 def pipeline(
     config: Config,
     store: Store,
@@ -118,21 +150,24 @@ def pipeline(
     tariffs: Tariffs,
     standings: Standings,
     tasks: Tasks,
+    admitting: Admitting,
+    hard: HardBudgets,
     credentials: HandsOut | None = None,
 ) -> Pipeline:
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
+    labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
+    metering = Metering(config, recorder.journal, tariffs, clock)
+    choosing = Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard)
     return Pipeline(
         identify=_identify(config, tokens, revocation),
-        admit=recorder.admit,
-        standings=standings,
-        labels=Labels(config.labels, lets_others_through=config.unlabelled == "meter"),
-        targets=_targets(config, bedrock),
+        admitting=admitting,
+        choosing=choosing,
         forwarder=forwarder,
         joining=joining,
-        metering=Metering(config, recorder.journal, tariffs, clock),
+        metering=metering,
         credentials=credentials
-        or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_marked),
+        or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_revoked),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
     )

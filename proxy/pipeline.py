@@ -2,66 +2,59 @@
 
     identify -> admit -> select -> forward -> meter -> record
 
-Admission is as yet only whether what a call costs could be recorded; limits are to come.
+Admission is by the caller's limits, and by whether what a call costs could be recorded.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from types import TracebackType
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from proxy.answers import answer_json, refuse
 from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
-from proxy.errors import OurFault, QuotaSpent, Refusal, UnknownOperation
-from proxy.exchange import Header, Request, Responder
+from proxy.choosing import Choosing, Chosen, Told, off_the_loop
+from proxy.errors import OurFault, Refusal, UnknownOperation
+from proxy.exchange import Request, Responder
 from proxy.forwarding import chat_usage, request_metadata
-from proxy.forwarding.forwarder import Call, Forwarder, Target
+from proxy.forwarding.forwarder import Call, Forwarder
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
 from proxy.metering import guardrails
-from proxy.metering.profiles import OwnChoice
 from proxy.metering.streams import usage_event_only
-from proxy.model import Caller, Choice
-from proxy.recording.entries import Account
+from proxy.model import Caller
+from proxy.recording.entries import Ended
 from proxy.recording.meter import Terms
 from proxy.recording.metering import FREE_OF_CHARGE, Metered, Metering
-from proxy.selection.labels import Labels
-from proxy.selection.serving import EXCEEDED, SPECIFIC, decision_told
-from proxy.selection.standings import Standings
+from proxy.selection.admitting import Admitting
 from proxy.surface.calls import Asked, headers_upstream, understood
 
 INVOCATION = b"amz-sdk-invocation-id"
 TELLING = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
-LARGE_BYTES = 256 * 1024  # of a body, which takes milliseconds to look into
-
-# From a choice to the places that can carry it out; the path is the operation's, for the model of each.
-Targets = Callable[[Choice, Asked], list[Target]]
 
 Headers: TypeAlias = "list[tuple[str, str]]"
-Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _log = logging.getLogger("proxy.pipeline")
+
+
+class Waiting(Ended, Protocol):
+    """For one call's end."""
+
+    def close(self) -> None:
+        """It was never sent."""
 
 
 class Pipeline:
     def __init__(
         self,
         identify: Identify,
-        admit: Callable[[], None],
-        labels: Labels,
-        standings: Standings,
-        targets: Targets,
+        admitting: Admitting,
+        choosing: Choosing,
         forwarder: Forwarder,
         joining: Joining,
         metering: Metering,
@@ -70,10 +63,8 @@ class Pipeline:
         tells_who_calls: bool,
     ) -> None:
         self._identify = identify
-        self._admit = admit
-        self._labels = labels
-        self._standings = standings
-        self._targets = targets
+        self._admitting = admitting
+        self._choosing = choosing
         self._forwarder = forwarder
         self._joining = joining
         self._metering = metering
@@ -99,7 +90,7 @@ class Pipeline:
 
     async def _serve(self, request: Request, responder: Responder, told: Told) -> None:
         caller = self._identify.known(request) or await self._identify.learned(request)
-        asked = await _off_the_loop(request.body, understood, request)
+        asked = await off_the_loop(request.body, understood, request)
         headers = headers_upstream(request, self._simulated_prefix)
         key = _retry_key(request, caller, headers)
         if key is None:
@@ -115,60 +106,62 @@ class Pipeline:
     async def _carry_out(
         self, request: Request, caller: Caller, asked: Asked, headers: Headers, responder: Responder, told: Told
     ) -> None:
-        choice, account, terms = await self._selected(caller, asked, request.method, told)
-        targets, body = self._targets(choice, asked), request.body
+        choice = await self._choosing.named(caller, asked)
+        terms = self._metering.terms(choice, asked.operation, request.method)
+        guess = partial(_tokens_of, terms, len(request.body))
+        with _Open() as waiting:
+            waiting.add(await self._admitting.admitted(caller, guess, told))
+            chosen = await self._choosing.chosen(caller, asked, request, choice, terms, told)
+            waiting.add(chosen.held)
+            await self._send(request, caller, chosen, headers, responder, told, waiting)
+
+    async def _send(
+        self,
+        request: Request,
+        caller: Caller,
+        chosen: Chosen,
+        headers: Headers,
+        responder: Responder,
+        told: Told,
+        waiting: _Open,
+    ) -> None:
+        asked, body, operation = chosen.asked, chosen.body, chosen.asked.operation
         to_be_sent = _as_it_is
-        if asked.operation is Operation.CHAT_COMPLETIONS and await _off_the_loop(body, chat_usage.is_to_be_asked, body):
+        if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.is_to_be_asked, body):
             responder, to_be_sent = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
         if self._tells_who_calls:
-            known = request_metadata.identity(caller.org, caller.app, choice.label)
-            tell = request_metadata.tell
-            headers, body = await _off_the_loop(body, tell, asked.operation, known, headers, body)
+            known = request_metadata.identity(caller.org, caller.app, chosen.choice.label)
+            headers, body = await off_the_loop(body, request_metadata.tell, operation, known, headers, body)
         call = Call(
             request.method.decode(),
             "",  # no operation that gets so far takes a query
             headers,
             lambda model: to_be_sent(asked.body_for(model, body)),
-            targets,
+            chosen.targets,
         )
-        meter: Metered = FREE_OF_CHARGE
-        if terms is not None and account is not None:
-            units = await _off_the_loop(body, guardrails.units_asked, asked.operation, request.headers, body)
-            meter = self._metering.meter(terms, account, caller, targets, len(body), units)
+        meter = await self._meter(request, caller, chosen, len(body), waiting)
+        if meter.price_source:
             told.append((b"x-price-keeper-price-source", meter.price_source.encode()))
         try:
             await self._forwarder.forward(call, responder, tuple(told), meter)
         finally:
             meter.close()
 
-    async def _selected(
-        self, caller: Caller, asked: Asked, method: bytes, told: Told
-    ) -> tuple[Choice, Account | None, Terms | None]:
-        """What serves the call, who pays for it and on which terms. What costs nothing needs no budget."""
-        choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
-        if choice is None:
-            choice = self._labels.choose(asked.model, await self._standings.own_labels.of(caller))
-        terms = self._metering.terms(choice, asked.operation, method)
-        if terms is None:
-            told += _choice_told(choice)
-            return choice, None, None
-        self._admit()
-        payer = self._standings.known(caller) or await self._standings.learned(caller)
-        try:
-            if terms.counted_as != choice.label:
-                decision = payer.standing.allows(terms.counted_as)
-            elif type(choice) is OwnChoice:
-                decision = payer.standing.decide_own(choice.label, asked.operation in SPECIFIC)
-            else:
-                decision = payer.standing.decide(choice.label, asked.operation in SPECIFIC)
-        except Refusal as refusal:
-            told += (*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else []))
-            raise
-        if decision.label not in (choice.label, terms.counted_as):
-            choice = self._labels.instead_of(choice, decision.label, payer.standing.own)
-            terms = self._metering.terms(choice, asked.operation, method) or terms
-        told += (*_choice_told(choice), *decision_told(decision))
-        return choice, payer.account(terms.counted_as), terms
+    async def _meter(
+        self, request: Request, caller: Caller, chosen: Chosen, body_bytes: int, waiting: _Open
+    ) -> Metered:
+        """From here on it is the meter that tells what becomes of the call, and not before it is written down."""
+        if chosen.terms is None or chosen.account is None:
+            for each in waiting.handed_over():
+                each.ended(None)
+            return FREE_OF_CHARGE
+        body = request.body
+        units = await off_the_loop(body, guardrails.units_asked, chosen.asked.operation, request.headers, body)
+        meter = self._metering.meter(
+            chosen.terms, chosen.account, caller, chosen.targets, body_bytes, units, waiting.all, chosen.worst
+        )
+        waiting.handed_over()
+        return meter
 
     async def _hand_out_credentials(self, request: Request, responder: Responder, told: Told) -> None:
         if request.method != b"GET":
@@ -209,11 +202,37 @@ class _Answering:
         return True
 
 
-async def _off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """In a thread if the body is large, as looking into it would keep everybody waiting."""
-    if len(body) < LARGE_BYTES:
-        return work(*arguments, **named)
-    return await asyncio.to_thread(work, *arguments, **named)
+class _Open:
+    """What hears of a call's end, and is told at once that there was none if the call comes to nothing before it is
+    sent."""
+
+    __slots__ = ("all",)
+
+    def __init__(self) -> None:
+        self.all: tuple[Waiting, ...] = ()
+
+    def add(self, each: Waiting | None) -> None:
+        if each is not None:
+            self.all = (*self.all, each)
+
+    def handed_over(self) -> tuple[Waiting, ...]:
+        every, self.all = self.all, ()
+        return every
+
+    def __enter__(self) -> _Open:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.all:
+            each.close()
+
+
+def _tokens_of(terms: Terms | None, body_bytes: int) -> int:
+    """That a call is taken to use."""
+    if terms is None:
+        return 0
+    guess = terms.guess(body_bytes)
+    return guess.input + guess.output
 
 
 def _as_it_is(body: bytes) -> bytes:
@@ -228,13 +247,3 @@ def _retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | No
     telling = sorted([header for header in headers if header[0].startswith(TELLING)])
     whole = repr((caller.client_id, request.method, request.target, invocation, telling)).encode()
     return sha256(whole + sha256(request.body).digest()).digest()
-
-
-def _choice_told(choice: Choice) -> tuple[Header, ...]:
-    if not choice.requested:
-        return ()
-    return (
-        (b"x-price-keeper-requested", choice.requested.encode()),
-        (b"x-price-keeper-label", choice.label.encode()),
-        (b"x-price-keeper-model", choice.model.encode()),
-    )

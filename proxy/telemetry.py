@@ -51,6 +51,17 @@ REVOCATION_AWAY = _metric("revocation_away_seconds", "gauge", "for how long the 
 TOKENS_UNCHECKED = _metric(
     "tokens_unchecked_total", "counter", "tokens let in by signature alone, the store being away"
 )
+LIMITED_CALLS = _metric("limited_calls_total", "counter", "calls of callers who have limits, by how it was decided")
+LIMIT_WRITES = _metric("limit_writes_total", "counter", "questions to the store for more of a limit, by the path taken")
+LIMITS_GIVEN_BACK = _metric("limits_given_back_total", "counter", "times that what a caller does not need went back")
+LIMITS_UNASKED = _metric("limits_unasked_total", "counter", "questions for more of a limit without an answer")
+LEASES = _metric("leases", "gauge", "callers of whose limits something may be held here")
+LEASED = _metric("leased", "gauge", "what is held here of limits, by limit")
+HELD_USD = _metric(
+    "hard_budget_held_usd", "gauge", "US dollars of hard budgets that this process holds, and has not spent"
+)
+HOLD_TOP_UPS = _metric("hard_budget_top_ups_total", "counter", "times that this process took more of a hard budget")
+HOLD_REFUSALS = _metric("hard_budget_refusals_total", "counter", "worst cases of calls that no hold could be had for")
 ALERTS_RAISED = _metric("alerts_raised_total", "counter", "alerts that this process raised, by threshold in percent")
 WEBHOOKS_DELIVERED = _metric("webhooks_delivered_total", "counter", "alerts that the webhook's receiver has taken")
 WEBHOOKS_FAILED = _metric("webhooks_failed_total", "counter", "attempts that failed, by whether it was the last one")

@@ -5,6 +5,9 @@ stands a check of a few bytes, keyed by the hash, which they fail at no cost; an
 other one is compared. So a flood of wrong secrets locks nobody out: neither other clients nor the one it is sent for.
 
 After a rotation the hash before it is good as well, until its grace ends. Each of the two has a check of its own.
+
+A secret that does not fit what is kept may be newer than that. So before it is called wrong the store is read again,
+once in a moment for each client; such reads have a pace (`lookups.py`), as have those of clients nobody knows here.
 """
 
 from __future__ import annotations
@@ -14,14 +17,17 @@ import base64
 import hmac
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TypeVar
 
 import bcrypt
 
+from proxy.auth.failures import network_of
+from proxy.auth.lookups import Lookups
+from proxy.clock import SystemClock
 from proxy.errors import AccessDenied, Busy, SlowDown, StoreError
 from proxy.model import Scope, scope_of_client
 from proxy.stores import schema
@@ -39,6 +45,7 @@ CLIENTS_WAITING = 64  # for a comparison, each with one secret; past this the an
 WAITING = 1000  # of one client, until the store has answered or another's secret was compared
 REMEMBERED = 10_000  # clients; those that do not exist are remembered apart and push nobody out
 HASH_SECONDS = 60.0  # how long what the store said of a client is good: a rotation takes effect within this
+AGAIN_SECONDS = 2.0  # how old it may be for a secret to be called wrong
 FAILURES = 5  # of a client in comparisons, before each further one has to wait
 FAILURE_SECONDS = 10.0  # for so long
 
@@ -47,7 +54,8 @@ _CHECK_BYTES = 4
 _SECRET = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 random bytes in base64
 _BAD = "the client id or its secret is wrong"
 
-_LOOKS = 3  # at a client that is changed meanwhile
+LOOKS = 3  # at a client that is changed meanwhile
+_LONG_AGO = float("-inf")
 
 V = TypeVar("V")
 
@@ -61,8 +69,8 @@ class _Kept:
     read_at: float
     generation: int = 0
 
-    def is_fresh(self, now: float) -> bool:
-        return 0 <= now - self.read_at < HASH_SECONDS  # less than nothing when the clock was set back
+    def is_younger(self, seconds: float, now: float) -> bool:
+        return 0 <= now - self.read_at < seconds  # less than nothing when the clock was set back
 
     def good(self, now: float) -> tuple[bytes, ...]:
         return self.hashes if now < self.grace_ends else self.hashes[:1]
@@ -78,60 +86,84 @@ class _Lane:
 
 
 class Clients:
-    def __init__(self, store: Store, now: Callable[[], float]) -> None:
+    def __init__(self, store: Store, now: Callable[[], float], lookups: Lookups | None = None) -> None:
+        """`lookups` is the pace of those reads that anybody can cause."""
         self._store = store
         self._now = now
+        self._lookups = lookups or Lookups(SystemClock())
         self._key = secrets.token_bytes(32)
         self._kept: dict[Scope, _Kept] = {}
         self._absent: dict[Scope, _Kept] = {}
         self._right: dict[Scope, dict[bytes, bytes]] = {}  # by each hash, a keyed hash of the one secret it is of
         self._failures: dict[Scope, float] = {}  # when the last of them will be forgiven
-        self._lanes: dict[Scope, _Lane] = {}
+        self._lanes: dict[Hashable, _Lane] = {}
         self._comparing = asyncio.Semaphore(COMPARISONS)
         self._clients_waiting = 0
 
-    async def check(self, client_id: str, secret: str) -> Scope:
-        """Raises AccessDenied, from which cannot be told whether the client exists; Busy and SlowDown."""
+    async def check(self, client_id: str, secret: str, address: str = "") -> Scope:
+        """Raises AccessDenied, from which cannot be told whether the client exists; Busy and SlowDown.
+
+        `address` is whose pace it is at which the store is asked about a client that is not known here.
+        """
         scope = scope_of_client(client_id)
         if scope is None or not _SECRET.fullmatch(secret):
             raise AccessDenied(_BAD)
-        is_right = self._known(scope, secret.encode())
-        if is_right is None:
-            is_right = await self._found_out(scope, secret.encode())
-        if not is_right:
+        if not await self._is_right(scope, secret.encode(), address):
             raise AccessDenied(_BAD)
         return scope
 
-    async def checked(self, client_id: str, secret: str) -> tuple[Scope, int]:
+    async def checked(self, client_id: str, secret: str, address: str = "") -> tuple[Scope, int]:
         """As `check`, with the generation of the client's sessions. It was read together with the hash, so a session
         begun by a secret that this process did not know to be over is of the generation that ended with it."""
-        for _ in range(_LOOKS):
-            scope = await self.check(client_id, secret)
-            kept = self._kept.get(scope)
-            if kept is not None:  # else it was forgotten this moment, since something about it was changed
-                return scope, kept.generation
+        for _ in range(LOOKS):
+            scope = await self.check(client_id, secret, address)
+            if self._known(scope, secret.encode()):  # else something about it was changed this moment
+                return scope, self._kept[scope].generation
         raise Busy("the credentials of this client are changed all the time; try again", retry_after=2)
 
-    def is_known(self, client_id: str) -> bool:
-        """Whether the store has said that there is this client, however long ago."""
-        scope = scope_of_client(client_id)
-        return scope is not None and scope in self._kept
-
     def forget(self, scope: Scope) -> None:
-        """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS."""
-        for known in (self._kept, self._absent, self._right):
-            known.pop(scope, None)
+        """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS.
+
+        That there is such a client is not forgotten: its next login need not wait in line with strangers.
+        """
+        if scope in self._kept:
+            self._kept[scope] = replace(self._kept[scope], read_at=_LONG_AGO)
+        self._absent.pop(scope, None)
+        self._right.pop(scope, None)
         if scope in self._lanes:
             self._lanes[scope].forgotten += 1
 
+    async def _is_right(self, scope: Scope, secret: bytes, address: str) -> bool:
+        is_right = self._known(scope, secret)
+        if is_right is not None:
+            return is_right
+        if not self._is_strangers(scope, secret):
+            return await self._found_out(scope, secret)
+        async with self._lane((scope, network_of(address))):  # of those, one takes a turn, and the others know
+            if self._known(scope, secret) is None and self._is_strangers(scope, secret):
+                await self._lookups.turn(address)
+            return await self._found_out(scope, secret)
+
     def _known(self, scope: Scope, secret: bytes) -> bool | None:
         """Whether it is the right one, as far as that can be said without the store and a comparison."""
-        now = self._now()
-        kept = self._kept.get(scope) or self._absent.get(scope)
-        if kept is None or not kept.is_fresh(now):
+        now, kept = self._now(), self._last(scope)
+        if kept is None or not kept.is_younger(HASH_SECONDS, now):
             return None
         verdicts = [self._verdict(scope, hashed, secret) for hashed in kept.good(now)]
-        return True if True in verdicts else None if None in verdicts else False
+        if True in verdicts:
+            return True
+        return None if None in verdicts or not kept.is_younger(AGAIN_SECONDS, now) else False
+
+    def _is_strangers(self, scope: Scope, secret: bytes) -> bool:
+        """Whether the store would be read because somebody came who is, as far as is known here, no client."""
+        now, kept = self._now(), self._kept.get(scope)
+        if kept is None:
+            return True
+        is_wrong = all(self._verdict(scope, hashed, secret) is False for hashed in kept.good(now))
+        return is_wrong and kept.is_younger(HASH_SECONDS, now)
+
+    def _last(self, scope: Scope) -> _Kept | None:
+        return self._kept.get(scope) or self._absent.get(scope)
 
     def _verdict(self, scope: Scope, kept: bytes, secret: bytes) -> bool | None:
         mark = self._right.get(scope, {}).get(kept)
@@ -148,14 +180,23 @@ class Clients:
     async def _found_out(self, scope: Scope, secret: bytes) -> bool:
         async with self._lane(scope) as lane:
             is_right = self._known(scope, secret)  # by whoever was there before
-            if is_right is None and not self._is_read(scope):
-                await self._read(scope, lane)
-                is_right = self._known(scope, secret)
-            return await self._compared(scope, secret) if is_right is None else is_right
+            if is_right is not None:
+                return is_right
+            tried: Sequence[bytes] = ()
+            kept = self._last(scope)
+            if kept is not None and kept.is_younger(HASH_SECONDS, self._now()):
+                tried = kept.good(self._now())
+                if await self._is_of_one(scope, tried, secret):
+                    return True
+            kept = self._last(scope)
+            if kept is None or not kept.is_younger(AGAIN_SECONDS, self._now()):
+                kept = await self._read(scope, lane)
+            newer = [hashed for hashed in kept.good(self._now()) if hashed not in tried]
+            return await self._is_of_one(scope, newer, secret)
 
     @asynccontextmanager
-    async def _lane(self, scope: Scope) -> AsyncIterator[_Lane]:
-        lane = self._lanes.setdefault(scope, _Lane())
+    async def _lane(self, about: Hashable) -> AsyncIterator[_Lane]:
+        lane = self._lanes.setdefault(about, _Lane())
         if lane.waiting >= WAITING:
             raise Busy("too many secrets of this client are being checked", retry_after=2)
         lane.waiting += 1
@@ -165,32 +206,28 @@ class Clients:
         finally:
             lane.waiting -= 1
             if not lane.waiting:
-                del self._lanes[scope]
+                del self._lanes[about]
 
-    def _is_read(self, scope: Scope) -> bool:
-        kept = self._kept.get(scope)
-        return kept is not None and kept.is_fresh(self._now())
-
-    async def _read(self, scope: Scope, lane: _Lane) -> None:
+    async def _read(self, scope: Scope, lane: _Lane) -> _Kept:
         """Read again if it was changed meanwhile: the answer may be from before that."""
         forgotten = -1
         while forgotten != lane.forgotten:
-            forgotten = lane.forgotten
+            forgotten, moment = lane.forgotten, self._now()
             try:
                 item = await self._store.get(credentials_key(scope), consistent=True)
             except StoreError:
                 raise Busy("secrets cannot be checked while the store is away", retry_after=5) from None
-        kept = _kept(item or {}, self._now())
+        kept = _kept(item or {}, moment)
         is_client = bool(kept.hashes)
         _remember(self._kept if is_client else self._absent, scope, kept)
         (self._absent if is_client else self._kept).pop(scope, None)
+        return kept
 
-    async def _compared(self, scope: Scope, secret: bytes) -> bool:
+    async def _is_of_one(self, scope: Scope, hashes: Sequence[bytes], secret: bytes) -> bool:
         """First with the hashes that have a check: a flood that uses up the patience of another leaves them alone."""
-        kept = self._kept.get(scope)
-        hashes = kept.good(self._now()) if kept is not None else ()
         for hashed in sorted(hashes, key=lambda each: b"#" not in each):
-            if self._verdict(scope, hashed, secret) is None and await self._is_of(scope, hashed, secret):
+            is_right = self._verdict(scope, hashed, secret)
+            if is_right or (is_right is None and await self._is_of(scope, hashed, secret)):
                 return True
         return False
 
@@ -214,7 +251,8 @@ class Clients:
 
     def _remember_right(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
         kept = self._kept.get(scope)
-        if kept is not None and hashed in kept.hashes:  # else it was rotated away during the comparison
+        is_current = kept is not None and kept.read_at != _LONG_AGO
+        if kept is not None and is_current and hashed in kept.hashes:  # else it was changed during the comparison
             marks = {each: mark for each, mark in self._right.get(scope, {}).items() if each in kept.hashes}
             _remember(self._right, scope, {**marks, hashed: self._mark(secret)})
 

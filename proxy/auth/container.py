@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from proxy.answers import answer_json
-from proxy.auth.clients import Clients
+from proxy.auth.clients import LOOKS, Clients
 from proxy.auth.failures import WrongSecrets
 from proxy.auth.identify import AUTHORIZATION
-from proxy.auth.tokens import Claims, Minted, Tokens
+from proxy.auth.tokens import SKEW_SECONDS, Claims, Tokens
 from proxy.errors import AccessDenied, Busy
 from proxy.exchange import Header, Request, Responder
 from proxy.model import Scope
@@ -26,16 +27,42 @@ _NO_PAIR = "the container authorization token is client_id:client_secret"
 _NOT_KEPT = (b"cache-control", b"no-store")
 
 
+IsRevoked = Callable[[Claims], Awaitable[bool]]  # as far as it can be told
+
+
+async def _none_is(_: Claims) -> bool:
+    return False
+
+
 class HandsOut(ABC):
     """Credentials for a client's id and secret, whoever makes them."""
 
+    def __init__(self, wrong: WrongSecrets | None) -> None:
+        """`wrong` is shared by all who take secrets; None is for who counts wrong ones himself."""
+        self._wrong = wrong
+
     @abstractmethod
-    async def told(self, authorization: str) -> Mapping[str, str]:
+    async def told(self, authorization: str, address: str = "") -> Mapping[str, str]:
         """Raises AccessDenied, or what says that it cannot be told now."""
 
-    async def told_to(self, address: str, authorization: str) -> Mapping[str, str]:  # noqa: ARG002
-        """As `told`, to somebody at this address."""
-        return await self.told(authorization)
+    @abstractmethod
+    def demand_source(self) -> None:
+        """Raises where nobody is told anything, whatever he shows."""
+
+    async def told_to(self, address: str, authorization: str) -> Mapping[str, str]:
+        """As `told`, to somebody at this address. Raises SlowDown for too many wrong ones."""
+        if self._wrong is None:
+            return await self.told(authorization, address)
+        client_id, is_pair, _ = authorization.partition(":")
+        if not is_pair:
+            self._wrong.count_unreadable(address)
+            raise AccessDenied(_NO_PAIR)
+        self.demand_source()
+        try:
+            return await self.told(authorization, address)
+        except AccessDenied:
+            self._wrong.count(client_id, address)
+            raise
 
     async def answer(self, request: Request, responder: Responder, more: tuple[Header, ...] = ()) -> None:
         """As `told`."""
@@ -45,63 +72,66 @@ class HandsOut(ABC):
         answer_json(responder, told, (_NOT_KEPT, *more))
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    told: Mapping[str, str] = field(repr=False)
+    claims: Claims
+
+    def is_good(self, now: float, generation: int) -> bool:
+        """Also where the clock was set back: a token from the future is good nowhere on this machine."""
+        half = (self.claims.issued + self.claims.expires) / 2
+        return self.claims.issued <= now + SKEW_SECONDS and now < half and self.claims.generation == generation
+
+
 class ContainerCredentials(HandsOut):
     def __init__(
         self,
         clients: Clients,
         tokens: Tokens,
         now: Callable[[], float],
-        is_revoked: Callable[[Claims], bool] = lambda _: False,
+        is_revoked: IsRevoked = _none_is,
         wrong: WrongSecrets | None = None,
     ) -> None:
-        """`is_revoked`: as far as that is known without asking anybody. `wrong` is shared by all who take secrets."""
-        self._wrong = wrong
+        super().__init__(wrong)
         self._clients = clients
         self._tokens = tokens
         self._is_revoked = is_revoked
         self._now = now
-        self._handed_out: dict[Scope, tuple[Minted, float]] = {}
+        self._made: dict[Scope, _Made] = {}
 
-    async def told_to(self, address: str, authorization: str) -> Mapping[str, str]:
-        """Raises SlowDown for too many wrong ones."""
-        if self._wrong is None:
-            return await self.told(authorization)
-        client_id, is_pair, _ = authorization.partition(":")
-        if not is_pair:
-            self._wrong.count_unreadable(address)
-            raise AccessDenied(_NO_PAIR)
+    def demand_source(self) -> None:
         if not self._tokens.can_mint:
             raise Busy(_NO_KEY, retry_after=NO_KEY_SECONDS)
-        if not self._clients.is_known(client_id):
-            self._wrong.demand_room(address)
-        try:
-            return await self.told(authorization)
-        except AccessDenied:
-            self._wrong.count(client_id, address)
-            raise
 
-    async def told(self, authorization: str) -> Mapping[str, str]:
-        scope = await self._clients.check(*shown(authorization))
-        minted = self._token(scope)
+    async def told(self, authorization: str, address: str = "") -> Mapping[str, str]:
+        """The same for every fetch until half its life is gone, since some clients fetch on every call."""
+        client_id, secret = shown(authorization)
+        for _ in range(LOOKS):
+            scope, generation = await self._clients.checked(client_id, secret, address)
+            made = self._made.get(scope)
+            if made is None or not made.is_good(self._now(), generation):
+                made = self._make(scope, generation)
+            # A new one too: what is known here of the client's generation may be a minute old.
+            if not await self._is_revoked(made.claims):
+                return made.told
+            if self._made.get(scope) is made:  # else somebody else has found that out
+                del self._made[scope]
+                self._clients.forget(scope)
+        raise Busy("the tokens of this client are revoked all the time; try again", retry_after=2)
+
+    def _make(self, scope: Scope, generation: int) -> _Made:
+        minted = self._tokens.mint(scope.org, scope.app, generation=generation)
         expiration = datetime.fromtimestamp(minted.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {
+        told = {
             "AccessKeyId": _ACCESS_KEY,
             "SecretAccessKey": _SECRET_KEY,
             "Token": minted.token,
             "Expiration": expiration,
         }
-
-    def _token(self, scope: Scope) -> Minted:
-        """The same for every fetch until half its life is gone, since some clients fetch on every call."""
-        known = self._handed_out.get(scope)
-        if known is not None and self._now() < known[1] and not self._is_revoked(self._tokens.access(known[0].token)):
-            return known[0]
-        now = self._now()
-        minted = self._tokens.mint(scope.org, scope.app)
-        if len(self._handed_out) >= REMEMBERED:
-            self._handed_out.clear()
-        self._handed_out[scope] = (minted, now + (minted.expires - now) / 2)
-        return minted
+        if len(self._made) >= REMEMBERED:
+            self._made.clear()
+        made = self._made[scope] = _Made(told, minted.claims)
+        return made
 
 
 def shown(authorization: str) -> tuple[str, str]:

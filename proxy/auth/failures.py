@@ -1,8 +1,8 @@
 """How many wrong secrets are taken calmly: of each client, and from each address.
 
-Counted after a secret was found wrong: the right one of a client that this process knows is served whatever was tried
-before it, so nobody can lock out a client or those who share an address with him. What is refused is the answer to one
-more wrong one, and, from an address that has sent too many of them, to look up a client that is not known here.
+Counted after a secret was found wrong: the right one is served whatever was tried before it, so nobody can lock out a
+client or those who share an address with him. What is refused is the answer to one more wrong one. What those cost
+meanwhile that are not known here is bounded by `lookups.py`.
 """
 
 from __future__ import annotations
@@ -59,20 +59,8 @@ class WrongSecrets:
         self._from_addresses = Failures(now)
         self._unreadable = Failures(now)
 
-    def demand_room(self, address: str) -> None:
-        """Before the store is asked about a client nobody knows. Raises SlowDown after too many wrong ones from there.
-
-        Else each invented client would cost a read, for as long as somebody goes on inventing them.
-        """
-        wait = self._from_addresses.wait(network_of(address))
-        if wait > 0:
-            raise SlowDown("too many wrong secrets were sent from here to look at one more", retry_after=wait)
-
     def count_unreadable(self, address: str) -> None:
-        """What shows no secret at all. Apart from wrong ones, which may keep clients that are new here waiting.
-
-        Raises SlowDown.
-        """
+        """What shows no secret at all, apart from wrong ones, of which it uses up nothing. Raises SlowDown."""
         wait = self._unreadable.count(network_of(address))
         if wait > 0:
             raise SlowDown("too many requests that cannot be served", retry_after=wait)

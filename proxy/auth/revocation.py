@@ -143,7 +143,6 @@ class Revocation:
             return False
         return False
 
-    is_marked = is_revoked  # as it is called by who composes a process
 
     def _refuse_marked(self, names: _Names) -> None:
         for name in names:

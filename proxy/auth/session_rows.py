@@ -10,6 +10,7 @@ from proxy.stores.contract import EXPIRY, Delete, Item, Missing, Put, Update, Wr
 HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = "refresh_hash", "began_us", "refreshed_at", "access_until", "version"
 GENERATION = "generation"  # the client's, as it was when the secret was checked
 ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
+AT = "at_epoch"  # since when
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class Kept:
         assert isinstance(value, int)
         return value
 
-    def ended(self, why: str) -> list[Write]:
+    def ended(self, why: str, now: float) -> list[Write]:
         """On condition that it is there, and with the same refresh token: else another one would stay good."""
         kept = str(self.item[HASH])
         return [
             Delete(schema.session(self.client, self.sid), equals(HASH, kept)),
-            refused(kept, self.number(EXPIRY), why, self.client, self.sid),
+            refused(kept, self.number(EXPIRY), why, now, self.client, self.sid),
         ]
 
 
@@ -57,6 +58,13 @@ def moved_on(client: str, head: Item | None) -> Update:
     return Update(schema.session_head(client), add={VERSION: 1}, condition=stands)
 
 
-def refused(token_hash: str, until: int, why: str, client: str, sid: str) -> Put:
+def refused(token_hash: str, until: int, why: str, now: float, client: str, sid: str) -> Put:
     """For as long as the token itself would be good."""
-    return Put(schema.refused_refresh_token(token_hash), {EXPIRY: until, "why": why, "client_id": client, "sid": sid})
+    item: Item = {EXPIRY: until, "why": why, AT: int(now), "client_id": client, "sid": sid}
+    return Put(schema.refused_refresh_token(token_hash), item)
+
+
+def was_rotated_within(seconds: float, refusal: Item, now: float) -> bool:
+    """By either's clock, which may differ."""
+    at = refusal.get(AT)
+    return isinstance(at, int) and abs(now - at) < seconds

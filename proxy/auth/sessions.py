@@ -5,6 +5,8 @@ transaction: it begins together with the end of those that must make room, it is
 lives, and it ends together with its refresh token. Where there is a limit, every login and every end moves on a version
 at the head of the client's sessions, so of logins at the same time one gets through and the others look again. Without
 the store there are no tokens.
+
+A client's item has a generation. Moving it on ends all sessions begun before, and all access tokens, in one write.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
@@ -34,16 +36,17 @@ from proxy.auth.session_rows import (
     Session,
     moved_on,
     refused,
+    was_rotated_within,
 )
+from proxy.auth.session_writes import Writing, is_condition, is_race, no_store_no_token
 from proxy.auth.tokens import Claims, Minted, Tokens
 from proxy.clock import Clock
 from proxy.errors import (
     Busy,
     NoGuess,
-    Reason,
+    PriceKeeperError,
     ReasonCode,
     SessionLimitRace,
-    StoreError,
     StoreUnavailable,
     TransactionFailed,
 )
@@ -51,6 +54,9 @@ from proxy.model import Scope, client_id_of
 from proxy.stores import schema
 from proxy.stores.contract import (
     EXPIRY,
+    Check,
+    Item,
+    ItemExists,
     ItemMissing,
     Prefix,
     Put,
@@ -66,18 +72,19 @@ from proxy.stores.contract import (
 )
 
 ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
-FIRST_WAIT_SECONDS = 0.05
-LONGEST_WAIT_SECONDS = 1.0
-RESENDS = 3  # of a transaction whose answer was lost, under its token
 ENDED_AT_ONCE = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
 ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
 WAITING = 1000  # logins of one client in this process; past this the answer would come too late
 MICROS = 1_000_000
-MOST_ENDED = 500  # sessions of a client by one request; without their secret none of the rest is refreshed either
 AGAIN_SECONDS = 1  # when what was refused may do
+RACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
+# After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment.
+IN_DOUBT_SECONDS = 60.0
 
 _OVER = "the session is over: log in again"
 _USED = "the refresh token was used before, so its session is over: log in again"
+_SECOND = "the refresh token was used a moment ago: go on with the pair that came of it, or log in again"
+_UNSURE = "the store's answer was lost, and perhaps the refresh with it: log in again"
 
 _log = logging.getLogger("proxy.auth")
 
@@ -89,6 +96,10 @@ class Issued:
     access: Minted
     refresh: Minted
     sid: str
+
+
+class Outdated(PriceKeeperError):
+    """All sessions of the client were ended since its secret was checked, so it has to be checked again."""
 
 
 class Sessions:
@@ -107,7 +118,7 @@ class Sessions:
         self._revocation = revocation
         self._clock = clock
         self._max = max_sessions
-        self._chance = chance
+        self._writing = Writing(store, clock, chance)
         self._lanes: dict[str, _Lane] = {}
 
     # What clients ask for.
@@ -115,32 +126,39 @@ class Sessions:
     async def login(self, scope: Scope, generation: int = 0) -> Issued:
         """For a client whose secret was checked. Raises SessionLimitRace, or Busy, also where none can mint.
 
-        `generation` is the client's, as it was with that secret: if it is over by now, so is the session.
+        `generation` is the client's, as it was with that secret. Raises Outdated if it is over by now.
         """
-        client, issued = client_id_of(scope.org, scope.app), self._issued(scope, str(uuid4()))
-        with _no_store_no_token():
+        client, sid = client_id_of(scope.org, scope.app), str(uuid4())
+        issued = self._issued(scope, sid, generation)
+        with no_store_no_token():
             if not self._max:
-                await self._transact([self._begun(client, issued, generation)])
+                _demand(generation, await self._store.get(credentials_key(scope), consistent=True))
+                await self._put([self._begun(client, issued, generation)], client, issued)
                 return issued
             async with self._lane(client):
-                await self._make_room_and_begin(client, issued, generation)
+                await self._make_room_and_begin(scope, issued, generation)
             return issued
 
     async def refresh(self, token: str) -> Issued:
         """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
         claims = self._tokens.refresh(token)
         caller, sid, used = claims.caller, _sid_of(claims), _hash(token)
-        issued = self._issued(Scope(caller.org, caller.app), sid)
-        with _no_store_no_token():
+        issued: Issued | None = None
+        with no_store_no_token():
             for attempt in range(ATTEMPTS):
-                await self._pause(attempt)
+                await self._writing.pause(attempt)
                 kept = await self._refreshable(claims, used)
+                issued = issued or self._issued(Scope(caller.org, caller.app), sid, kept.generation)
                 try:
-                    await self._transact(self._rotated(kept, used, claims.expires, issued))
+                    await self._put(self._rotated(kept, used, claims.expires, issued), kept.client, issued)
                     return issued
                 except TransactionFailed as failure:
-                    if _condition_failed(failure.reasons):
+                    if is_condition(failure.reasons):
                         raise NoGuess(_OVER) from None  # somebody else has refreshed or ended it this moment
+                except StoreUnavailable as failure:
+                    if failure.maybe_applied:  # tried again, it could pass for the token of a thief
+                        raise NoGuess(_UNSURE) from None
+                    raise
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 
     async def revoke(self, scope: Scope, sid: str) -> None:
@@ -150,15 +168,14 @@ class Sessions:
         caller to know: from a token, or from `live`.
         """
         if not await self.end(scope, sid):
-            until = int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
-            await self._revocation.revoke_session(sid, until)
+            await self._revocation.revoke_session(sid, self._longest())
 
     async def end(self, scope: Scope, sid: str, beside: Sequence[Write] = ()) -> bool:
         """As `revoke`, with `beside` in the same transaction; False where the client has no such session."""
         client = client_id_of(scope.org, scope.app)
-        with _no_store_no_token():
+        with no_store_no_token():
             for attempt in range(ATTEMPTS):
-                await self._pause(attempt)
+                await self._writing.pause(attempt)
                 item = await self._store.get(schema.session(client, sid), consistent=True)
                 if item is None:
                     return False
@@ -167,10 +184,33 @@ class Sessions:
                     return True
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 
-    async def end_all(self, scope: Scope) -> int:
-        """How many; the newest first, and so many at most that whoever asked for it still gets an answer."""
-        newest = [session.sid for session in reversed(await self.live(scope))][:MOST_ENDED]
-        return sum([await self.end(scope, sid) for sid in newest])
+    async def revoke_tokens(self, scope: Scope, sid: str, beside: Sequence[Write]) -> bool:
+        """Of a session that is over, the access tokens made from it, which may live on. False if there is no client.
+
+        That nobody else's session is called so is for the caller to know. Raises Busy.
+        """
+        key, until = schema.revoked_session(sid), self._longest()
+        with no_store_no_token():
+            before = await self._store.get(key, consistent=True) or {}
+            was = before.get(EXPIRY)
+            until = max(until, was) if isinstance(was, int) else until
+            try:
+                is_client = Check(credentials_key(scope), ItemExists())
+                await self._writing.transact([is_client, Put(key, {EXPIRY: until}), *beside])
+            except TransactionFailed as failure:
+                if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
+                    return False
+                raise
+        self._revocation.mark(key.pk)
+        return True
+
+    def all_ended(self) -> None:
+        """For who has moved a client's generation on: here that holds at once, and elsewhere within a minute."""
+        self._revocation.ask_anew()
+
+    def _longest(self) -> int:
+        """Until then no token made so far is good."""
+        return int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
 
     async def give_back(self, token: str) -> None:
         """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
@@ -182,8 +222,9 @@ class Sessions:
 
     async def live(self, scope: Scope) -> list[Session]:
         """The oldest first. Raises Busy."""
-        with _no_store_no_token():
-            found = await self._live(client_id_of(scope.org, scope.app))
+        with no_store_no_token():
+            owner = await self._store.get(credentials_key(scope), consistent=True)
+            found = await self._rows(client_id_of(scope.org, scope.app), generation_of(owner), self._clock.now())
         return [
             Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY))
             for kept in found
@@ -191,40 +232,46 @@ class Sessions:
 
     # Beginning.
 
-    def _issued(self, scope: Scope, sid: str) -> Issued:
-        access = self._tokens.mint(scope.org, scope.app, sid=sid)
+    def _issued(self, scope: Scope, sid: str, generation: int) -> Issued:
+        access = self._tokens.mint(scope.org, scope.app, sid=sid, generation=generation)
         return Issued(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
 
-    async def _make_room_and_begin(self, client: str, issued: Issued, generation: int) -> None:
+    async def _make_room_and_begin(self, scope: Scope, issued: Issued, generation: int) -> None:
         lost = 0
         for _ in range(ROUNDS):
             try:
-                if await self._is_begun(client, issued, generation):
+                if await self._is_begun(scope, issued, generation):
                     return
             except TransactionFailed as failure:
-                if not _is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
+                if not is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
                     raise  # the last is the new session's own, which nobody else makes
                 lost += 1
                 if lost == ATTEMPTS:
                     why = "others keep logging this client in at the same time; try again"
                     raise SessionLimitRace(why, failure.reasons, retry_after=AGAIN_SECONDS) from None
-                await self._pause(lost)
+                await self._writing.pause(lost)
         raise Busy("the client has more sessions than can be ended at once; try again", retry_after=AGAIN_SECONDS)
 
-    async def _is_begun(self, client: str, issued: Issued, generation: int) -> bool:
+    async def _is_begun(self, scope: Scope, issued: Issued, generation: int) -> bool:
         """False when there were more to end first than fit into one transaction: those are ended by now."""
+        client, now = client_id_of(scope.org, scope.app), self._clock.now()
         # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
-        head = await self._store.get(schema.session_head(client), consistent=True)
-        found = await self._live(client)
-        surplus = found[: max(0, len(found) - (self._max - 1))]
+        keys = [schema.session_head(client), credentials_key(scope)]
+        head, owner = await self._store.get_many(keys, consistent=True)
+        _demand(generation, owner)
+        found = await self._rows(client, generation, now - IN_DOUBT_SECONDS)
+        alive = [kept for kept in found if live(kept.item, now) is not None]
+        in_doubt = [kept for kept in found if live(kept.item, now) is None]
+        surplus = in_doubt + alive[: max(0, len(alive) - (self._max - 1))]
         writes: list[Write] = [moved_on(client, head)]
         for kept in surplus[:ENDED_AT_ONCE]:
-            writes += kept.ended(EVICTED)
-        is_last = len(surplus) <= ENDED_AT_ONCE
-        if is_last:
-            writes.append(self._begun(client, issued, generation, found[-1].age[0] if found else 0))
-        await self._transact(writes)
-        return is_last
+            writes += kept.ended(EVICTED, now)
+        if len(surplus) > ENDED_AT_ONCE:
+            await self._writing.transact(writes)
+            return False
+        begun = self._begun(client, issued, generation, alive[-1].age[0] if alive else 0)
+        await self._put([*writes, begun], client, issued)
+        return True
 
     def _begun(self, client: str, issued: Issued, generation: int, after: int = 0) -> Put:
         """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
@@ -240,16 +287,18 @@ class Sessions:
             ACCESS_UNTIL: issued.access.expires,
         }
 
-    async def _live(self, client: str) -> list[Kept]:
-        """The oldest first. Rows whose time is over do not count, though nobody may have deleted them yet."""
-        now = self._clock.now()
+    async def _rows(self, client: str, generation: int, since: float) -> list[Kept]:
+        """Those that were not over at that moment, the oldest first; none of an earlier generation.
+
+        Rows whose time is over do not count, though nobody may have deleted them yet.
+        """
         query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
         found = [
             Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
             async for row in every_row(self._store, query)
-            if live(row.item, now) is not None
+            if live(row.item, since) is not None
         ]
-        return sorted(found, key=lambda kept: kept.age)
+        return sorted((kept for kept in found if kept.generation >= generation), key=lambda kept: kept.age)
 
     # Refreshing.
 
@@ -260,6 +309,8 @@ class Sessions:
         refusal, item, owner = await self._store.get_many(keys, consistent=True)
         item = live(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
+            if was_rotated_within(RACE_SECONDS, refusal, self._clock.now()):
+                raise NoGuess(_SECOND)
             # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
             _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
             await self.revoke(scope, sid)
@@ -278,7 +329,7 @@ class Sessions:
         renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
         return [
             Update(schema.session(kept.client, kept.sid), set=renewed, condition=is_live),
-            refused(used, until, ROTATED, kept.client, kept.sid),
+            refused(used, until, ROTATED, self._clock.now(), kept.client, kept.sid),
         ]
 
     # Ending.
@@ -287,39 +338,24 @@ class Sessions:
         """False if it was refreshed or ended meanwhile."""
         until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY))
         writes = [
-            *kept.ended(REVOKED),
+            *kept.ended(REVOKED, self._clock.now()),
             Put(schema.revoked_session(kept.sid), {EXPIRY: until}),
             Update(schema.session_head(kept.client), add={VERSION: 1}),
             *beside,
         ]
         try:
-            await self._transact(writes)
+            await self._writing.transact(writes)
         except TransactionFailed as failure:
-            if not _is_race(failure.reasons):
+            if not is_race(failure.reasons):
                 raise
             return False
         return True
 
     # How it is written.
 
-    async def _transact(self, writes: Sequence[Write]) -> None:
-        """Sent again under the same token after a lost answer, so that it is not left in doubt what became of it."""
-        token = str(uuid4())
-        for attempt in range(1, RESENDS + 1):
-            try:
-                await self._store.transact(writes, token=token)
-            except StoreUnavailable as failure:
-                if not failure.maybe_applied or attempt == RESENDS:
-                    raise
-                await self._pause(attempt)
-            else:
-                return
-
-    async def _pause(self, attempt: int) -> None:
-        """Full jitter, so that those who lost do not meet again."""
-        if attempt:
-            longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
-            await self._clock.sleep(longest * self._chance())
+    async def _put(self, writes: Sequence[Write], client: str, issued: Issued) -> None:
+        """With a session's new row, which tells what became of it where all answers were lost."""
+        await self._writing.done(writes, schema.session(client, issued.sid), {HASH: _hash(issued.refresh.token)})
 
     @asynccontextmanager
     async def _lane(self, client: str) -> AsyncIterator[None]:
@@ -343,6 +379,12 @@ class _Lane:
         self.waiting = 0
 
 
+def _demand(generation: int, owner: Item | None) -> None:
+    """Raises Outdated."""
+    if generation_of(owner) > generation:
+        raise Outdated("all sessions of the client were ended meanwhile")
+
+
 def _hash(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
@@ -350,22 +392,3 @@ def _hash(token: str) -> str:
 def _sid_of(claims: Claims) -> str:
     assert claims.sid is not None, "refresh tokens have one"
     return claims.sid
-
-
-def _condition_failed(reasons: Sequence[Reason]) -> bool:
-    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in reasons)
-
-
-def _is_race(reasons: Sequence[Reason]) -> bool:
-    """Whether somebody else's change stood in the way, and nothing but that."""
-    codes = {reason.code for reason in reasons} - {ReasonCode.NONE}
-    return bool(codes) and codes <= {ReasonCode.CONDITION_FAILED, ReasonCode.CONFLICT}
-
-
-@contextmanager
-def _no_store_no_token() -> Iterator[None]:
-    try:
-        yield
-    except StoreError as failure:
-        _log.warning("no session can be changed: %s", failure)
-        raise Busy("sessions cannot be looked up while the store is away; try again", retry_after=5) from None

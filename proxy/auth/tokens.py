@@ -41,14 +41,11 @@ _CHECKS = {"require": _REQUIRED, "verify_exp": False, "verify_iat": False, "veri
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
-    token: str
-    expires: int
-
-
-@dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token says that is signed by one of our keys and has not expired. `sid` is that of its session."""
+    """What a token says that is signed by one of our keys and has not expired.
+
+    `sid` is that of its session; `generation` its client's, when it was made: once that is over, so is the token.
+    """
 
     caller: Caller
     purpose: Purpose
@@ -56,6 +53,17 @@ class Claims:
     sid: str | None
     expires: int
     issued: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    token: str
+    claims: Claims
+
+    @property
+    def expires(self) -> int:
+        return self.claims.expires
 
 
 class Tokens:
@@ -84,14 +92,29 @@ class Tokens:
     def jwks(self) -> dict[str, list[dict[str, str]]]:
         return public_halves(self._keys.values())
 
-    def mint(self, org: str, app: str | None, seconds: int | None = None, sid: str | None = None) -> Minted:
+    def mint(
+        self,
+        org: str,
+        app: str | None,
+        seconds: int | None = None,
+        sid: str | None = None,
+        generation: int | None = None,
+    ) -> Minted:
         """An access token; without a `sid` it belongs to no session."""
-        return self._mint(org, app, ACCESS, self.access_seconds if seconds is None else seconds, sid)
+        return self._mint(org, app, ACCESS, self.access_seconds if seconds is None else seconds, sid, generation)
 
     def mint_refresh(self, org: str, app: str | None, sid: str) -> Minted:
         return self._mint(org, app, REFRESH, self.refresh_seconds, sid)
 
-    def _mint(self, org: str, app: str | None, purpose: Purpose, seconds: int, sid: str | None) -> Minted:
+    def _mint(
+        self,
+        org: str,
+        app: str | None,
+        purpose: Purpose,
+        seconds: int,
+        sid: str | None,
+        generation: int | None = None,
+    ) -> Minted:
         now = int(self._now())
         claims: dict[str, Any] = {
             "iss": self._issuer,
@@ -103,11 +126,13 @@ class Tokens:
             "org_id": org,
             "scope": purpose,
         }
-        claims |= {name: value for name, value in (("app_id", app), ("sid", sid)) if value is not None}
+        more = {"app_id": app, "sid": sid, "gen": generation}
+        claims |= {name: value for name, value in more.items() if value is not None}
         if self._signing.signs_with is None:
             raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
         token = jwt.encode(claims, self._signing.signs_with, self._signing.alg, headers={"kid": self._signing.kid})
-        return Minted(token, now + seconds)
+        caller = Caller(org, app, claims["sub"])
+        return Minted(token, Claims(caller, purpose, claims["jti"], sid, now + seconds, now, generation))
 
     def verify(self, token: str) -> Caller:
         """Whom an access token names. Raises AccessDenied or TokenExpired. Whether it was revoked is asked apart."""
@@ -176,7 +201,10 @@ def _understood(claims: dict[str, Any]) -> Claims | None:
         return None
     if not (_is_id(sid) or (sid is None and purpose == ACCESS)):
         return None
-    return Claims(caller, purpose, jti, sid, claims["exp"], claims["iat"])
+    generation = claims.get("gen")
+    if not (generation is None or type(generation) is int):
+        return None
+    return Claims(caller, purpose, jti, sid, claims["exp"], claims["iat"], generation)
 
 
 def _is_id(value: object) -> bool:

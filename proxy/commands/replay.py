@@ -12,6 +12,7 @@ from proxy.clock import Clock, SystemClock
 from proxy.commands.shared import Commands, add_config_option
 from proxy.config import Config, load
 from proxy.errors import JournalUnusable
+from proxy.hard.holds import give_back_former
 from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.folder import locked
 from proxy.recording.leftovers import Leftovers, recover
@@ -39,7 +40,10 @@ async def _replayed(config: Config, folder: Path, clock: Clock, *, force: bool) 
             sender = Sender(store, clock, force=force)
             for sealed in left.sealed:
                 await sender.send(sealed)
+            back = 0 if sender.left else await give_back_former(store, clock, folder)
     _tell(sender, left)
+    if back:
+        print(f"{back / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back")
     return 1 if sender.refused else 0
 
 

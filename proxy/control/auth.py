@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from proxy.auth.clients import LOOKS
 from proxy.auth.container import NO_KEY_SECONDS
-from proxy.auth.sessions import Issued
+from proxy.auth.sessions import Issued, Outdated
 from proxy.control.bodies import OF_STRANGERS
 from proxy.control.calls import Answer, Call, Route, Who, read
 from proxy.control.fields import Fields, Text
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, unauthorized
-from proxy.errors import AccessDenied, NoGuess, TokenExpired
+from proxy.errors import AccessDenied, Busy, NoGuess, TokenExpired
 
 _TOKEN = Text(r"[!-~]+", 16 * 1024, "a token")
 LOGIN = Fields(
@@ -31,10 +32,14 @@ REVOKE = Fields({"token": _TOKEN}, ("token",))
 async def login(parts: Parts, call: Call) -> Answer:
     given = LOGIN.read(call.body)
     _demand_key(parts)
-    _demand_room(parts, call, given["client_id"])
-    with wrong_counted(parts, call, given["client_id"]):
-        scope, generation = await parts.clients.checked(given["client_id"], given["client_secret"])
-    return _told(parts, await parts.sessions.login(scope, generation))
+    for _ in range(LOOKS):
+        with wrong_counted(parts, call, given["client_id"]):
+            checked = await parts.clients.checked(given["client_id"], given["client_secret"], call.address)
+        try:
+            return _told(parts, await parts.sessions.login(*checked))
+        except Outdated:  # what is known here of the client is from before that
+            parts.clients.forget(checked[0])
+    raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
 
 async def refresh(parts: Parts, call: Call) -> Answer:
@@ -57,9 +62,8 @@ async def credentials(parts: Parts, call: Call) -> Answer:
     _demand_key(parts)
     authorization = call.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
-    _demand_room(parts, call, client_id)
     with wrong_counted(parts, call, client_id):
-        return Answer(dict(await parts.credentials.told(authorization)))
+        return Answer(dict(await parts.credentials.told(authorization, call.address)))
 
 
 async def jwks(parts: Parts, _: Call) -> Answer:
@@ -71,12 +75,6 @@ def _demand_key(parts: Parts) -> None:
     if not parts.tokens.can_mint:
         message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
         raise Problem(503, ERRORS[503], message, wait=NO_KEY_SECONDS)
-
-
-def _demand_room(parts: Parts, call: Call, client_id: str) -> None:
-    """Raises SlowDown."""
-    if not parts.clients.is_known(client_id):
-        parts.wrong_secrets.demand_room(call.address)
 
 
 def _told(parts: Parts, issued: Issued) -> Answer:

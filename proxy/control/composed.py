@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.failures import WrongSecrets
+from proxy.auth.lookups import Lookups
 from proxy.auth.revocation import Revocation
 from proxy.auth.sessions import Sessions
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
 from proxy.config import Config
 from proxy.control.access import Access, Verify, load_admin_key
-from proxy.control.parts import Parts
-from proxy.control.rates import LocalRates, Rates
+from proxy.control.parts import RETRIEVALS_OF_ALL, RETRIEVALS_OF_AN_ADDRESS, Parts
+from proxy.control.rates import LocalRates, Rates, SharedRates
+from proxy.limits.leasing import Leasing
 from proxy.model import Caller
 from proxy.recording.submitted import Submissions
 from proxy.selection.standings import Standings
@@ -33,6 +35,7 @@ def parts_of(
     revocation: Revocation,
     clients: Clients,
     rates: Rates | None = None,
+    leasing: Leasing | None = None,
     wrong_secrets: WrongSecrets | None = None,
 ) -> Parts:
     """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
@@ -44,13 +47,19 @@ def parts_of(
         standings=standings,
         submissions=Submissions(store, clock),
         access=Access(load_admin_key(config.auth, environ), _verifying(tokens, revocation), wrong_secrets),
-        rates=rates or LocalRates(clock.monotonic, CALLS_AT_ONCE, CALLS_PER_SECOND),
+        rates=rates or _rates(clock, leasing),
         clients=clients,
         wrong_secrets=wrong_secrets,
-        credentials=ContainerCredentials(clients, tokens, clock.now, revocation.is_marked),
+        credentials=ContainerCredentials(clients, tokens, clock.now, revocation.is_revoked),
         tokens=tokens,
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
+        retrieval_pace=Lookups(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
     )
+
+
+def _rates(clock: Clock, leasing: Leasing | None) -> Rates:
+    local = LocalRates(clock.monotonic, CALLS_AT_ONCE, CALLS_PER_SECOND)
+    return local if leasing is None else SharedRates(leasing, local, CALLS_AT_ONCE, CALLS_PER_SECOND)
 
 
 def _verifying(tokens: Tokens, revocation: Revocation) -> Verify:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +13,11 @@ from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, Whole
 from proxy.control.parts import Parts
 from proxy.control.problems import unauthorized
-from proxy.errors import Refusal, StoreError
 from proxy.model import Scope, client_id_of
 from proxy.reporting.settings_shown import utc
 
 RETRIEVAL_TOKEN = "X-Retrieval-Token"  # noqa: S105 - the name of a header
 USUAL_GRACE_HOURS = 24
-
-_log = logging.getLogger("proxy.control")
 
 BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
 
@@ -39,17 +35,8 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
     issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])
     if not hours:
-        await _end_sessions(parts, scope)
+        parts.sessions.all_ended()
     return Answer(_told(issued))
-
-
-async def _end_sessions(parts: Parts, scope: Scope) -> None:
-    """No refresh token is good any more; this takes the access tokens too, as far as can be done right now."""
-    try:
-        await parts.sessions.end_all(scope)
-    except (Refusal, StoreError) as failure:  # the rotation is done, and its answer must not be lost
-        client = client_id_of(scope.org, scope.app)
-        _log.warning("access tokens of %s may live out their time after a rotation: %s", client, failure)
 
 
 async def fetched(parts: Parts, call: Call) -> Answer:
@@ -60,6 +47,7 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     scope = Scope(call.path["org"], call.path.get("app"))
     client_id = client_id_of(scope.org, scope.app)
     with wrong_counted(parts, call, client_id):
+        await parts.retrieval_pace.turn(call.address)
         async with parts.retrievals:
             secret = await retrieve(parts.store, parts.clock, scope, token)
     return Answer({"client_id": client_id, "client_secret": secret})

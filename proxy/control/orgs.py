@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from proxy.audit import only
+from proxy.auth.clients import HASH
 from proxy.control.calls import Answer, Call, Route, Who, read, tag_of
 from proxy.control.credentials import made_credentials
 from proxy.control.parts import Parts
 from proxy.control.problems import invalid, not_found
 from proxy.model import Scope
 from proxy.reporting.settings_shown import Shown
-from proxy.selection.settings import Beside, Change, Written, audited, put_app, put_org
+from proxy.selection.settings import (
+    APP_SETTINGS,
+    ORG_SETTINGS,
+    Beside,
+    Change,
+    Written,
+    audited,
+    put_app,
+    put_org,
+)
 from proxy.stores import schema
 from proxy.stores.contract import Item, Page, Prefix, Query, Write
 
@@ -88,10 +99,22 @@ def _told(parts: Parts, call: Call, action: str, scope: Scope, record: Callable[
 
     def beside(change: Change) -> Sequence[Write]:
         before = record(change)
-        call.demand_match(None if before is None else tag_of(before))
+        if not _is_the_same_again(call, scope, change):
+            call.demand_match(None if before is None else tag_of(before))
         return told(change)
 
     return beside
+
+
+def _is_the_same_again(call: Call, scope: Scope, change: Change) -> bool:
+    """Whether a put that must make something was cut off before it made credentials, and now comes once more.
+
+    Whoever makes something else at the same time is told that it is there.
+    """
+    names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
+    is_made = change.before is None or HASH in change.before
+    is_same = only(change.before, names) == only(change.after, names)
+    return is_same and not is_made and "If-Match" not in call.headers
 
 
 async def _written(parts: Parts, call: Call, scope: Scope, written: Written, shown: Shown) -> Answer:

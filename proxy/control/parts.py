@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from proxy.auth.clients import Clients
 from proxy.auth.container import HandsOut
 from proxy.auth.failures import WrongSecrets
+from proxy.auth.lookups import Lookups, Pace
 from proxy.auth.sessions import Sessions
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
@@ -21,6 +22,7 @@ from proxy.stores.contract import Store
 
 RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 RETRIEVALS_WAITING = 100
+RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = Pace(10, 5.0), Pace(100, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Parts:
     credentials: HandsOut
     tokens: Tokens
     sessions: Sessions
+    retrieval_pace: Lookups
     retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
 
     @property

@@ -1,4 +1,4 @@
-"""How often somebody may call: a bucket for each, in memory, behind what a shared one can take the place of."""
+"""How often somebody may call: a bucket for each, which all processes share for those who are known."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from proxy.limits.bucket import MILLI, Bucket, Limit
+from proxy.limits.leasing import Leasing
+from proxy.stores import schema
+
 MOST_REMEMBERED = 10_000
 
+NOBODY = "@"  # begins the name of whoever has shown nothing, which is his address
+_CALLS = "calls"
 _NANOS = 10**9
 
 
@@ -63,3 +69,37 @@ class LocalRates:
         self._full_at = {name: at for name, at in self._full_at.items() if at > now}
         for oldest in list(self._full_at)[: max(0, len(self._full_at) - MOST_REMEMBERED // 2)]:
             del self._full_at[oldest]
+
+
+class SharedRates:
+    """As `LocalRates`, over all processes on one store. Whoever has shown nothing stays with this one: he could have a
+    row written for each address."""
+
+    def __init__(self, leasing: Leasing, strangers: LocalRates, burst: int, per_second: float) -> None:
+        self._leasing = leasing
+        self._strangers = strangers
+        self._burst = burst
+        self._per_second = per_second
+        self._limit = Limit(_CALLS, burst * MILLI, round(per_second * MILLI), 1000)
+        self._buckets: dict[str, tuple[Bucket]] = {}
+
+    async def take(self, who: str) -> Taken:
+        if who.startswith(NOBODY):
+            return self._strangers.taken(who)
+        admission = await self._leasing.admit(f"control {who}", self._bucket_of(who), {_CALLS: MILLI})
+        left = self._leasing.remaining(admission).get(_CALLS, 0) // MILLI
+        left = max(0, min(left, self._burst - 1))
+        reset = (self._burst - left) / self._per_second
+        if not admission.is_admitted:
+            return Taken(self._burst, 0, reset, (admission.wait_ms or MILLI) / 1000)
+        self._leasing.settle(admission, None)
+        return Taken(self._burst, left, reset)
+
+    def _bucket_of(self, who: str) -> tuple[Bucket]:
+        """The same one each time, by which its lease is known."""
+        found = self._buckets.get(who)
+        if found is None:
+            if len(self._buckets) >= MOST_REMEMBERED:
+                self._buckets.clear()
+            found = self._buckets[who] = (Bucket(schema.control_bucket(who), (self._limit,), 1),)
+        return found

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from proxy.config.prices import Format
 from proxy.control import auth, credentials, overrides, profiles, usage
 from proxy.control.fields import or_null
+from proxy.limits.settings import MODES, MOST, MOST_BURST_SECS, RATES
 from proxy.recording.entries import Counts
 from proxy.selection.settings import APP_SETTINGS, LONGEST_NAME, MOST_LABELS, ORG_SETTINGS
 
@@ -53,7 +54,17 @@ _SETTING: Mapping[str, Schema] = {
     "tight_mode_threshold_pct": {"type": "integer", "minimum": 1, "maximum": 100},
     "refresh_interval_normal_secs": _NUMBER,
     "refresh_interval_tight_secs": _NUMBER,
-    "enforcement": {"type": "string", "enum": ["soft", "shadow"]},
+    "enforcement": {"type": "string", "enum": ["soft", "hard", "shadow"]},
+    "limits": {
+        "type": "object",
+        "properties": {
+            **dict.fromkeys(RATES, or_null({"type": "integer", "minimum": 1, "maximum": MOST})),
+            "burst_secs": or_null({"type": "integer", "minimum": 1, "maximum": MOST_BURST_SECS}),
+            "mode": or_null({"type": "string", "enum": list(MODES)}),
+        },
+        "additionalProperties": False,
+        "description": "requests and tokens a minute, how many seconds of them may come at once, and how they are kept",
+    },
     "alert_thresholds_pct": _list({"type": "integer", "minimum": 1, "maximum": 999}),
     "agg_shard_count": {"type": "integer", "enum": [8, 16, 32, 64]},
 }

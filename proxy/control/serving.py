@@ -24,7 +24,7 @@ from proxy.control.calls import Answer, Call, Principal, Route, Who, dumped, nam
 from proxy.control.connections import DEFAULT, Crowd, Limits, Since, check_host, is_loopback
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of, too_many
-from proxy.control.rates import Taken
+from proxy.control.rates import NOBODY, Taken
 from proxy.errors import SlowDown
 from proxy.model import is_app_id, is_org_id
 from proxy.surface.sockets import bound
@@ -106,7 +106,7 @@ class Control:
         principal = _NOBODY if route.who is Who.ANYBODY else await parts.access.who(request.headers, address)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.by_secret or route.is_unlimited):
-            where = "" if principal.org else f"@{network_of(address)}"
+            where = "" if principal.org else f"{NOBODY}{network_of(address)}"
             taken = await parts.rates.take(f"{principal.name}{where}")
             headers |= taken.headers
             _check_rate(taken)

@@ -31,14 +31,17 @@ async def ended(parts: Parts, call: Call) -> Answer:
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
     done = call.actor.did("session.end", scope, {"session_id": sid}, None, parts.clock.now())
-    if not await parts.sessions.end(scope, sid, [done]):
-        raise not_found("the client has no such session; it may be over already")
-    return Answer({"ended": 1})
+    if await parts.sessions.end(scope, sid, [done]):
+        return Answer({"ended": 1})
+    if not await parts.sessions.revoke_tokens(scope, sid, [done]):
+        raise not_found("there is no such client")
+    return Answer({"ended": 0})
 
 
 async def all_ended(parts: Parts, call: Call) -> Answer:
-    """The refresh tokens of all of them first, which takes one write, and then one by one the access tokens."""
+    """In one write, which ends all refresh and access tokens of the client at once."""
     scope = _scope(call)
+    number = len(await parts.sessions.live(scope))
     done = call.actor.did("sessions.end", scope, None, None, parts.clock.now())
     over = Update(credentials_key(scope), add={GENERATION: 1}, condition=ItemExists())
 
@@ -54,7 +57,8 @@ async def all_ended(parts: Parts, call: Call) -> Answer:
         await until_nobody_was_faster(parts.clock, once)
     finally:
         parts.clients.forget(scope)
-    return Answer({"ended": await parts.sessions.end_all(scope)})
+        parts.sessions.all_ended()
+    return Answer({"ended": number})
 
 
 def _scope(call: Call) -> Scope:
@@ -63,7 +67,6 @@ def _scope(call: Call) -> Scope:
 
 def _routes(path: str, of: str) -> tuple[Route, ...]:
     every, one = f"{path}/sessions", f"{path}/sessions/{{sid}}"
-    told = "and with them the access tokens made from them"
     return (
         Route(
             "GET",
@@ -80,7 +83,7 @@ def _routes(path: str, of: str) -> tuple[Route, ...]:
             every,
             Who.ADMIN,
             f"end{of}Sessions",
-            f"End all sessions of a client, {told}",
+            "End all sessions of a client, and all access tokens made for it so far",
             all_ended,
             {200: "Ended"},
             (404,),
@@ -91,7 +94,7 @@ def _routes(path: str, of: str) -> tuple[Route, ...]:
             one,
             Who.ADMIN,
             f"end{of}Session",
-            "End one session of a client, and with it the access tokens made from it",
+            "End one session of a client, if it is not over, and the access tokens made from it",
             ended,
             {200: "Ended"},
             (404,),

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from proxy.calendar_days import day_text
 from proxy.clock import Clock
 from proxy.errors import ConditionFailed, StoreError
+from proxy.hard.rows import Name
 from proxy.model import Scope
 from proxy.recording.entries import Counter, Counts
-from proxy.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, shards_of
+from proxy.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, pico_of, shards_of
 from proxy.stores import schema
 from proxy.stores.contract import (
     EXPIRY,
@@ -135,6 +136,12 @@ async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decim
     """What was flushed, all of it: read consistently."""
     found = await store.get_many(shard_keys(counter), consistent=True)
     return summed(item for item in found if item is not None)
+
+
+async def spent_so_far(store: Store, name: Name) -> int:
+    """Pico-dollars by all shards that there can be, however many were used."""
+    every = Counter(*name, max(schema.SHARD_COUNTS))
+    return pico_of((await sum_of_shards(store, every))[COST])
 
 
 def summed(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from proxy import telemetry as metrics
 from proxy.clock import Clock
 from proxy.config import Config
-from proxy.errors import JournalUnusable
+from proxy.errors import JournalUnusable, StoreError
+from proxy.hard.holds import Holds, give_back_former
 from proxy.recording.aggregator import Aggregator
 from proxy.recording.beginning import begun
 from proxy.recording.entries import PICO_PER_USD
@@ -29,25 +30,47 @@ from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
 LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
+LAST_CLOSING_SECONDS = 2.0
+CLOSING_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
 AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
 
 _log = logging.getLogger("proxy.recording")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recording:
     recorder: Recorder
     leftovers: Leftovers
     aggregator: Aggregator
+    holds: Holds  # of hard budgets, by this run
+    store: Store
+    clock: Clock
+    folder: Path
+    has_former_holds: bool = True
 
     def start(self, config: Config, tasks: Tasks) -> None:
         tasks.start("flush timer", self.recorder.keep_time)
         tasks.start("flush", self.recorder.keep_flushing)
         tasks.every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
         tasks.every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
+        tasks.every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
+
+    async def close_former_holds(self) -> None:
+        """As soon as all that was spent of them is in the store; once."""
+        if not self.has_former_holds or self.recorder.has_leftovers:
+            return
+        try:
+            back = await give_back_former(self.store, self.clock, self.folder, self.holds.holder)
+        except (StoreError, OSError) as failure:
+            _log.warning("what former runs held of hard budgets is not given back yet: %s", failure)
+            return
+        self.has_former_holds = False
+        if back:
+            _log.info("%.6f USD of hard budgets that former runs held are given back", back / PICO_PER_USD)
 
     async def finish(self) -> None:
-        """What is recorded goes to the store if that can be had; if not, it waits for the next start."""
+        """What is recorded goes to the store if that can be had; if not, it waits for the next start. No call can begin
+        any more when what was held for calls goes back."""
         self.recorder.journal.pay_owed()  # else it would be estimated then
         try:
             async with asyncio.timeout(LAST_FLUSH_SECONDS):
@@ -56,6 +79,16 @@ class Recording:
             _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
         self.recorder.journal.pay_owed()  # what was flushed may have made room
         self.recorder.journal.close()
+        if self.recorder.is_all_in:
+            await self._close_holds()
+
+    async def _close_holds(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_CLOSING_SECONDS):
+                await self.holds.give_back(self.store, self.clock)
+        except (StoreError, OSError, TimeoutError) as failure:
+            why = str(failure) or "no answer"
+            _log.warning("what is held of hard budgets is given back at the next start: %s", why)
 
     def add_to(self, telemetry: Telemetry) -> None:
         recorder, left, aggregator = self.recorder, self.leftovers, self.aggregator
@@ -100,4 +133,5 @@ async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncI
             max_unflushed_pico=int(config.journal.max_unflushed_usd * PICO_PER_USD),
             refuses_without_store=config.on_store_down == "refuse",
         )
-        yield Recording(recorder, left, Aggregator(store, clock, config.aggregator.interval_secs))
+        aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
+        yield Recording(recorder, left, aggregator, Holds(folder, ulids.new()), store, clock, folder)

@@ -46,13 +46,37 @@ def ready(before: str, carried: int) -> bytes:
     return orjson.dumps([Kind.READY.value, before, carried])
 
 
+_HOLD = "HOLD#"
+
+
 class Counter(NamedTuple):
-    """One of the counters in the store: what a scope used of a label in a period."""
+    """One of the counters in the store: what a scope used of a label in a period.
+
+    A hold is one as well, so that what is spent of it is counted with the rest: its period names the holder too.
+    """
 
     scope: str
     label: str
     period: str
     shards: int  # over how many items it is spread
+
+    @classmethod
+    def of_hold(cls, scope: str, label: str, holder: str, period: str, shards: int) -> Counter:
+        return cls(scope, label, f"{_HOLD}{holder}#{period}", shards)
+
+    @property
+    def is_hold(self) -> bool:
+        return self.period.startswith(_HOLD)
+
+    @property
+    def holder_and_period(self) -> tuple[str, str]:
+        """Of a hold."""
+        holder, _, period = self.period.removeprefix(_HOLD).partition("#")
+        return holder, period
+
+    @property
+    def own_period(self) -> str:
+        return self.holder_and_period[1] if self.is_hold else self.period
 
 
 class Counts(NamedTuple):
@@ -78,6 +102,12 @@ class Budget(Protocol):
     def began(self, expected: int) -> None: ...
 
     def ended(self, expected: int, pico: int) -> None: ...
+
+
+class Ended(Protocol):
+    """Hears once what became of one call, when that is written down; None: it costs nothing."""
+
+    def ended(self, receipt: Receipt | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +139,7 @@ class Intent:
     pico: int
     guardrail_units: int = 0  # written only where there are some
     expected: int | None = None  # pico-dollars, by what such calls came to of late; not written
+    ends: tuple[Ended, ...] = ()  # not written
 
     @property
     def guess(self) -> Counts:

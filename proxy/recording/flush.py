@@ -1,6 +1,8 @@
 """From a sealed segment to what is written to the store. Pure.
 
 part of a segment -> marker (if it is not there yet) + ADD of each sum + entries in the list of active counters
+
+What was spent of a hold on a hard budget is a sum like the others, but belongs to no total and no list.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from proxy.hard import rows
 from proxy.model import Scope
 from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
 from proxy.recording.seal import Part
@@ -39,7 +42,7 @@ def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) ->
     """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
     one stays there beside the others, so that no shard is overlooked."""
     for counter, _ in part:
-        if counter not in known:
+        if counter not in known and not counter.is_hold:
             key = schema.active_counter(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
             kept = {f"{SHARDS}{counter.shards}": True, EXPIRY: int(now) + KEEP_TOTALS_SECONDS}
             yield Update(key, set=kept)
@@ -58,11 +61,16 @@ def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
     """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
     from then on: so it would never be raised. While they are still there, the next total from them is the same."""
     for counter, counts in part:
+        if counter.is_hold:
+            continue
         key = schema.daily_total(Scope.of_key(counter.scope), counter.label, counter.period)
         yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
 
 
 def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
+    if counter.is_hold:
+        holder, period = counter.holder_and_period
+        return rows.spent(rows.Name(counter.scope, counter.label, period), holder, counts.pico)
     shard = schema.shard_of(ulid, counter.shards)
     key = schema.usage_shard(Scope.of_key(counter.scope), counter.label, shard, counter.period)
     return _added(key, counts, now, KEEP_SHARDS_SECONDS)

@@ -207,6 +207,8 @@ class Journal:
             budget.ended(_expected(intent), 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
+        for end in intent.ends:
+            end.ended(receipt)
 
     def _fails(self, failure: OSError, how: str = "written") -> str:
         """What is the trouble. The log is told when it begins."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.errors import JournalUnusable
+from proxy.hard import holds
 from proxy.recording.entries import FORMAT, Account, Counter, Intent, Kind, Receipt, Tally
 from proxy.recording.folder import has_no_room
 from proxy.recording.journal import Sealed
@@ -59,6 +60,7 @@ class Found:
     is_mended: bool = False  # some of what it comes to can be read in the earlier one only
     seal: Seal | None = None
     spoilt: int = 0
+    has_gaps: bool = False
     end: int = 0
     open: dict[int, Intent] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -165,6 +167,8 @@ def recover(folder: Path) -> Leftovers:
         for earlier in all_found:
             earlier.leave_to(found)
         all_found.append(found)
+    if any(found.has_gaps or found.lost for found in all_found):
+        holds.keep_all(folder)  # first of all, as nothing tells of it once the rest is in the store
     for found in all_found:
         _end(found, left)
     _drop_empty(left)
@@ -176,11 +180,13 @@ def read(path: Path, earlier: Found | None = None, known: Known | None = None) -
     """`earlier` is the one before it in the folder, as it was read."""
     lines = lines_in(path.read_bytes())
     found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.spoilt, end=lines.end)
+    found.has_gaps = lines.has_gaps
     for values in lines.values:
         try:
             found.take(values)
         except (LookupError, TypeError, ValueError):
             found.spoilt += 1
+            found.has_gaps = True
     if not found.is_being_begun:
         found.begin()
     found.earlier = None

@@ -21,26 +21,32 @@ def line(content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """`spoilt` counts what was no line; `end` is the offset behind the last good one, where writing may go on."""
+    """`spoilt` counts what was no line; `end` is the offset behind the last good one, where writing may go on.
+
+    `has_gaps`: before that end is something that may have been a line, as one behind it that was never finished is not.
+    """
 
     values: list[list[Any]]
     spoilt: int
     end: int
+    has_gaps: bool = False
 
 
 def lines_in(data: bytes) -> Lines:
     """A line that is torn or spoilt is passed over: those behind it are still good."""
     found: list[list[Any]] = []
     at = end = spoilt = 0
+    has_gaps = False
     while (stop := data.find(b"\n", at)) >= 0:
-        torn, _, text = data[at:stop].rpartition(b"\0")
-        values, at = _values(text), stop + 1
+        torn, hole, text = data[at:stop].rpartition(b"\0")
+        values, start, at = _values(text), at, stop + 1
         if values is not None:
             found.append(values)
+            has_gaps |= start != end or bool(hole)
             end = at
         if values is None or torn.strip(b"\0"):
             spoilt += 1
-    return Lines(found, spoilt + bool(data[at:].strip(b"\0")), end)
+    return Lines(found, spoilt + bool(data[at:].strip(b"\0")), end, has_gaps)
 
 
 def _values(text: bytes) -> list[Any] | None:

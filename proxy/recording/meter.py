@@ -12,7 +12,7 @@ from proxy.forwarding.model_path import Operation
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import Reader, reader_of
 from proxy.metering.usage import Usage
-from proxy.recording.entries import Account, Intent, Receipt, counts_of, plain_counts
+from proxy.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
@@ -41,13 +41,22 @@ class Terms:
 class Meter:
     """The tap on one call's answer."""
 
-    __slots__ = ("_guess", "_is_sent", "_is_settled", "_journal", "_number", "_price", "_reader", "_request_id",
-                 "_status", "_target", "_terms")  # fmt: skip
+    __slots__ = ("_guess", "_is_sent", "_is_settled", "_journal", "_most", "_number", "_price", "_reader",
+                 "_request_id", "_status", "_target", "_terms")  # fmt: skip
 
     def __init__(
-        self, journal: Journal, terms: Terms, account: Account, first: Target, guess: Usage, now: float
+        self,
+        journal: Journal,
+        terms: Terms,
+        account: Account,
+        first: Target,
+        guess: Usage,
+        now: float,
+        ends: tuple[Ended, ...] = (),
+        most: int | None = None,
     ) -> None:
-        """`guess` is what the call is taken to use if that is never told. Raises CannotRecord: do not send it then."""
+        """`guess` is what the call is taken to use if that is never told, and `most` what it costs then, where that is
+        its worst case and not what follows from the guess. Raises CannotRecord: do not send it then."""
         self._journal = journal
         self._terms = terms
         self._target = first
@@ -64,7 +73,10 @@ class Meter:
             pico, units = price.of(guess).pico, sum(by_policy.values())
         if pico > MOST_PICO:
             pico = MOST_PICO
-        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.expected.pico)
+        self._most = most
+        if most is not None:
+            pico = most
+        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.expected.pico, ends)
         self._number = journal.intend(intent)
 
     @property
@@ -150,6 +162,9 @@ class Meter:
         return Receipt(counts, about)
 
     def _estimated(self, reader: Reader | None, why: str) -> Receipt:
+        if self._most is not None:
+            about = {"request": self._request_id, "price": self._price.told, "why": why}
+            return Receipt(counts_of(self._guess, self._most, is_estimated=True), about)
         usage = self._guess if reader is None else self._seen(reader)
         priced = self._price.of(usage)
         if priced.pico > MOST_PICO:

@@ -17,6 +17,7 @@ from proxy.errors import InvalidRequest
 from proxy.exchange import Header
 from proxy.forwarding.forwarder import Tap, Target
 from proxy.forwarding.model_path import Operation
+from proxy.hard.worst import Worst
 from proxy.metering.guardrails import estimated, guardrail_cost, guardrail_prices
 from proxy.metering.price_updates import Tariffs
 from proxy.metering.pricing import Price, Priced
@@ -24,7 +25,7 @@ from proxy.metering.profiles import OwnChoice, Profile
 from proxy.metering.reading import BYTES_A_TOKEN
 from proxy.metering.usage import Usage, plain_usage
 from proxy.model import Caller, Choice
-from proxy.recording.entries import Account
+from proxy.recording.entries import Account, Ended
 from proxy.recording.expected import Expected
 from proxy.recording.guarded import GuardedMeter, with_units
 from proxy.recording.jobs import JobMeter, Jobs
@@ -115,9 +116,12 @@ class Metering:
         targets: Sequence[Target],
         body_bytes: int,
         guardrail_units: int = 0,
+        ends: tuple[Ended, ...] = (),
+        worst: Worst | None = None,
     ) -> Meter:
         """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
-        call which names a guardrail is taken to have asked for."""
+        call which names a guardrail is taken to have asked for, and `ends` hear what becomes of it; `worst` is what
+        it counts as under a hard budget as long as nobody knows better."""
         guess, made = terms.guess(body_bytes), _MADE
         if guardrail_units:
             terms = replace(terms, price_at=self._with_units(terms.price_at))
@@ -125,7 +129,12 @@ class Metering:
             made = partial(GuardedMeter, guardrail_units)
         elif terms.operation is Operation.ASYNC_INVOKES:
             made = partial(JobMeter, self._jobs, caller)
-        return made(self._journal, terms, account, targets[0], guess, self._clock.now())
+        now = self._clock.now()
+        if worst is None:
+            return made(self._journal, terms, account, targets[0], guess, now, ends)
+        if worst.input_tokens:
+            guess = guess._replace(input=worst.input_tokens, output=worst.output_tokens)
+        return made(self._journal, terms, account, targets[0], guess, now, ends, worst.pico)
 
     def _made_terms(self, label: str, model: str, operation: Operation) -> Terms:
         if operation in _GUARDRAILS:

@@ -102,6 +102,17 @@ class Recorder:
             yield is_quiet
 
     @property
+    def has_leftovers(self) -> bool:
+        """Whether something that former processes left is not, or not certainly, in the store."""
+        return bool(self.sender.left) or any(sealed.is_left_over for sealed in self._waiting)
+
+    @property
+    def is_all_in(self) -> bool:
+        """Whether everything ever spent here is in the store, and no call is under way."""
+        journal = self.journal
+        return not (journal.open_calls or journal.tally.requests or self._waiting or self.sender.left)
+
+    @property
     def is_certain(self) -> bool:
         """Whether it is known of all that was flushed that it is in the store."""
         return not self._waiting

@@ -69,17 +69,26 @@ def _each_once(tally: Tally) -> dict[Counter, Counts]:
 
 
 def _parts(tally: Tally) -> Iterator[Part]:
-    """A scope's sums stay together as far as they fit, so that a scope in contention holds up few others."""
+    """A scope's sums stay together as far as they fit, so that a scope in contention holds up few others. What was
+    spent of a counter and of a hold on it always does: who compares the two must find both or neither."""
     part: list[tuple[Counter, Counts]] = []
-    ordered = sorted(_each_once(tally).items())
+    ordered = sorted(_each_once(tally).items(), key=lambda each: _place(each[0]))
     for _, group in groupby(ordered, key=lambda each: each[0].scope):
         sums = list(group)
         if part and len(part) + len(sums) > SUMS_PER_PART:
             yield tuple(part)
             part = []
-        part += sums
-        while len(part) > SUMS_PER_PART:
-            yield tuple(part[:SUMS_PER_PART])
-            part = part[SUMS_PER_PART:]
+        for _, together in groupby(sums, key=lambda each: _place(each[0])[:3]):
+            some = list(together)
+            if part and len(part) + len(some) > SUMS_PER_PART:
+                yield tuple(part)
+                part = []
+            part += some
     if part:
         yield tuple(part)
+
+
+def _place(counter: Counter) -> tuple[str, str, str, str, int]:
+    """A hold's is beside that of the counter that it is spent with."""
+    scope, label, period, shards = counter
+    return scope, label, counter.own_period, period, shards

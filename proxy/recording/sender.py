@@ -57,7 +57,8 @@ class Sender:
                 sealed.parts_sent += 1
                 if self.books is not None:
                     for counter, counts in part:
-                        self.books.acknowledged(counter, counts.pico)
+                        if not counter.is_hold:
+                            self.books.acknowledged(counter, counts.pico)
         except (Rejected, ValueError) as failure:  # the latter where a key can be none of the store's
             self._leave(sealed, str(failure))
             return

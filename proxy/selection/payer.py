@@ -30,7 +30,7 @@ class Payer:
         self.good_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
     def account(self, label: str) -> Account:
-        if self._generation != self.standing.generation:  # other labels have a quota
+        if self._generation != self.standing.generation:  # other labels have a quota, or it is hard now
             self._accounts.clear()
             self._generation = self.standing.generation
         found = self._accounts.get(label)
@@ -38,6 +38,9 @@ class Payer:
             if len(self._accounts) >= MOST_ACCOUNTS:
                 self._accounts.clear()
             counters = _counters(self._charged, label)
+            if holder := self.standing.holder_of(label):
+                scope, period = self.standing.scope.key, self.standing.span.key
+                counters.append(Counter.of_hold(scope, label, holder, period, self.standing.plan.shards))
             found = self._accounts[label] = Account.of(counters, self.standing.budgets_of(label))
         return found
 

@@ -83,9 +83,6 @@ def plan_of(org: Item | None, app: Item | None, defaults: Defaults, thresholds: 
     is_sticky = first(budget, "sticky_fallback_enabled", truth)
     alerts = first(either, "alert_thresholds_pct", percents)
     enforcement = first(budget, "enforcement", one_of(ENFORCEMENTS)) or "soft"
-    if enforcement == "hard":
-        told.append("enforcement: hard budgets are not available yet; soft holds")
-        enforcement = "soft"
     return Plan(
         zone,
         quota_scope,

@@ -23,6 +23,7 @@ from proxy.config.prices import PSEUDO_LABELS
 from proxy.config.problems import did_you_mean, listed, one_line
 from proxy.config.reader import Mistake
 from proxy.errors import ConfigError
+from proxy.limits.settings import checked as limits_checked
 from proxy.model import Scope
 from proxy.selection import plan as may_be
 from proxy.selection.own_labels import own_names
@@ -105,12 +106,6 @@ def _name(value: Any) -> str:
     return str(value)
 
 
-def _enforcement(value: Any) -> str:
-    if value == "hard":
-        raise ValueError("hard budgets are not available yet; allowed are soft, shadow")
-    return may_be.one_of(("soft", "shadow"))(value)
-
-
 def _thresholds(value: Any) -> Value:
     return list(may_be.percents(value))
 
@@ -120,7 +115,7 @@ _EITHERS: Mapping[str, _Read] = {
     "tight_mode_threshold_pct": may_be.percent(100),
     "refresh_interval_normal_secs": may_be.seconds,
     "refresh_interval_tight_secs": may_be.seconds,
-    "enforcement": _enforcement,
+    "enforcement": may_be.one_of(may_be.ENFORCEMENTS),
     "alert_thresholds_pct": _thresholds,
 }
 _ORGS: Mapping[str, _Read] = {
@@ -129,12 +124,13 @@ _ORGS: Mapping[str, _Read] = {
     "quota_scope": may_be.one_of(QUOTA_SCOPES),
     "period": may_be.one_of(PERIODS),
     "agg_shard_count": may_be.shard_count,
+    "limits": limits_checked,
     **_EITHERS,
 }
-_APPS: Mapping[str, _Read] = {"app_name": _name, **_EITHERS}
+_APPS: Mapping[str, _Read] = {"app_name": _name, "limits": limits_checked, **_EITHERS}
 _BUDGET = ("model_ordering", "quotas")
-ORG_SETTINGS = ("org_name", "timezone", "quota_scope", "period", *_BUDGET, *_EITHERS, "agg_shard_count")
-APP_SETTINGS = ("app_name", *_BUDGET, *_EITHERS)
+ORG_SETTINGS = ("org_name", "timezone", "quota_scope", "period", *_BUDGET, *_EITHERS, "limits", "agg_shard_count")
+APP_SETTINGS = ("app_name", *_BUDGET, *_EITHERS, "limits")
 _REQUIRED_OF_ORG = ("org_name", "timezone", "quota_scope", *_BUDGET)
 _TURNING = ("settled", "settled_until_epoch")
 

@@ -7,7 +7,7 @@ spends is counted as it happens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -64,10 +64,12 @@ class Standing:
         unflushed: Callable[[], Mapping[str, int]],
         ring: Callable[[], None] = lambda: None,
         outcomes: Outcomes | None = None,
+        holder: str = "",
     ) -> None:
         """`unflushed` tells, by label, what of ours is recorded and not certainly in the store; `ring` is called when
-        somebody should look at it."""
+        somebody should look at it; `holder` is who holds what calls under a hard budget may cost."""
         self.scope = scope
+        self._holder = holder
         self.span = span
         self.plan = plan
         self.active = 0
@@ -95,6 +97,10 @@ class Standing:
         found = self._spent.get(label)
         return () if found is None else (found,)
 
+    def holder_of(self, label: str) -> str:
+        """Who is charged with calls of this label beside its scope; empty unless the budget is hard."""
+        return self._holder if self.plan.enforcement == "hard" and label in self.plan.quotas else ""
+
     def acknowledged(self, label: str, pico: int, now: float) -> None:
         """Of what was spent, this is in the store."""
         found = self._spent.get(label)
@@ -117,7 +123,7 @@ class Standing:
 
     def decide(self, label: str, is_specific: bool) -> Decision:
         """Which label serves a call that asks for this one; `is_specific` is a body that only models of its own format
-        understand. Raises QuotaSpent and InvalidRequest."""
+        understand. Raises QuotaSpent, SlowDown and InvalidRequest."""
         route = self._routes.get((label, is_specific)) or self._made_route(label, is_specific)
         for serving, spent, quota in route:
             if quota is None:
@@ -126,6 +132,32 @@ class Standing:
             if taken < quota:
                 return self._decided(label, is_specific, serving, taken, quota)
         return self._without_one(label, is_specific)
+
+    def decide_hard(self, label: str, is_specific: bool, dry: Collection[str]) -> Decision:
+        """As `decide`, of the labels that are not too dry for the call. What is under way is held already."""
+        if label not in self._labels:
+            return self.allows_hard(label, dry)
+        route = self._routes.get((label, is_specific)) or self._made_route(label, is_specific)
+        for serving, spent, quota in route:
+            if serving in dry:
+                continue
+            if quota is None:
+                return Decision(serving, Mode.NORMAL, None)
+            if spent.known < quota:
+                return self._decided(label, is_specific, serving, spent.known, quota)
+        if dry:  # others may have had room, but not for this call
+            raise self._spent_all(label, tuple(dry))
+        return self._without_one(label, is_specific)
+
+    def allows_hard(self, label: str, dry: Collection[str]) -> Decision:
+        """As `allows`."""
+        quota = self.plan.quotas.get(label)
+        if quota is None:
+            return self.allows(label)
+        known = self.spent(label).known
+        if label in dry or known >= quota:
+            raise self._spent_all(label, (label,))
+        return self._by_quota(label, known, quota)
 
     def decide_own(self, label: str, is_specific: bool) -> Decision:
         """As `decide`, of an app's own label. Where apps share a budget theirs may have one name and be of different
@@ -228,16 +260,22 @@ class Standing:
         quotas, ordering = self.plan.quotas, self.plan.ordering
         held = [label for label in may if self.spent(label).known < quotas[label]]
         if held:
-            amounts = ", ".join(f"{label} {self._amounts(label)}" for label in held)
-            what = f"calls under way are expected to use what is left of the quota of {self.scope.key}: {amounts} spent"
+            expected = f"calls under way are expected to use what is left of the quota of {self.scope.key}"
+            what = f"{expected}: {self.amounts(held)} spent"
             return SlowDown(what, retry_after=HELD_SECONDS)
         chain = ordering[ordering.index(asked) :] if asked in ordering else (asked,)
         told = [label for label in chain if label in may or self.spent(label).known >= quotas[label]]
-        amounts = ", ".join(f"{label} {self._amounts(label)}" for label in told)
-        resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.plan.zone).isoformat()
         return QuotaSpent(
-            f"the quota of {self.scope.key} for {self.span.key} is spent: {amounts}; it resets at {resets}"
+            f"the quota of {self.scope.key} for {self.span.key} is spent: {self.amounts(told)}; {self.reset_told}"
         )
+
+    @property
+    def reset_told(self) -> str:
+        resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.plan.zone).isoformat()
+        return f"it resets at {resets}"
+
+    def amounts(self, labels: Iterable[str]) -> str:
+        return ", ".join(f"{label} {self._amounts(label)}" for label in labels)
 
     def _amounts(self, label: str) -> str:
         return f"{_usd(self.spent(label).known)} of {_usd(self.plan.quotas[label])} USD"
@@ -250,7 +288,7 @@ class Standing:
         if next(for_good, None) != serving:
             return
         self._served[asked, is_specific] = serving
-        spent = ", ".join(f"{label} {self._amounts(label)}" for label in plan.ordering or plan.quotas)
+        spent = self.amounts(plan.ordering or plan.quotas)
         _log.warning(
             "decision changed: scope=%s period=%s asked=%s serving=%s before=%s active=%s enforcement=%s spent=%r",
             self.scope.key,
@@ -275,6 +313,7 @@ class Standing:
         """The calendar stays as it is until the period is over, whatever the plan says."""
         plan, active = plan.with_calendar_of(self.plan), min(active, max(0, len(plan.ordering) - 1))
         if plan != self.plan or active != self.active:
+            self.generation += plan.enforcement != self.plan.enforcement  # who pays is charged with holds, or not
             self.plan, self.active = plan, active
             self._routes.clear()
             self._make_spent()
@@ -309,7 +348,7 @@ class Standing:
         """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may
         cost less than it is taken for."""
         plan = self.plan
-        if not plan.ordering or not plan.is_sticky or plan.enforcement != "soft":
+        if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
             return None
         index = policy.moved_on(sticky, plan.ordering, lambda label: self.spent(label).known, plan.quotas)
         return index if index > sticky else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from proxy import telemetry as metrics
@@ -56,6 +57,8 @@ class Standings:
         self._meeting: dict[_Name, asyncio.Event] = {}
         self._swept = -NEVER
         self.outcomes = Outcomes()
+        self.holder = ""  # of hard budgets, once there is one
+        self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
         recorder.sender.books = self
 
     def add_to(self, telemetry: Telemetry) -> None:
@@ -144,6 +147,7 @@ class Standings:
         watch = self._watches.get((counter.scope, counter.period))
         if watch is not None:
             self.watching.alarmed(watch)
+        self.on_spent_elsewhere(counter)
 
     # What the recorder tells.
 
@@ -232,7 +236,14 @@ class Standings:
             return sums
 
         standing = Standing(
-            scope, period, plan, self._labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
+            scope,
+            period,
+            plan,
+            self._labels,
+            unflushed,
+            lambda: self.watching.alarmed(watch),
+            self.outcomes,
+            self.holder,
         )
         watch = self._watches[scope.key, period.key] = Watch(standing, is_settled)
         return watch

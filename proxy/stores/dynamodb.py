@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import aioboto3
 from aiobotocore.config import AioConfig
+from botocore.exceptions import ClientError
 
 from proxy.errors import StoreError, StoreUnavailable, Throttled
 from proxy.stores import dynamodb_errors as errors
@@ -66,7 +67,10 @@ def client_config() -> AioConfig:
 
 
 class DynamoStore:
-    """Use from one event loop. `sleep` is the clock's, so that waits can be simulated."""
+    """Use from one event loop. `sleep` is the clock's, so that waits can be simulated.
+
+    `asking` is called when something is sent; what it returns, with the `Date` of the answer, whatever else that says.
+    """
 
     def __init__(
         self,
@@ -75,11 +79,13 @@ class DynamoStore:
         table_prefix: str,
         endpoint: str | None,
         sleep: Callable[[float], Awaitable[None]],
+        asking: Callable[[], Callable[[str], None]] = lambda: _nothing,
     ) -> None:
         self._region = region
         self._prefix = table_prefix
         self._endpoint = endpoint
         self._sleep = sleep
+        self._asking = asking
         self._open = AsyncExitStack()
         self.client: Any = None
         self._is_closed = False
@@ -199,7 +205,7 @@ class DynamoStore:
         for attempt in range(ATTEMPTS):
             await self._pause(attempt)
             try:
-                return read(await getattr(self.client, verb)(**request))
+                return read(await self._answer(verb, request))
             except errors.FAILURES as failure:
                 trouble = errors.translated(failure)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
@@ -213,6 +219,16 @@ class DynamoStore:
             # An earlier attempt may have been carried out, whatever became of the last one.
             raise StoreUnavailable(str(trouble), maybe_applied=True) from None
         raise trouble
+
+    async def _answer(self, verb: str, request: Request) -> Any:
+        answered = self._asking()
+        try:
+            answer = await getattr(self.client, verb)(**request)
+        except ClientError as failure:
+            answered(_date(failure.response))
+            raise
+        answered(_date(answer))
+        return answer
 
     async def _pause(self, attempt: int) -> None:
         """Full jitter: the fleet must not come back in step after a throttle."""
@@ -231,6 +247,10 @@ def _batch_request(keys: Sequence[Key], prefix: str, consistent: bool) -> Reques
 
 def _nothing(_: Any) -> None:
     return None
+
+
+def _date(answer: Any) -> str:
+    return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
 
 
 def _item(answer: Any) -> Item | None:

@@ -164,6 +164,27 @@ def bucket(scope: Scope, name: str) -> Key:
     return Key("rate-buckets", scope.key, f"BUCKET#{name}")
 
 
+def control_bucket(who: str) -> Key:
+    """Of one who calls the control API."""
+    return Key("rate-buckets", f"CONTROL#{who}", "BUCKET#CALLS")
+
+
+def hard_bucket(scope: Scope, label: str, period: str) -> Key:
+    """What nobody holds of a hard budget."""
+    return Key("rate-buckets", scope.key, f"BUCKET#HARD#{_checked(label, is_label(label), 'label')}#{_period(period)}")
+
+
+def hold(scope: Scope, label: str, period: str, holder: str) -> Key:
+    """What one run of one process took of it."""
+    own = f"{holds_of(label, period)}{_checked(holder, bool(_ULID.fullmatch(holder)), 'ULID')}"
+    return Key("rate-buckets", scope.key, own)
+
+
+def holds_of(label: str, period: str) -> str:
+    """The prefix of all holds on one hard budget, in the partition of its scope."""
+    return f"HOLD#{_checked(label, is_label(label), 'label')}#{_period(period)}#"
+
+
 def shard_of(ulid: str, shard_count: int) -> int:
     """The same on every machine and in every process, as Python's own hash() is not."""
     return int.from_bytes(sha256(ulid.encode()).digest()) % shard_count

@@ -117,6 +117,14 @@ def _named_in_body(target: Target, body: bytes) -> Asked:
         raise InvalidRequest(str(failure)) from None
 
 
+def located(asked: Asked, body: bytes) -> Asked:
+    """The same in another body, in which the model's name stands elsewhere."""
+    if asked.named_at is None:
+        return asked
+    key = _MODEL_KEYS[asked.operation]
+    return asked._replace(named_at=json_splice.members(body, (key,)).spans[key])
+
+
 def _string(body: bytes, span: tuple[int, int] | None) -> str:
     """Empty where there is none, or none that could be meant."""
     if span is None or span[1] - span[0] > _LONGEST_NAMED:

@@ -17,6 +17,7 @@ import pytest
 
 from proxy.auth.clients import new_secret
 from proxy.auth.failures import AT_ONCE, SECONDS
+from proxy.auth.lookups import OF_AN_ADDRESS
 from proxy.control.rates import LocalRates
 from proxy.stores.contract import Key
 from tests.support.clock import ManualClock
@@ -120,9 +121,9 @@ async def test_credentials_for_sidecars_have_the_same_limits(attacked: Attacked)
 async def test_retrieval_tokens_cannot_be_guessed_and_the_right_one_is_served(attacked: Attacked) -> None:
     path = f"{API}/apps/shop/credentials"
     rotated = (await attacked.api.ask("POST", f"{path}/rotate", {})).body
-    found = Counter(
-        [(await attacked.asks("GET", f"{path}/secret", headers={"X-Retrieval-Token": "x" * 43}))[0] for _ in range(40)]
-    )
+    wrong = {"X-Retrieval-Token": "x" * 43}
+    addresses = [f"127.0.0.{2 + number % 4}" for number in range(40)]  # each has a pace of its own
+    found = Counter([(await attacked.asks("GET", f"{path}/secret", each, headers=wrong))[0] for each in addresses])
     assert found == {401: AT_ONCE, 429: 40 - AT_ONCE}
     right = {"X-Retrieval-Token": rotated["secret_retrieval_token"]}
     assert (await attacked.asks("GET", f"{path}/secret", headers=right))[0] == 200
@@ -157,9 +158,7 @@ async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> 
     assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(AT_ONCE + 5)} == {401}
 
 
-async def test_invented_clients_cost_no_reads_once_their_address_has_sent_too_many(
-    attacked: Attacked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Key] = []
     kind = type(attacked.api.store)
     get = kind.get
@@ -169,19 +168,56 @@ async def test_invented_clients_cost_no_reads_once_their_address_has_sent_too_ma
         return await get(self, key, **options)
 
     monkeypatch.setattr(kind, "get", counted)
-    found = Counter([await attacked.login(f"org-{uuid4()}", new_secret()) for _ in range(TRIES)])
-    assert found == {401: AT_ONCE, 429: TRIES - AT_ONCE}
-    assert len(reads) == AT_ONCE
-    for path in ("/auth/token", "/credentials"):
-        given = {"client_id": f"org-{uuid4()}", "client_secret": new_secret()}
-        shown = {"Authorization": ":".join(given.values())}
-        more: dict[str, Any] = {"json": given} if path == "/auth/token" else {"headers": shown}
-        assert (await attacked.asks("POST" if "json" in more else "GET", path, **more))[0] == 429
-    assert len(reads) == AT_ONCE
-    await attacked.clock.advance(60 * 60)
-    await attacked.guesses(BOT, tries=AT_ONCE)
-    assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200  # what is known of it is long out of date
-    assert await attacked.login(f"org-{uuid4()}", new_secret()) == 429
+    began = attacked.clock.monotonic()
+    flood = asyncio.gather(*(attacked.login(f"org-{uuid4()}", new_secret(), "127.0.0.2") for _ in range(60)))
+    while not flood.done():
+        await asyncio.sleep(0.01)
+        seconds = attacked.clock.monotonic() - began
+        assert len(reads) <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second * seconds + 1
+        if len(reads) >= OF_AN_ADDRESS.at_once:
+            await attacked.clock.advance(0.01)
+    assert Counter(await flood) == {401: AT_ONCE, 429: 60 - AT_ONCE}
+    assert len(reads) == 60
+
+
+async def trickle(attacked: Attacked) -> None:
+    """One more as soon as it would be counted, at each of the ways to show a secret."""
+    await attacked.clock.advance(SECONDS)
+    await attacked.login(f"org-{uuid4()}", new_secret())
+    await attacked.asks("GET", "/credentials", headers={"Authorization": f"org-{uuid4()}:{new_secret()}"})
+
+
+async def fetch(attacked: Attacked, client: str, secret: str) -> int:
+    return (await attacked.asks("GET", "/credentials", headers={"Authorization": f"{client}:{secret}"}))[0]
+
+
+async def test_a_trickle_of_wrong_secrets_locks_nobody_out_after_a_rotation(attacked: Attacked) -> None:
+    """Sent from the same address, for as long as the new secret needs to come everywhere."""
+    for _ in range(AT_ONCE + 2):
+        await trickle(attacked)
+    old = attacked.secrets[SHOP]
+    path = f"{API}/apps/shop/credentials"
+    rotated = (await attacked.api.ask("POST", f"{path}/rotate", {"grace_hours": 1})).body
+    told = {"X-Retrieval-Token": rotated["secret_retrieval_token"]}
+    new = (await attacked.api.ask("GET", f"{path}/secret", who=None, headers=told)).body["client_secret"]
+    found: Counter[tuple[str, int]] = Counter()
+    for _ in range(20):
+        await trickle(attacked)
+        for name, secret in (("old", old), ("new", new)):
+            found[name, await attacked.login(SHOP, secret)] += 1
+            found[name, await fetch(attacked, SHOP, secret)] += 1
+    assert found == {("old", 200): 40, ("new", 200): 40}
+
+
+async def test_nor_does_it_after_a_start(attacked: Attacked) -> None:
+    """When nobody is known yet."""
+    for way in ("login", "credentials"):
+        attacked.api.parts.clients.__init__(attacked.api.store, attacked.clock.now)  # type: ignore[misc]
+        for _ in range(3):
+            await trickle(attacked)
+        for client, secret in attacked.secrets.items():
+            asked = attacked.login(client, secret) if way == "login" else fetch(attacked, client, secret)
+            assert await asked == 200
 
 
 def test_wrong_secrets_at_the_data_port_and_the_control_port_are_counted_together(tmp_path: Path) -> None:

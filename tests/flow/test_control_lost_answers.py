@@ -11,6 +11,7 @@ import pytest
 from proxy.errors import StoreUnavailable
 from tests.support.control import API, SETTINGS, Rig, rig
 from tests.support.engines import Engines
+from tests.support.secrets_kept import be_away
 
 SHOP = f"{API}/apps/shop"
 Lose = Callable[[int], None]
@@ -69,3 +70,39 @@ async def test_an_override_is_set_once_and_cleared_once(api: Rig, lose: Lose) ->
     assert (await api.ask("DELETE", f"{SHOP}/override")).body["is_cleared"] is True
     found = [each for each in await actions(api) if each.startswith("override")]
     assert sorted(found) == ["override.clear", "override.set"]
+
+
+@pytest.mark.parametrize("path", [API, SHOP])
+async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repeated(
+    api: Rig, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    if path == SHOP:
+        await api.org()
+    body = SETTINGS if path == API else {"app_name": "s"}
+    name = "org_name" if path == API else "app_name"
+    only_new = {"If-None-Match": "*"}
+    with monkeypatch.context() as cut:
+        cut.setattr("proxy.control.orgs.made_credentials", lambda *_: be_away())
+        assert (await api.ask("PUT", path, body, headers=only_new)).status == 503
+    assert (await api.ask("PUT", path, body | {name: "another"}, headers=only_new)).status == 412
+    assert (await api.ask("PUT", path, body, headers={"If-Match": '"another"'})).status == 412
+    again = await api.ask("PUT", path, body, headers=only_new)
+    assert again.status == 200
+    assert again.body["secret_retrieval_token"]
+    assert (await api.ask("PUT", path, body, headers=only_new)).status == 412
+
+
+async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: Rig, lose: Lose) -> None:
+    await api.org()
+    issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
+    shown = {"X-Retrieval-Token": issued["secret_retrieval_token"]}
+    secret = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body
+    lose(3)
+    pair = (await api.ask("POST", "/auth/token", secret, who=None)).body
+    for _ in range(2):
+        lose(3)
+        answer = await api.ask("POST", "/auth/refresh", {"refresh_token": pair["refresh_token"]}, who=None)
+        assert answer.status == 200, answer.body
+        pair = answer.body
+    bearer = {"Authorization": f"Bearer {pair['access_token']}"}
+    assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 200

@@ -13,18 +13,22 @@ from uuid import uuid4
 
 import pytest
 
-from proxy.auth.clients import Clients
+from proxy.auth.clients import AGAIN_SECONDS, Clients, new_secret
 from proxy.auth.failures import AT_ONCE
+from proxy.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
+from proxy.auth.sessions import Outdated
 from proxy.control.calls import Call, Principal
 from proxy.control.credentials import RETRIEVAL_TOKEN
 from proxy.control.credentials import fetched as fetched_by
-from proxy.control.parts import RETRIEVALS, RETRIEVALS_WAITING
+from proxy.control.parts import RETRIEVALS, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_WAITING
 from proxy.control.problems import Problem
 from proxy.errors import Busy, SlowDown
-from tests.support.clock import ManualClock
+from proxy.stores import schema
+from proxy.stores.contract import Key
+from tests.support.clock import ManualClock, settle
 from tests.support.control import API, ORG, OTHER, Answered, Rig, rig
 from tests.support.engines import Engines
-from tests.support.secrets_kept import be_away, cheap_hashes
+from tests.support.secrets_kept import cheap_hashes
 
 SHOP = f"{API}/apps/shop"
 SESSIONS = f"{SHOP}/sessions"
@@ -91,26 +95,116 @@ async def test_with_a_grace_sessions_go_on(api: Rig) -> None:
     assert (await refreshed(api, pair)).status == 200
 
 
-async def test_a_session_that_another_process_began_by_the_old_secret_ends_too(api: Rig) -> None:
+async def test_no_other_process_begins_a_session_by_the_old_secret(api: Rig) -> None:
     """It knows of a rotation a minute late, and until then takes the old secret for good."""
     given = await client(api)
     late = Clients(api.store, api.clock.now)
     shown = (given["client_id"], given["client_secret"])
     await late.check(*shown)
     await rotated(api, 0)
-    issued = await api.parts.sessions.login(*await late.checked(*shown))
-    assert (await refreshed(api, {"refresh_token": issued.refresh.token})).status == 401
+    with pytest.raises(Outdated):
+        await api.parts.sessions.login(*await late.checked(*shown))
 
 
-async def test_a_rotation_is_answered_though_access_tokens_cannot_be_revoked(
-    api: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    thief = await login(api, await client(api))
-    with monkeypatch.context() as patch:
-        patch.setattr(type(api.store), "query", lambda *_: be_away())
-        issued = await rotated(api, 0)
-    assert (await refreshed(api, thief)).status == 401
-    assert await login(api, await fetched(api, issued))
+@pytest.fixture
+async def two(api: Rig, tmp_path: Path) -> AsyncIterator[list[Rig]]:
+    """Two processes on one store."""
+    async with rig(api.store, tmp_path / "there", api.clock) as there:  # type: ignore[arg-type]
+        yield [api, there]
+
+
+async def credentials(api: Rig, given: Pair) -> Pair:
+    shown = {"Authorization": f"{given['client_id']}:{given['client_secret']}"}
+    answer = await api.ask("GET", "/credentials", who=None, headers=shown)
+    return {"status": answer.status, "access_token": (answer.body or {}).get("Token")}
+
+
+async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_once(two: list[Rig]) -> None:
+    here, there = two
+    given = await client(here)
+    await login(there, given)
+    assert (await here.ask("DELETE", SESSIONS)).body == {"ended": 1}
+    new = await login(there, given)
+    again = await refreshed(there, new)
+    assert again.status == 200
+    assert [await opens(api, again.body) for api in two] == [200] * 2
+    assert [each["session_id"] for each in (await here.ask("GET", SESSIONS)).body["sessions"]] == [new["session_id"]]
+
+
+@pytest.mark.parametrize("how", ["end all", "rotate"])
+async def test_access_tokens_that_were_made_before_end_too(two: list[Rig], how: str) -> None:
+    """Those of evicted sessions, and those of none."""
+    here, there = two
+    given = await client(here)
+    pairs = [await login(here, given) for _ in range(6)]
+    tokens = [pairs[0], pairs[-1], await credentials(there, given)]
+    for api in two:
+        assert [await opens(api, each) for each in tokens] == [200] * 3
+    if how == "end all":
+        await here.ask("DELETE", SESSIONS)
+    else:
+        given = await fetched(here, await rotated(here, 0))
+    assert [await opens(here, each) for each in tokens] == [401] * 3
+    await here.clock.advance(60)  # type: ignore[attr-defined]
+    assert [await opens(there, each) for each in tokens] == [401] * 3
+    for api in two:
+        new = [await login(api, given), await credentials(api, given)]
+        assert [await opens(each, token) for each in two for token in new] == [200] * 4
+
+
+async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it_is_taken(two: list[Rig]) -> None:
+    here, there = two
+    given = await client(here)
+    assert (await credentials(there, given))["status"] == 200
+    await rotated(here, 0)
+    late = await credentials(there, given)
+    await here.clock.advance(60)  # type: ignore[attr-defined]
+    assert (await credentials(there, given))["status"] == 401
+    assert [await opens(api, late) for api in two] == [401] * 2
+
+
+async def test_a_token_revoked_elsewhere_is_not_handed_out_again_after_a_minute(two: list[Rig]) -> None:
+    here, there = two
+    given = await client(here)
+    first = await credentials(here, given)
+    await there.ask("POST", "/auth/revoke", {"token": first["access_token"]}, who=None)
+    await here.clock.advance(60)  # type: ignore[attr-defined]
+    second = await credentials(here, given)
+    assert second["access_token"] != first["access_token"]
+    assert [await opens(api, second) for api in two] == [200] * 2
+
+
+async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[Rig]) -> None:
+    here, there = two
+    given = await client(here)
+    await login(there, given)
+    new = await fetched(here, await rotated(here, 24))
+    await here.clock.advance(AGAIN_SECONDS)  # type: ignore[attr-defined]
+    await login(there, new)
+    await login(there, given)  # in its grace
+
+
+async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(two: list[Rig]) -> None:
+    here, there = two
+    unknown = {"client_id": f"org-{ORG}-app-shop", "client_secret": new_secret()}
+    assert (await there.ask("POST", "/auth/token", unknown, who=None)).status == 401
+    given = await client(here)
+    await here.clock.advance(AGAIN_SECONDS)  # type: ignore[attr-defined]
+    await login(there, given)
+
+
+async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: Rig) -> None:
+    given = await client(api)
+    pairs = [await login(api, given) for _ in range(6)]
+    assert await opens(api, pairs[0]) == 200
+    await api.clock.advance(1)  # type: ignore[attr-defined]
+    one = f"{SESSIONS}/{pairs[0]['session_id']}"
+    assert (await api.ask("DELETE", one)).body == {"ended": 0}
+    assert [await opens(api, pair) for pair in (pairs[0], pairs[1])] == [401, 200]
+    record = (await api.ask("GET", f"{API}/audit")).body["records"][0]
+    assert (record["action"], record["before"]) == ("session.end", {"session_id": pairs[0]["session_id"]})
+    kept = await api.store.get(schema.revoked_session(pairs[0]["session_id"]), consistent=True)
+    assert kept == {"expires_at_epoch": int(api.clock.now()) + api.tokens.refresh_seconds}
 
 
 async def test_an_administrator_sees_sessions_and_ends_one(api: Rig) -> None:
@@ -121,7 +215,7 @@ async def test_an_administrator_sees_sessions_and_ends_one(api: Rig) -> None:
     assert all(each.keys() == {"session_id", "began_at", "refreshed_at", "expires_at"} for each in listed)
     one = f"{SESSIONS}/{first['session_id']}"
     assert (await api.ask("DELETE", one)).body == {"ended": 1}
-    assert (await api.ask("DELETE", one)).status == 404
+    assert (await api.ask("DELETE", one)).body == {"ended": 0}
     assert (await refreshed(api, first)).status == 401
     assert await opens(api, first) == 401
     assert (await refreshed(api, second)).status == 200
@@ -155,7 +249,7 @@ async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_
     for who in ((ORG, None), (ORG, "shop"), (OTHER, "shop")):
         for method, path in (("GET", SESSIONS), ("DELETE", SESSIONS), ("DELETE", one)):
             assert (await api.ask(method, path, who=who)).status == 403
-    assert (await api.ask("DELETE", f"{SESSIONS}/{uuid4()}")).status == 404
+    assert (await api.ask("DELETE", f"{SESSIONS}/{uuid4()}")).body == {"ended": 0}
     assert (await api.ask("DELETE", f"{SESSIONS}/a%23b")).status == 400
     assert (await api.ask("DELETE", f"{API}/apps/nobody/sessions")).status == 404
     assert (await api.ask("DELETE", f"{API}/apps/nobody/sessions/{pair['session_id']}")).status == 404
@@ -212,18 +306,49 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
 
     monkeypatch.setattr(kind, "get", slow)
 
-    async def guess() -> type[Exception]:
+    async def guess(number: int) -> type[Exception]:
         shown = {RETRIEVAL_TOKEN: secrets.token_urlsafe(32)}
-        call = Call("r", Principal("anybody"), "127.0.0.1", {"org": ORG, "app": "shop"}, {}, shown)
+        call = Call("r", Principal("anybody"), f"127.0.0.{number}", {"org": ORG, "app": "shop"}, {}, shown)
         with pytest.raises((Problem, Busy, SlowDown)) as refused:
             await fetched_by(api.parts, call)
         return refused.type
 
     most = RETRIEVALS + RETRIEVALS_WAITING
-    guesses = [asyncio.create_task(guess()) for _ in range(most + over)]
+    patient = Lookups(api.clock, RETRIEVALS_OF_AN_ADDRESS, Pace(1000, 1.0))
+    object.__setattr__(api.parts, "retrieval_pace", patient)
+    guesses = [asyncio.create_task(guess(number)) for number in range(most + over)]
     done: set[asyncio.Task[type[Exception]]] = set()
     while len(done) < over:
         done, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result() for task in done} == {Busy}
     gate.set()
     assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: AT_ONCE, SlowDown: most - AT_ONCE}
+
+
+async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(
+    api: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
+    kind, reads = type(api.store), Counter[str]()
+    get = kind.get
+
+    async def counted(self: Any, key: Key, **options: Any) -> Any:
+        reads[key.table] += 1
+        return await get(self, key, **options)
+
+    monkeypatch.setattr(kind, "get", counted)
+
+    async def asked(token: str, address: str) -> Any:
+        call = Call("r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN: token})
+        return await fetched_by(api.parts, call)
+
+    flood = [asyncio.ensure_future(asked(secrets.token_urlsafe(32), "192.0.2.1")) for _ in range(200)]
+    await settle()
+    assert reads["secret-retrieval-tokens"] <= RETRIEVALS_OF_AN_ADDRESS.at_once
+    right = await asked(issued["secret_retrieval_token"], "192.0.2.2")  # at once, with no time passing
+    assert right.value["client_secret"]
+    await api.clock.advance(LONGEST_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
+    found = Counter(type(each) for each in await asyncio.gather(*flood, return_exceptions=True))
+    assert found.keys() == {Problem, SlowDown, Busy}
+    most = RETRIEVALS_OF_AN_ADDRESS.at_once + LONGEST_WAIT_SECONDS * RETRIEVALS_OF_AN_ADDRESS.per_second
+    assert reads["secret-retrieval-tokens"] <= most + 2

@@ -17,6 +17,7 @@ import pytest
 
 from proxy import pipeline
 from proxy.auth.clients import hash_secret, new_secret
+from proxy.choosing import LARGE_BYTES
 from proxy.config import Config
 from proxy.config.keys import Upstream
 from proxy.forwarding.forwarder import Forwarder
@@ -202,7 +203,7 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
         return await real(work, *arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
-    for padding, seen in ((10, []), (pipeline.LARGE_BYTES, ["understood"])):
+    for padding, seen in ((10, []), (LARGE_BYTES, ["understood"])):
         body = b'{"model":"nothing","messages":[],"x":"%b"}' % (b"y" * padding)
         assert (await asked(port, CHAT_PATH.encode(), body)).status == 400
         assert threads == seen

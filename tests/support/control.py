@@ -13,6 +13,7 @@ import aiohttp
 
 from proxy.auth.clients import Clients
 from proxy.auth.keys import SigningKey
+from proxy.auth.lookups import Lookups
 from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
@@ -138,7 +139,7 @@ async def rig(
             standings,
             tokens,
             revocation,
-            Clients(store, clock.now),
+            Clients(store, clock.now, Lookups(clock)),
             rates or Generous(),
         )
         control = Control(api.routes(readiness, telemetry), clock.now)

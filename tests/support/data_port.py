@@ -20,6 +20,9 @@ from proxy.config.keys import Journal, Listen, Upstream
 from proxy.forwarding.credentials import FixedCredentials
 from proxy.forwarding.forwarder import SignatureV4
 from proxy.forwarding.sigv4 import Credentials
+from proxy.limits.leasing import SWEEP_SECONDS, Leasing
+from proxy.limits.limiter import Limiter
+from proxy.limits.store_time import StoreTime
 from proxy.recording.composed import Recording, opened_recording
 from proxy.recording.entries import Counter
 from proxy.selection.standings import Standings
@@ -94,6 +97,8 @@ async def data_port(
             standings = Standings(whole, store, recording.recorder, clock, tasks)
             forwarder = dataplane.forwarding(bedrock, clock, tasks)
             revocation = dataplane.revocation(whole, store, clock, tasks)
+            leasing = Leasing(Limiter(store, StoreTime(clock).now_ms, clock), clock, tasks)
+            tasks.every("leases", SWEEP_SECONDS, leasing.sweep)
             pipeline = dataplane.pipeline(
                 whole,
                 store,
@@ -106,10 +111,13 @@ async def data_port(
                 tariffs,
                 standings,
                 tasks,
+                dataplane.admitting(whole, store, clock, tasks, leasing),
+                dataplane.hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder),
             )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
             yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings)
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
+            await leasing.stop()
     await opened.close()

@@ -102,8 +102,9 @@ class MemoryStore:
             partition[key] = None
 
     def _reason(self, write: Write) -> Reason:
-        is_good = holds(write.condition, self.items.get(write.key))
-        return Reason(ReasonCode.NONE if is_good else ReasonCode.CONDITION_FAILED)
+        item = self.items.get(write.key)
+        is_good = holds(write.condition, item)
+        return Reason(ReasonCode.NONE) if is_good else Reason(ReasonCode.CONDITION_FAILED, item)
 
 
 def _is_asked_for(query: Query, sk: str) -> bool:

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from proxy.auth import relayed as module
+from proxy.auth.container import IsRevoked
+from proxy.auth.failures import AT_ONCE, SECONDS
 from proxy.auth.keys import SigningKey
+from proxy.auth.lookups import OF_AN_ADDRESS
 from proxy.auth.relayed import AGAIN_SECONDS, NoAnswer, RelayedCredentials, Reply
-from proxy.auth.tokens import Tokens
+from proxy.auth.tokens import Claims, Tokens
 from proxy.errors import AccessDenied, Busy, SlowDown
 from tests.support.clock import ManualClock
 
@@ -63,7 +66,14 @@ def revoked() -> set[str]:
 @pytest.fixture
 def relayed(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
     verifying = Tokens([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
-    return RelayedCredentials(control, verifying, clock, lambda claims: claims.jti in revoked)
+    return RelayedCredentials(control, verifying, clock, told_by(revoked))
+
+
+def told_by(revoked: set[str]) -> IsRevoked:
+    async def is_revoked(claims: Claims) -> bool:
+        return claims.jti in revoked
+
+    return is_revoked
 
 
 async def test_asked_once_until_half_the_life_is_gone(
@@ -212,7 +222,7 @@ async def test_what_is_kept_and_who_waits_is_bounded(
     monkeypatch.setattr(module, "REMEMBERED", 10)
     monkeypatch.setattr(module, "WAITING", 20)
     for number in range(100):
-        await relayed.told(f"org-{ORG}-app-a{number}:secret")
+        await relayed.told(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
         assert len(relayed._kept) <= 10
     control.answer = NoAnswer("away")
     found = await asyncio.gather(*(relayed.told(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
@@ -222,4 +232,70 @@ async def test_what_is_kept_and_who_waits_is_bounded(
 
 async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, control: ControlService) -> None:
     with pytest.raises(AccessDenied, match=r"auth\.control_url"):
-        await RelayedCredentials(None, control.tokens, clock, lambda _: False).told(SHOWN)
+        await RelayedCredentials(None, control.tokens, clock, told_by(set())).told(SHOWN)
+
+
+async def test_nor_is_anybody_taken_for_a_guesser_there(clock: ManualClock, control: ControlService) -> None:
+    nowhere = RelayedCredentials(None, control.tokens, clock, told_by(set()))
+    for _ in range(AT_ONCE + 5):
+        with pytest.raises(AccessDenied, match=r"auth\.control_url"):
+            await nowhere.told_to("127.0.0.1", SHOWN)
+
+
+async def test_asked_to_slow_down_it_hands_out_what_is_kept_and_asks_later(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+) -> None:
+    first = await relayed.told(SHOWN)
+    await clock.advance(1801)
+    control.answer = Reply(429, b"{}", 6.0)
+    for _ in range(20):
+        assert await relayed.told(SHOWN) == first
+    assert control.asked[SHOWN] == 2
+    control.answer = None
+    await clock.advance(6)
+    assert await relayed.told(SHOWN) != first
+
+
+async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_not_kept(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, revoked: set[str]
+) -> None:
+    control.answer = control.made("web")
+    revoked.add(control.tokens.access((await relayed.told(SHOWN))["Token"]).jti)
+    for _ in range(3):
+        with pytest.raises(Busy, match="was revoked") as refused:
+            await relayed.told(SHOWN)
+        assert refused.value.retry_after
+    assert relayed._kept == {}
+    control.answer = None  # by now it knows, and makes another
+    assert control.tokens.access((await relayed.told(SHOWN))["Token"]).jti not in revoked
+
+
+async def test_wrong_secrets_are_counted_here_by_who_sent_them(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+) -> None:
+    right = await relayed.told_to("127.0.0.1", SHOWN)
+    control.answer = Reply(401, b"{}")
+    found = Counter[type[Exception]]()
+    for number in range(AT_ONCE + 5):
+        with pytest.raises((AccessDenied, SlowDown)) as refused:
+            await relayed.told_to("127.0.0.1", f"org-{ORG}-app-a{number}:guess")
+        found[refused.type] += 1
+    assert found == {AccessDenied: AT_ONCE, SlowDown: 5}
+    assert refused.value.retry_after == SECONDS
+    assert await relayed.told_to("127.0.0.1", SHOWN) == right
+    control.answer = None  # who is right is served, and be he new here and a neighbour of the guesser
+    assert await relayed.told_to("127.0.0.1", f"org-{ORG}-app-job:secret")
+    with pytest.raises(AccessDenied):
+        await relayed.told_to("127.0.0.1", "no pair")
+
+
+async def test_a_flood_of_guesses_reaches_the_control_service_at_a_pace(
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+) -> None:
+    control.answer = Reply(401, b"{}")
+    guesses = [relayed.told_to("127.0.0.1", f"{WEB}:guess{number}") for number in range(200)]
+    flood = asyncio.gather(*guesses, return_exceptions=True)
+    await clock.advance(1)
+    assert control.asked.total() <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second + 1
+    await clock.advance(10)
+    assert {type(each) for each in await flood} == {AccessDenied, SlowDown}

@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.auth import revocation as module
-from proxy.auth.container import ContainerCredentials
+from proxy.auth.clients import GENERATION
 from proxy.auth.identify import ByToken
 from proxy.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
-from proxy.errors import AccessDenied, Busy, StoreUnavailable
+from proxy.errors import AccessDenied, Busy, NoGuess, StoreUnavailable
 from proxy.exchange import Request
 from proxy.stores import schema
 from proxy.stores.contract import Put
 from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, WEB, Instance, instances
+from tests.support.sessions import ORG, Instance, instances
 
 AWAY = StoreUnavailable("it is away")
 
@@ -307,15 +307,75 @@ async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[I
         await by_token.learned(request)
 
 
-async def test_credentials_are_handed_out_anew_once_theirs_are_revoked(two: list[Instance], clock: ManualClock) -> None:
+# All of a client's at once.
+
+
+async def move_on(store: MemoryStore, generation: int) -> None:
+    await store.put(Put(schema.app_config(ORG, "web"), {GENERATION: generation}))
+
+
+async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minute(
+    store: MemoryStore, two: list[Instance], clock: ManualClock
+) -> None:
+    here, there = two
+    earlier, later = (here.tokens.mint(ORG, "web", generation=number).token for number in (0, 1))
+    silent = here.tokens.mint(ORG, "web").token  # of no generation, as made for a demonstration
+    for each in two:
+        assert await each.is_welcome(earlier)
+    await move_on(store, 1)
+    here.revocation.ask_anew()
+    assert not await here.is_welcome(earlier)
+    await clock.advance(60)
+    assert not await there.is_welcome(earlier)
+    for each in two:
+        assert await each.is_welcome(later)
+        assert await each.is_welcome(silent)
+
+
+async def test_a_generation_costs_no_read_more(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
-    container = ContainerCredentials(None, here.tokens, clock.now, here.revocation.is_marked)  # type: ignore[arg-type]
-    first = container._token(WEB)
-    assert container._token(WEB) == first
-    await here.revocation.revoke_token(here.tokens.access(first.token))
-    second = container._token(WEB)
-    assert second != first
-    assert await here.is_welcome(second.token)
+    claims = here.tokens.access(here.tokens.mint(ORG, "web", 90_000, "s1", 3).token)
+    await here.revocation.learned(claims)
+    assert here.line.asked == ["get_many"]
+    for _ in range(600):
+        await clock.advance(1)
+        assert here.revocation.known(claims)
+    await settle()
+    assert 15 <= len(here.line.asked) <= 21
+    assert set(here.line.asked) == {"get_many"}
+
+
+async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
+    store: MemoryStore, two: list[Instance]
+) -> None:
+    here = two[0]
+    claims = here.tokens.access(here.tokens.mint(ORG, "web", generation=0).token)
+    here.line.held = asyncio.Event()
+    early = asyncio.ensure_future(here.revocation.learned(claims))
+    await settle()
+    here.revocation.ask_anew()
+    late = asyncio.ensure_future(here.revocation.learned(claims))
+    await settle()
+    assert here.line.asked == ["get_many"] * 2
+    await move_on(store, 1)
+    here.line.held.set()
+    assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {NoGuess}
+    assert here.revocation._asking == {}
+
+
+async def test_whether_to_hand_a_token_out_again(two: list[Instance], clock: ManualClock) -> None:
+    here, there = two
+    claims = here.tokens.access(minted(here))
+    for _ in range(100):
+        assert not await there.revocation.is_revoked(claims)
+    assert there.line.asked == ["get_many"]
+    await here.revocation.revoke_token(claims)
+    await clock.advance(60)
+    there.line.trouble = AWAY
+    assert not await there.revocation.is_revoked(claims)  # as far as it can be told
+    there.line.trouble = None
+    await clock.advance(PROBE_SECONDS)
+    assert await there.revocation.is_revoked(claims)
 
 
 async def test_a_grace_is_to_be_seen(store: MemoryStore, clock: ManualClock) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from proxy.auth import clients as module
 from proxy.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key, hash_secret, new_secret
+from proxy.auth.lookups import Lookups, Pace
 from proxy.auth.registering import MOST_GRACE_HOURS, rotate
 from proxy.auth.retrieval import retrieve
-from proxy.errors import AccessDenied, InvalidRequest, SlowDown
+from proxy.errors import AccessDenied, Busy, InvalidRequest, SlowDown
 from proxy.model import Scope, client_id_of
 from proxy.stores.contract import Item, Key, Put, Update
 from tests.support.clock import ManualClock
@@ -179,6 +180,38 @@ async def test_a_comparison_from_before_the_rotation_is_not_remembered(monkeypat
     monkeypatch.setattr(bcrypt, "checkpw", real)
     assert not await stage.is_good(old)
     assert stage.here._right == {}
+
+
+async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+    old = await stage.begin()
+    loop = asyncio.get_running_loop()
+    real = bcrypt.checkpw
+
+    def slow(secret: bytes, kept: bytes) -> bool:
+        monkeypatch.setattr(bcrypt, "checkpw", real)
+        rotated = rotate(stage.store, stage.clock, stage.scope, 0, stage.here.forget)
+        asyncio.run_coroutine_threadsafe(rotated, loop).result()
+        return real(secret, kept)
+
+    monkeypatch.setattr(bcrypt, "checkpw", slow)
+    with pytest.raises(AccessDenied):
+        await stage.here.checked(client_id_of(stage.scope.org, stage.scope.app), old)
+
+
+async def test_a_rotation_makes_nobody_a_stranger() -> None:
+    """Strangers wait for their turn, and here is none: another of that address has taken them all."""
+    stage = Stage()
+    one = Pace(1, 0.001)
+    stage.here = Clients(stage.store, stage.clock.now, Lookups(stage.clock, one, one))
+    old = await stage.begin()
+    assert await stage.is_good(old)
+    with pytest.raises(Busy):
+        await stage.here.check(client_id_of(new_scope().org, "web"), new_secret())
+    new = await stage.rotate(1)
+    assert await stage.good(old, new) == [True, True]
 
 
 async def test_who_asked_before_being_registered_gets_through_afterwards() -> None:

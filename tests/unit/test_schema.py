@@ -55,6 +55,8 @@ DOCUMENTED = {
         f"ORG#{ORG}#APP#app-1#LABEL#premium#MONTH#202611",
     ),
     schema.bucket(APP, "rpm"): ("rate-buckets", f"ORG#{ORG}#APP#app-1", "BUCKET#rpm"),
+    schema.hard_bucket(APP, "premium", DAY): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"BUCKET#HARD#premium#{DAY}"),
+    schema.hold(APP, "premium", DAY, ULID): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"HOLD#premium#{DAY}#{ULID}"),
 }
 
 
@@ -65,7 +67,7 @@ def test_keys_stand_as_documented(key: Key, expected: tuple[str, str, str]) -> N
 
 
 def test_the_documented_keys_are_all_different() -> None:
-    assert len(DOCUMENTED) == 18
+    assert len(DOCUMENTED) == 20
 
 
 ORGS = st.sampled_from([ORG, "00000000-0000-4000-8000-000000000001"])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import AccessDenied, NoGuess, TokenExpired
+from proxy.auth.sessions import RACE_SECONDS
+from proxy.errors import AccessDenied, Busy, NoGuess, StoreUnavailable, TokenExpired
 from proxy.stores import schema
 from proxy.stores.contract import Write
 from tests.support.clock import ManualClock
@@ -55,6 +56,7 @@ async def test_a_refresh_rotates_the_token_and_keeps_the_place(
     assert blocked(store, first.refresh.token) == {
         "expires_at_epoch": first.refresh.expires,
         "why": "rotated",
+        "at_epoch": int(clock.now()),
         "client_id": CLIENT,
         "sid": first.sid,
     }
@@ -68,6 +70,7 @@ async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
     here, there = two
     (first,) = await logins(here, clock, 1)
     second = await here.sessions.refresh(first.refresh.token)
+    await clock.advance(RACE_SECONDS)
     with caplog.at_level(logging.DEBUG), pytest.raises(AccessDenied, match="used before"):
         await there.sessions.refresh(first.refresh.token)
     for each in (second, first):
@@ -77,6 +80,71 @@ async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
     assert await here.sessions.live(WEB) == []
     assert first.sid in caplog.text
     assert first.refresh.token[-20:] not in caplog.text
+
+
+@pytest.mark.parametrize("wait", [0, 1, RACE_SECONDS - 1])
+async def test_whoever_comes_second_with_a_token_ends_nothing(
+    two: list[Instance], clock: ManualClock, wait: float
+) -> None:
+    """Two threads of a client that refresh at once, or a request that was sent twice on its way."""
+    here, there = two
+    (first,) = await logins(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    await clock.advance(wait)
+    with pytest.raises(NoGuess, match="a moment ago"):
+        await there.sessions.refresh(first.refresh.token)
+    assert await there.is_welcome(second.access.token)
+    await here.sessions.refresh(second.refresh.token)
+
+
+async def test_a_token_from_before_the_last_refresh_is_a_thiefs_however_new_that_is(
+    here: Instance, clock: ManualClock
+) -> None:
+    (first,) = await logins(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    await clock.advance(RACE_SECONDS)
+    third = await here.sessions.refresh(second.refresh.token)
+    with pytest.raises(NoGuess, match="used before"):
+        await here.sessions.refresh(first.refresh.token)
+    with pytest.raises(NoGuess):
+        await here.sessions.refresh(third.refresh.token)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_a_refresh_whose_answers_are_lost_is_told_by_its_row(
+    here: Instance, clock: ManualClock, lost: int
+) -> None:
+    (first,) = await logins(here, clock, 1)
+    here.line.lost_answers = lost
+    second = await passing(clock, here.sessions.refresh(first.refresh.token))
+    await clock.advance(RACE_SECONDS)
+    await here.sessions.refresh(second.refresh.token)
+
+
+async def test_a_refresh_that_was_not_carried_out_can_be_repeated(here: Instance, clock: ManualClock) -> None:
+    (first,) = await logins(here, clock, 1)
+
+    async def lost_on_the_way(_: Sequence[Write]) -> Sequence[Write]:
+        raise StoreUnavailable("no answer", maybe_applied=True)
+
+    here.line.before_transact = lost_on_the_way
+    with pytest.raises(Busy):
+        await passing(clock, here.sessions.refresh(first.refresh.token))
+    here.line.before_transact = None
+    await clock.advance(RACE_SECONDS)
+    await here.sessions.refresh(first.refresh.token)
+
+
+async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(here: Instance, clock: ManualClock) -> None:
+    (first,) = await logins(here, clock, 1)
+
+    async def gone(writes: Sequence[Write]) -> Sequence[Write]:
+        here.line.trouble = StoreUnavailable("away")
+        return writes
+
+    here.line.before_transact, here.line.lost_answers = gone, 1
+    with pytest.raises(NoGuess, match="log in again"):
+        await passing(clock, here.sessions.refresh(first.refresh.token))
 
 
 async def test_an_expired_session_is_not_refreshed(here: Instance, clock: ManualClock) -> None:

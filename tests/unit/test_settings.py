@@ -84,7 +84,7 @@ def test_every_mistake_is_told_at_once() -> None:
         "quotas": {"premium": -1, "nothing": 1, "economy": 1.0},
         "quota": {},
         "agg_shard_count": 9,
-        "enforcement": "hard",
+        "enforcement": "harsh",
         "tight_mode_threshold_pct": 101,
         "refresh_interval_normal_secs": float("nan"),
         "sticky_fallback_enabled": "yes",
@@ -109,7 +109,7 @@ def test_every_mistake_is_told_at_once() -> None:
         'sticky_fallback_enabled: expected true or false, found "yes"',
         "tight_mode_threshold_pct: expected a whole number from 1 to 100, found 101",
         "refresh_interval_normal_secs: expected 0.001 to 86400 seconds with at most 3 decimals, found nan",
-        "enforcement: hard budgets are not available yet; allowed are soft, shadow",
+        'enforcement: expected one of soft, hard, shadow, found "harsh"',
         "alert_thresholds_pct: expected a whole number from 1 to 999, found 0",
         "agg_shard_count: expected one of 8, 16, 32, 64, found 9",
     )

@@ -1,0 +1,153 @@
+"""The room between who calls and what is sent: which label serves a call, who pays for it, and on which terms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from proxy.errors import QuotaSpent, Refusal
+from proxy.exchange import Header, Request
+from proxy.forwarding.forwarder import Target
+from proxy.hard.purse import Held
+from proxy.hard.worst import Worst
+from proxy.metering.profiles import OwnChoice
+from proxy.model import Caller, Choice
+from proxy.recording.entries import Account
+from proxy.recording.meter import Terms
+from proxy.recording.metering import Metering
+from proxy.selection.hard_budgets import Asking, Candidate, HardBudgets
+from proxy.selection.labels import Labels
+from proxy.selection.payer import Payer
+from proxy.selection.serving import EXCEEDED, SPECIFIC, decision_told
+from proxy.selection.standing import Decision
+from proxy.selection.standings import Standings
+from proxy.surface.calls import Asked, located
+
+LARGE_BYTES = 256 * 1024  # of a body, which takes milliseconds to look into
+
+# From a choice to the places that can carry it out; the path is the operation's, for the model of each.
+Targets = Callable[[Choice, Asked], list[Target]]
+Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Chosen(NamedTuple):
+    """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms."""
+
+    choice: Choice
+    asked: Asked
+    body: bytes
+    targets: list[Target]
+    terms: Terms | None = None
+    account: Account | None = None
+    worst: Worst | None = None
+    held: Held | None = None
+
+
+class Choosing:
+    def __init__(
+        self,
+        labels: Labels,
+        standings: Standings,
+        metering: Metering,
+        targets: Targets,
+        admit: Callable[[], None],
+        hard: HardBudgets,
+    ) -> None:
+        """`admit` raises where what a call costs could not be recorded."""
+        self._labels = labels
+        self._standings = standings
+        self._metering = metering
+        self._targets = targets
+        self._admit = admit
+        self._hard = hard
+
+    async def named(self, caller: Caller, asked: Asked) -> Choice:
+        """What the caller asks for. Raises InvalidRequest and Busy."""
+        choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
+        return choice or self._labels.choose(asked.model, await self._standings.own_labels.of(caller))
+
+    async def chosen(
+        self, caller: Caller, asked: Asked, request: Request, choice: Choice, terms: Terms | None, told: Told
+    ) -> Chosen:
+        """What it gets. `told` hears of it. Raises a Refusal."""
+        if terms is None:
+            told += _choice_told(choice)
+            return Chosen(choice, asked, request.body, self._targets(choice, asked))
+        self._admit()
+        payer = self._standings.known(caller) or await self._standings.learned(caller)
+        try:
+            if payer.standing.plan.enforcement == "hard":
+                return await self._held(payer, asked, request, choice, terms, told)
+            decision = _decided(payer, choice, terms, asked)
+        except Refusal as refusal:
+            told += (*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else []))
+            raise
+        choice, terms = self._instead(payer, asked, request, choice, terms, decision)
+        told += (*_choice_told(choice), *decision_told(decision))
+        account = payer.account(terms.counted_as)
+        return Chosen(choice, asked, request.body, self._targets(choice, asked), terms, account)
+
+    def _instead(
+        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
+    ) -> tuple[Choice, Terms]:
+        """What was asked for, unless it was decided otherwise."""
+        if decision.label in (choice.label, terms.counted_as):
+            return choice, terms
+        choice = self._labels.instead_of(choice, decision.label, payer.standing.own)
+        return choice, self._metering.terms(choice, asked.operation, request.method) or terms
+
+    async def _held(
+        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, told: Told
+    ) -> Chosen:
+        def candidate(decision: Decision) -> Candidate:
+            instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
+            return Candidate(instead, its_terms, self._targets(instead, asked))
+
+        asking = Asking(asked.operation, request.headers, request.body)
+        decide = partial(_decided_hard, payer, choice, terms, asked)
+        decision, (choice, terms, targets), worst, held = await self._hard.paid(
+            payer.standing, asking, decide, candidate
+        )
+        told += (*_choice_told(choice), *decision_told(decision))
+        account, body = payer.account(terms.counted_as), request.body
+        if worst is not None and worst.body is not body:  # it says now how long the answer may be
+            body, asked = worst.body, located(asked, worst.body)
+        return Chosen(choice, asked, body, [*targets], terms, account, worst, held)
+
+
+def _decided(payer: Payer, choice: Choice, terms: Terms, asked: Asked) -> Decision:
+    standing, is_specific = payer.standing, asked.operation in SPECIFIC
+    if terms.counted_as != choice.label:
+        return standing.allows(terms.counted_as)
+    if type(choice) is OwnChoice:
+        return standing.decide_own(choice.label, is_specific)
+    return standing.decide(choice.label, is_specific)
+
+
+def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: Asked, dry: Collection[str]) -> Decision:
+    standing = payer.standing
+    if terms.counted_as != choice.label:
+        return standing.allows_hard(terms.counted_as, dry)
+    return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)
+
+
+def _choice_told(choice: Choice) -> tuple[Header, ...]:
+    if not choice.requested:
+        return ()
+    return (
+        (b"x-price-keeper-requested", choice.requested.encode()),
+        (b"x-price-keeper-label", choice.label.encode()),
+        (b"x-price-keeper-model", choice.model.encode()),
+    )
+
+
+async def off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """In a thread if the body is large, as looking into it would keep everybody waiting."""
+    if len(body) < LARGE_BYTES:
+        return work(*arguments, **named)
+    return await asyncio.to_thread(work, *arguments, **named)

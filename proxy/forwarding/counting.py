@@ -1,0 +1,105 @@
+"""Asks Bedrock how many tokens a call's input has, for what cannot be told from its bytes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import orjson
+
+from proxy.errors import InvalidRequest, UpstreamAway
+from proxy.exchange import Flow, Header
+from proxy.forwarding import model_path
+from proxy.forwarding.forwarder import Call, Forwarder, Target
+from proxy.forwarding.model_path import Operation
+
+MOST_BYTES = 64 * 1024  # of an answer that holds one number
+_CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
+_COUNTED = ("messages", "system", "toolConfig", "additionalModelRequestFields")
+_HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
+
+
+class Counting:
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
+
+    async def __call__(self, target: Target, operation: Operation, body: bytes) -> int:
+        """Raises InvalidRequest, UpstreamAway and SlowDown."""
+        path = model_path.Target(Operation.COUNT_TOKENS, target.model).path
+        sent = _request(operation, body)
+        call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
+        answer = _Answer()
+        await self._forwarder.forward(call, answer, (), _Unwatched())
+        return answer.tokens()
+
+
+def _request(operation: Operation, body: bytes) -> bytes:
+    if operation not in _CONVERSE:
+        return orjson.dumps({"input": {"invokeModel": {"body": base64.b64encode(body).decode()}}})
+    document = orjson.loads(body)
+    counted = {name: document[name] for name in _COUNTED if name in document}
+    return orjson.dumps({"input": {"converse": counted}})
+
+
+class _Answer:
+    """Kept, for nobody but us."""
+
+    is_gone = False
+
+    def __init__(self) -> None:
+        self.has_started = False
+        self._status = 0
+        self._body = bytearray()
+        self._is_whole = False
+
+    def attach(self, flow: Flow) -> None:
+        pass
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:  # noqa: ARG002
+        self.has_started, self._status = True, status
+
+    def write(self, data: bytes) -> None:
+        if len(self._body) <= MOST_BYTES:
+            self._body += data
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._is_whole = True
+
+    def abort(self) -> None:
+        pass
+
+    def tokens(self) -> int:
+        """Raises InvalidRequest and UpstreamAway."""
+        if not self._is_whole:
+            raise UpstreamAway("Bedrock did not count the tokens of this call to its end", retry_after=1)
+        try:
+            answer = orjson.loads(self._body)
+        except orjson.JSONDecodeError:
+            answer = None
+        told = answer if isinstance(answer, dict) else {}
+        if self._status != 200:
+            why = str(told.get("message", "no reason is given"))[:300]
+            raise InvalidRequest(
+                f"a hard budget needs to know how many tokens this call has, and Bedrock does not count them: {why}"
+            )
+        tokens = told.get("inputTokens")
+        if type(tokens) is not int or tokens < 0:
+            raise InvalidRequest("a hard budget needs to know how many tokens this call has; Bedrock tells no number")
+        return tokens
+
+
+class _Unwatched:
+    """Counting costs nothing."""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
+
+    def head(self, status: int, headers: list[Header]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def end(self, is_whole: bool) -> None: ...

@@ -1,0 +1,1 @@
+"""Hard budgets: what a request may cost at most is set aside before it is forwarded."""

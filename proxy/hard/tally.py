@@ -1,0 +1,91 @@
+"""Adds up the most tokens that a request's input can be. Pure.
+
+A tokenizer makes at most one token of each byte of text: those of bytes by their making, those of pieces and words fall
+back to bytes at worst. Beside the text stands what a model's template adds. Nobody publishes all of those, so each
+figure here is some times what is known of any; a bound that is too high is money set aside for a moment, no more.
+
+    REQUEST   what every call may get: a system prompt of its own (Command R, gpt-oss and Qwen have one, of some tens to
+              four hundred tokens), dates, an opening, what is said of thinking or of a form for the answer
+    TOOLS     once, if there are tools or documents: Claude's system prompt about them is 159 to 804 tokens, Command R's
+              about 600
+    TOOL      the frame of each tool: about 20
+    MESSAGE   the marks around a message: 3 to 8
+    BLOCK     what stands between two blocks: 0 to 2
+    TOOL_BLOCK  the frame of a call, or of its result: 20 to 40
+    MARK      each value in the JSON of tools: Claude's form for a parameter takes about 12 tokens, of which its JSON
+              already counts four; a line of its own with its indent takes two
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+from typing import Any, Final
+from unicodedata import normalize
+
+import orjson
+
+REQUEST: Final = 1000
+TOOLS: Final = 2000
+TOOL: Final = 64
+MESSAGE: Final = 16
+BLOCK: Final = 8
+TOOL_BLOCK: Final = 64
+MARK: Final = 8
+
+# Some tokenizers bring text into a normal form first, in which a few characters are up to eleven times as long.
+GROWTH: Final = 30  # bytes, of the one that grows the most
+_WITH_GROWING = (range(0x80, 0x3400), range(0xF900, 0x10000))
+# Beyond those only some of music and of letters in frames grow. How such characters begin in UTF-8, 64 in each.
+_FAR_GROWING = (b"\xf0\x9d\x85", b"\xf0\x9d\x86", b"\xf0\x9d\x87", b"\xf0\x9f\x84", b"\xf0\x9f\x88", b"\xf0\x9f\x89")
+
+
+class Tally:
+    """`uncounted` is the first thing met whose tokens are not told by its bytes, though Bedrock can count them."""
+
+    __slots__ = ("_is_ascii", "tokens", "uncounted")
+
+    def __init__(self, text: bytes) -> None:
+        """`text` is all of the body, of which some is no prompt."""
+        self.tokens = REQUEST + len(text)
+        self.uncounted = ""
+        self._is_ascii = text.isascii()
+        if not self._is_ascii:
+            self.tokens += growth(text)
+
+    def json(self, value: Any) -> None:
+        """What a template writes in a form of its own."""
+        written = orjson.dumps(value)
+        marks = written.count(b",") + written.count(b"{") + written.count(b"[")
+        self.tokens += MARK * marks
+        if not self._is_ascii:  # many write it in ASCII
+            self.tokens += max(0, len(json.dumps(value)) - len(written))
+
+    def leave(self, what: str) -> None:
+        self.uncounted = self.uncounted or what
+
+
+Reader = Callable[[Tally, Any], None]
+
+
+def growth(text: bytes) -> int:
+    """At least the bytes by which the text is longer in any normal form that tokenizers use."""
+    characters = text.decode()
+    growing = sum(map(text.count, _FAR_GROWING))
+    if _growing().search(characters):
+        growing += len(characters) - len(_growing().sub("", characters))
+    return GROWTH * growing
+
+
+@cache
+def _growing() -> re.Pattern[str]:
+    """Made when it is first needed, as that takes some milliseconds."""
+    return re.compile(f"[{''.join(filter(_grows, map(chr, chain(*_WITH_GROWING))))}]")
+
+
+def _grows(character: str) -> bool:
+    size = len(character.encode())
+    return any(len(normalize(form, character).encode()) > size for form in ("NFC", "NFKC"))

@@ -1,0 +1,80 @@
+"""One transaction on buckets, sent until its outcome is known, as far as that is to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from proxy.clock import Clock
+from proxy.errors import ReasonCode, StoreError, StoreUnavailable, Throttled, TransactionFailed
+from proxy.stores.contract import Store, Write
+
+SENT = 3  # times in one go, of a transaction whose answers get lost
+IN_THE_WAY = 6  # times in one go, of one that others were in the way of
+FIRST_WAIT_SECONDS = 0.02
+LONGEST_WAIT_SECONDS = 0.5
+
+# A store remembers a token for ten minutes; whatever the clocks' and the network's delays, this is within them.
+TOKEN_SECONDS = 570.0
+
+
+@dataclass(slots=True)
+class Transaction:
+    """Sent again only as it was, under the same token: so it is carried out once, however often it is sent."""
+
+    writes: Sequence[Write]
+    token: str = field(default_factory=lambda: str(uuid4()))
+    began: float | None = None  # by the monotonic clock
+    times: int = 0
+    is_unsure: bool = False  # it was sent, and what became of it is not known
+
+
+class Sending:
+    def __init__(self, store: Store, clock: Clock, uniform: Callable[[float, float], float]) -> None:
+        self._store, self._clock, self._uniform = store, clock, uniform
+        self.conflicts = 0
+
+    def is_too_old(self, transaction: Transaction) -> bool:
+        return transaction.began is not None and self._clock.monotonic() - transaction.began > TOKEN_SECONDS
+
+    async def send(self, transaction: Transaction) -> None:
+        """Raises TransactionFailed when a condition does not hold; any other StoreError leaves `is_unsure` right."""
+        unanswered = beaten = 0
+        while True:
+            try:
+                return await self._once(transaction)
+            except StoreUnavailable as failure:
+                unanswered += 1
+                if not failure.maybe_applied or unanswered == SENT or self.is_too_old(transaction):
+                    raise
+            except (Throttled, TransactionFailed) as failure:
+                beaten += 1
+                if is_verdict(failure) or beaten == IN_THE_WAY or self.is_too_old(transaction):
+                    raise
+            await self.pause(unanswered + beaten)
+
+    async def _once(self, transaction: Transaction) -> None:
+        was_unsure, transaction.is_unsure = transaction.is_unsure, True  # also when this is cancelled half way
+        if transaction.began is None:
+            transaction.began = self._clock.monotonic()
+        transaction.times += 1
+        try:
+            await self._store.transact(transaction.writes, token=transaction.token)
+        except StoreError as failure:
+            self.conflicts += not is_verdict(failure) and isinstance(failure, (Throttled, TransactionFailed))
+            maybe_applied = isinstance(failure, StoreUnavailable) and failure.maybe_applied
+            # A token that is remembered is answered with success, so a condition that fails settles earlier attempts.
+            transaction.is_unsure = maybe_applied or (was_unsure and not is_verdict(failure))
+            raise
+        transaction.is_unsure = False
+
+    async def pause(self, times: int) -> None:
+        longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**times)
+        await self._clock.sleep(self._uniform(0, longest))
+
+
+def is_verdict(failure: StoreError) -> bool:
+    if not isinstance(failure, TransactionFailed):
+        return False
+    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons)

@@ -1,0 +1,80 @@
+"""What the settings of an org or an app say of its limits, and the bucket that comes of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from proxy.limits.bucket import MILLI, Bucket, Limit
+from proxy.model import Scope
+from proxy.stores import schema
+from proxy.stores.contract import Item, Value
+
+REQUESTS, TOKENS = "rpm", "tpm"
+RATES = (REQUESTS, TOKENS)
+MODES = ("lease", "exact")
+MOST = 10**9  # of a rate
+MOST_BURST_SECS = 3600
+USUAL_BURST_SECS = 60
+MINUTE_MS = 60_000
+ATTRIBUTE = "limits"
+
+_MOST_SHOWN = 64
+
+
+class Limits(NamedTuple):
+    """Of one scope. `rates` a minute, by name."""
+
+    bucket: Bucket
+    rates: Mapping[str, int]
+    is_exact: bool
+
+
+def checked(value: Any) -> dict[str, Value]:
+    """As it is to be stored. Raises ValueError."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping of {', '.join((*RATES, 'burst_secs', 'mode'))}, found {_shown(value)}")
+    given = {str(name): each for name, each in value.items() if each is not None}
+    for name, each in given.items():
+        _check(name, each)
+    if not any(name in given for name in RATES):
+        raise ValueError(f"expected {' or '.join(RATES)}; leave limits out where there is none")
+    return given
+
+
+def _check(name: str, value: Any) -> None:
+    if name in RATES:
+        _whole(name, value, MOST)
+    elif name == "burst_secs":
+        _whole(name, value, MOST_BURST_SECS)
+    elif name != "mode":
+        raise ValueError(f"unknown: {_shown(name)}; allowed are {', '.join((*RATES, 'burst_secs', 'mode'))}")
+    elif value not in MODES:
+        raise ValueError(f"mode: expected one of {', '.join(MODES)}, found {_shown(value)}")
+
+
+def _whole(name: str, value: Any, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{name}: expected a whole number from 1 to {most}, found {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def limits_of(scope: Scope, item: Item | None) -> Limits | None:
+    """None where there are no limits. Raises ValueError for what was written by hand and cannot be used."""
+    if item is None or item.get(ATTRIBUTE) is None:
+        return None
+    given: Mapping[str, Any] = checked(item[ATTRIBUTE])
+    version, burst_secs = item.get("version"), given.get("burst_secs", USUAL_BURST_SECS)
+    rates = {name: given[name] for name in RATES if name in given}
+    limits = tuple(Limit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items())
+    bucket = Bucket(schema.bucket(scope, "RATE"), limits, version if type(version) is int else 0)
+    return Limits(bucket, rates, given.get("mode") == "exact")
+
+
+def _capacity(rate: int, burst_secs: int) -> int:
+    """One call at least, or none would ever be let through."""
+    return max(MILLI, rate * MILLI * burst_secs // 60)

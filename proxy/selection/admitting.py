@@ -1,0 +1,107 @@
+"""Lets calls through by their caller's limits: tokens are estimated before a call, and counted after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy import telemetry as metrics
+from proxy.errors import InvalidRequest, SlowDown
+from proxy.exchange import Header
+from proxy.limits.admission import Admission
+from proxy.limits.bucket import MILLI
+from proxy.limits.leasing import Leasing
+from proxy.limits.settings import REQUESTS, TOKENS
+from proxy.model import Caller
+from proxy.recording.entries import Receipt
+from proxy.selection.callers_limits import CallersLimits, LimitsKept
+from proxy.telemetry import Telemetry
+
+_NOTHING_USED = {REQUESTS: 0, TOKENS: 0}
+_NO_TOKENS = {TOKENS: 0}
+_TOLD = {REQUESTS: b"requests", TOKENS: b"tokens"}
+_IN_WORDS = {REQUESTS: "requests", TOKENS: "tokens"}
+
+
+class Limited:
+    """One call that was let through: told once what became of it, and closed at the end, whatever that was."""
+
+    __slots__ = ("_admission", "_leasing", "_tokens")
+
+    def __init__(self, leasing: Leasing, admission: Admission, tokens: int) -> None:
+        self._leasing = leasing
+        self._admission: Admission | None = admission
+        self._tokens = tokens
+
+    def ended(self, receipt: Receipt | None) -> None:
+        """An estimate never gives anything back: nobody knows."""
+        admission, self._admission = self._admission, None
+        if admission is None:
+            return
+        if receipt is None:
+            self._leasing.settle(admission, _NO_TOKENS)
+            return
+        _, is_estimated, input, output, _, written_5m, written_1h, _, _ = receipt.counts
+        used = input + output + written_5m + written_1h
+        self._leasing.settle(admission, {TOKENS: MILLI * (max(used, self._tokens) if is_estimated else used)})
+
+    def close(self) -> None:
+        """What has not ended by now was never sent."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self._leasing.settle(admission, _NOTHING_USED)
+
+
+class Admitting:
+    def __init__(self, kept: LimitsKept, leasing: Leasing, *, serves_alone: bool) -> None:
+        """`serves_alone`: also while the store is away, by the whole of each limit."""
+        self._kept = kept
+        self._leasing = leasing
+        self._serves_alone = serves_alone
+
+    async def admitted(self, caller: Caller, guess: Callable[[], int], told: list[Header]) -> Limited | None:
+        """None where there are no limits. `guess` is how many tokens the call is taken to use; `told` is what the
+        answer gets. Raises SlowDown, InvalidRequest and Busy."""
+        limits = self._kept.known(caller) or await self._kept.learned(caller)
+        if not limits.buckets:
+            return None
+        tokens = guess()
+        costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
+        admission = await self._leasing.admit(
+            limits.name, limits.buckets, costs, is_exact=limits.is_exact, serves_alone=self._serves_alone
+        )
+        told += _headers(limits, self._leasing.remaining(admission))
+        if not admission.is_admitted:
+            raise _refusal(limits, admission, tokens)
+        return Limited(self._leasing, admission, tokens)
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        counts = self._leasing.counts
+
+        def decided() -> list[tuple[dict[str, str], float]]:
+            ways = ("local", "waited", "exact", "alone", "refused_locally", "refused_by_store", "refused_alone")
+            return [({"how": way}, getattr(counts, way)) for way in ways]
+
+        telemetry.add(metrics.LIMITED_CALLS, decided)
+        telemetry.add(metrics.LIMIT_WRITES, lambda: [({"path": path}, n) for path, n in counts.top_ups.items()])
+        telemetry.add(metrics.LIMITS_GIVEN_BACK, lambda: counts.given_back)
+        telemetry.add(metrics.LIMITS_UNASKED, lambda: counts.failed)
+        telemetry.add(metrics.LEASES, lambda: len(self._leasing))
+        held = self._leasing.held
+        telemetry.add(metrics.LEASED, lambda: [({"limit": name}, n / MILLI) for name, n in held().items()])
+
+
+def _headers(limits: CallersLimits, remaining: dict[str, int]) -> list[Header]:
+    headers = []
+    for name, rate in limits.rates.items():
+        headers.append((b"x-ratelimit-limit-%b" % _TOLD[name], b"%d" % rate))
+        if name in remaining:
+            headers.append((b"x-ratelimit-remaining-%b" % _TOLD[name], b"%d" % max(0, remaining[name] // MILLI)))
+    return headers
+
+
+def _refusal(limits: CallersLimits, admission: Admission, tokens: int) -> SlowDown | InvalidRequest:
+    rates = " and ".join(f"{rate} {_IN_WORDS[name]}" for name, rate in limits.rates.items())
+    what = f"{limits.name} is limited to {rates} a minute"
+    if admission.wait_ms is None:
+        return InvalidRequest(f"{what}; this call is taken for {tokens} tokens, more than are ever there at once")
+    return SlowDown(what, retry_after=admission.wait_ms / MILLI)

@@ -1,0 +1,146 @@
+"""Which label serves a call under a hard budget: the first whose budget has its whole worst case, which is then held.
+
+Nothing here waits for the store while enough is held by this process. What a label's budget cannot hold for this call
+another call may still be small enough for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from proxy import telemetry as metrics
+from proxy.config import Config
+from proxy.config.prices import ASYNC_JOB_LABEL
+from proxy.errors import Busy, CannotRecord, QuotaSpent, Refusal, SlowDown
+from proxy.forwarding.forwarder import Target
+from proxy.forwarding.model_path import Operation
+from proxy.hard.purse import Held, Purse, Why
+from proxy.hard.purses import Purses
+from proxy.hard.rows import Name
+from proxy.hard.worst import Prices, Worst, counted, worst_case
+from proxy.metering.guardrails import guardrail_prices
+from proxy.metering.price_updates import Tariffs
+from proxy.metering.profiles import OwnChoice
+from proxy.model import Choice
+from proxy.recording.entries import PICO_PER_USD
+from proxy.recording.meter import Terms
+from proxy.selection.standing import Decision, Standing
+from proxy.telemetry import Telemetry
+
+LARGE_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
+LEAST_WAIT_SECONDS = 1.0
+
+# Asks Bedrock how many tokens a call's input has, at the place where it would be sent. Raises a Refusal.
+Count = Callable[[Target, Operation, bytes], Awaitable[int]]
+
+
+class Asking(NamedTuple):
+    """What is asked of a label."""
+
+    operation: Operation
+    headers: Mapping[bytes, bytes]
+    body: bytes
+
+
+class Candidate(NamedTuple):
+    choice: Choice
+    terms: Terms
+    targets: Sequence[Target]
+
+
+class Paid(NamedTuple):
+    """`held` is to be settled by the call's receipt, or let go; None where the label has no quota."""
+
+    decision: Decision
+    candidate: Candidate
+    worst: Worst | None = None
+    held: Held | None = None
+
+
+class HardBudgets:
+    def __init__(self, config: Config, purses: Purses, tariffs: Tariffs, count: Count) -> None:
+        self._labels = config.labels
+        self._units = guardrail_prices(config.guardrails) if config.guardrails is not None else None
+        self.purses = purses
+        self._tariffs = tariffs
+        self._count = count
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        telemetry.add(metrics.HELD_USD, lambda: self.purses.held_pico / PICO_PER_USD)
+        telemetry.add(metrics.HOLD_TOP_UPS, lambda: self.purses.top_ups)
+        telemetry.add(metrics.HOLD_REFUSALS, lambda: self.purses.refusals)
+
+    async def paid(
+        self,
+        standing: Standing,
+        asking: Asking,
+        decide: Callable[[Collection[str]], Decision],
+        candidate_of: Callable[[Decision], Candidate],
+    ) -> Paid:
+        """`decide` says which label is next, of those that are not too dry for this call. Raises a Refusal."""
+        dry: dict[str, tuple[Purse, int]] = {}
+        while True:
+            try:
+                decision = decide(dry)
+            except (QuotaSpent, SlowDown):
+                if dry:
+                    raise _too_dry(standing, dry) from None
+                raise
+            candidate = candidate_of(decision)
+            label = candidate.terms.counted_as
+            quota = standing.plan.quotas.get(label)
+            if quota is None:
+                return Paid(decision, candidate)
+            prices = self._prices(candidate)
+            worst = await self._worst(candidate, asking, prices)
+            purse = self.purses.of(Name(standing.scope.key, label, standing.span.key), quota, standing.plan.version)
+            held = Held(purse, worst.pico) if purse.take(worst.pico) else await purse.hold(worst.pico)
+            if held is None:
+                dry[decision.label] = purse, worst.pico
+            elif self._prices(candidate) == prices:
+                return Paid(decision, candidate, worst, held)
+            else:  # they changed while the store was asked
+                held.close()
+
+    def _prices(self, candidate: Candidate) -> Prices:
+        choice, terms, targets = candidate
+        if isinstance(choice, OwnChoice):
+            return Prices((choice.profile.tariff,), self._units)
+        known = self._labels.get(choice.label)
+        if terms.counted_as == ASYNC_JOB_LABEL or not choice.model:
+            return Prices((), self._units, None if known is None else known.pico_per_async_job)
+        tariffs = tuple(self._tariffs.for_label(choice.label, each.region, each.model) for each in targets)
+        return Prices(tariffs, self._units)
+
+    async def _worst(self, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
+        choice, terms, targets = candidate
+        known = self._labels.get(choice.label)
+        most = None if known is None else known.max_output_tokens
+        asked = (asking.operation, terms.format, asking.body, asking.headers, prices, most, targets[0].model)
+        is_large = len(asking.body) > LARGE_BYTES
+        worst = await asyncio.to_thread(worst_case, *asked) if is_large else worst_case(*asked)
+        if worst.needs_count:
+            return counted(worst, prices, await self._count(targets[0], asking.operation, worst.body))
+        return worst
+
+
+def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusal:
+    """Why no budget has as much: what is only held by others may come back."""
+    whys = {purse.told.why for purse, _ in dry.values()}
+    wait = max(LEAST_WAIT_SECONDS, min(purse.told.retry_after for purse, _ in dry.values()))
+    if Why.DISK in whys:
+        return CannotRecord("what this call costs cannot be written down", retry_after=wait)
+    if whys & {Why.AWAY, Why.CLOSED}:
+        return Busy("a hard budget is not spent from while the store cannot be asked", retry_after=wait)
+    least = min(worst for _, worst in dry.values())
+    what = f"this call may cost up to {least / PICO_PER_USD:.6f} USD"
+    if Why.SLOW in whys or any(_is_held(standing, label, worst) for label, (_, worst) in dry.items()):
+        return SlowDown(f"{what}, and what is left is held for other calls: {standing.amounts(dry)}", retry_after=wait)
+    return QuotaSpent(f"{what}, which is more than is left: {standing.amounts(dry)}; {standing.reset_told}")
+
+
+def _is_held(standing: Standing, label: str, worst: int) -> bool:
+    quota = standing.plan.quotas.get(label, 0)
+    return quota - standing.spent(label).known >= worst

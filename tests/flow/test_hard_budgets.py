@@ -1,0 +1,217 @@
+"""A hard budget over real sockets: no call is sent whose worst case is not held, and the rest of it comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.config import Config
+from proxy.hard.rows import Bucket, Hold, Name
+from proxy.model import Scope
+from proxy.recording.aggregator import spent_so_far
+from proxy.stores import schema
+from proxy.stores.contract import Put, Value, every_row
+from tests.support.data_port import APP, ORG, DataPort, data_port
+
+TURN: dict[str, Any] = {
+    "messages": [{"role": "user", "content": [{"text": "How are you?"}]}],
+    "inferenceConfig": {"maxTokens": 100},
+}
+SCOPE = Scope(ORG, APP)
+USD = 10**12  # in pico
+PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 30).decode()
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def message(self) -> str:
+        return str(self.body["message"])
+
+
+@asynccontextmanager
+async def hard(folder: Path, quotas: dict[str, float], **more: Any) -> AsyncIterator[DataPort]:
+    async with data_port(folder, **more) as port:
+        await budget(port, quotas)
+        yield port
+
+
+async def budget(port: DataPort, quotas: dict[str, float], version: int = 1, enforcement: str = "hard") -> None:
+    micros: dict[str, Value] = {label: round(usd * 10**6) for label, usd in quotas.items()}
+    item: dict[str, Value] = {
+        "timezone": "UTC",
+        "model_ordering": list(quotas),
+        "quotas": micros,
+        "enforcement": enforcement,
+        "version": version,
+    }
+    await port.store.put(Put(schema.org_config(ORG), item))
+
+
+async def ask(port: DataPort, label: str = "premium", path: str = "converse", body: Any = TURN) -> Answered:
+    headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
+    url = f"{port.url}/{path}" if "/" in path else f"{port.url}/model/{label}/{path}"
+    async with aiohttp.ClientSession() as session, session.post(url, headers=headers, data=json.dumps(body)) as answer:
+        told = {name.lower(): value for name, value in answer.headers.items()}
+        return Answered(answer.status, told, await answer.json(content_type=None))
+
+
+async def name_of(port: DataPort, label: str = "premium") -> Name:
+    period = port.standings._payers[ORG, APP][0].standing.span.key
+    return Name(SCOPE.key, label, period)
+
+
+async def in_store(port: DataPort, label: str = "premium") -> tuple[Bucket, list[Hold]]:
+    name = await name_of(port, label)
+    item = await port.store.get(name.bucket)
+    assert item is not None
+    return Bucket.of(item), [Hold.of(row.item) async for row in every_row(port.store, name.holds)]
+
+
+async def true_spend(port: DataPort, label: str = "premium") -> int:
+    await port.recording.recorder.flush()
+    return await spent_so_far(port.store, await name_of(port, label))
+
+
+async def test_until_the_worst_case_fits_no_more(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 0.02}) as port:
+        answers = [await ask(port)]
+        while answers[-1].status == 200:
+            answers.append(await ask(port))
+        refused = answers.pop()
+        assert len(answers) > 3
+        assert refused.status == 400
+        assert refused.headers["x-amzn-errortype"].startswith("ServiceQuotaExceededException")
+        assert "this call may cost up to 0.0" in refused.message
+        assert "it resets at" in refused.message
+        spent = await true_spend(port)
+        assert 0 < spent <= 0.02 * USD
+        small = {**TURN, "inferenceConfig": {"maxTokens": 1}}
+        assert (await ask(port, body=small)).status in (200, 400)
+        assert len(port.bedrock.ledger) >= len(answers)
+
+
+async def test_what_was_held_and_not_spent_comes_back_at_the_end(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        assert (await ask(port)).status == 200
+        bucket, holds = await in_store(port)
+        assert bucket.left + sum(hold.out for hold in holds) == bucket.quota == USD
+        assert holds[0].out > 0
+        name = await name_of(port)
+        spent = await true_spend(port)
+    async with data_port(tmp_path) as port:
+        assert Bucket.of(await port.store.get(name.bucket) or {}).left == USD - spent
+
+
+async def test_it_goes_on_with_the_next_label_of_the_chain(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 0.02, "economy": 0.5}) as port:
+        labels = [(await ask(port)).headers["x-price-keeper-label"] for _ in range(14)]
+        assert labels[0] == "premium"
+        assert labels[-1] == "economy"
+        assert await true_spend(port) <= 0.02 * USD
+        assert await true_spend(port, "economy") > 0
+
+
+async def test_how_long_an_answer_may_be_is_said_where_the_caller_does_not(tmp_path: Path) -> None:
+    labels = dict(Config.development().labels)
+    labels["premium"] = replace(labels["premium"], max_output_tokens=33)
+    async with hard(tmp_path, {"premium": 1.0, "standard": 1.0}, labels=labels) as port:
+        told = {"messages": TURN["messages"]}
+        answer = await ask(port, body=told)
+        assert answer.status == 200
+        assert answer.body["usage"]["outputTokens"] <= 33
+        refused = await ask(port, "standard", body=told)
+        assert refused.status == 400
+        assert "max_output_tokens" in refused.message
+
+
+async def test_in_chat_completions_the_model_is_named_where_it_then_stands(tmp_path: Path) -> None:
+    labels = dict(Config.development().labels)
+    labels["premium"] = replace(labels["premium"], max_output_tokens=20)
+    async with hard(tmp_path, {"premium": 1.0}, labels=labels) as port:
+        body = {"messages": [{"role": "user", "content": "hello"}], "model": "premium"}
+        answer = await ask(port, path="openai/v1/chat/completions", body=body)
+        assert answer.status == 200, answer.body
+        assert answer.headers["x-price-keeper-label"] == "premium"
+        assert await true_spend(port) > 0
+
+
+async def test_what_is_no_text_is_counted_by_bedrock(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        image = {"image": {"format": "png", "source": {"bytes": PIXEL}}}
+        body = {**TURN, "messages": [{"role": "user", "content": [image, {"text": "what is it?"}]}]}
+        assert (await ask(port, body=body)).status == 200
+        assert [entry.operation for entry in port.bedrock.ledger].count("CountTokens") == 1
+
+
+async def test_what_cannot_be_bounded_is_refused(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        film = {"video": {"format": "mp4", "source": {"s3Location": {"uri": "s3://bucket/film.mp4"}}}}
+        body = {**TURN, "messages": [{"role": "user", "content": [film]}]}
+        refused = await ask(port, body=body)
+        assert refused.status == 400
+        assert refused.headers["x-amzn-errortype"].startswith("ValidationException")
+        twice = json.dumps(TURN).replace('"maxTokens": 100', '"maxTokens": 1, "maxTokens": 100000')
+        headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{port.url}/model/premium/converse", headers=headers, data=twice) as answer,
+        ):
+            assert answer.status == 400
+        assert not port.bedrock.ledger
+
+
+async def test_a_call_whose_answer_is_cut_costs_its_worst_case(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
+        headers |= {"x-simulate-fault": "cut", "x-simulate-after-frames": "2"}
+        async with aiohttp.ClientSession() as session:
+            answer = await session.post(
+                f"{port.url}/model/premium/converse-stream", headers=headers, data=json.dumps(TURN)
+            )
+            with pytest.raises(aiohttp.ClientError):
+                await answer.read()
+        spent = await true_spend(port)
+        bucket, holds = await in_store(port)
+        assert spent >= Decimal(100) * 15 * 10**6  # its 100 tokens at 15 USD for a million
+        assert bucket.left + sum(hold.out for hold in holds) == USD
+        assert sum(hold.used for hold in holds) == spent
+
+
+async def test_a_refused_call_costs_nothing(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
+        headers["x-simulate-fault"] = "access-denied"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{port.url}/model/premium/converse", headers=headers, data=json.dumps(TURN)) as answer,
+        ):
+            assert answer.status == 403
+        assert await true_spend(port) == 0
+
+
+async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port:
+        await budget(port, {"premium": 1.0}, enforcement="soft")
+        assert [(await ask(port)).status for _ in range(3)] == [200] * 3
+        soft = await true_spend(port)
+        await budget(port, {"premium": 1.0}, version=2)
+        port.standings._payers.clear()
+        port.standings._watches.clear()
+        assert (await ask(port)).status == 200
+        bucket, holds = await in_store(port)
+        assert bucket.base == soft
+        assert bucket.left == USD - soft - sum(hold.out for hold in holds)

@@ -1,0 +1,205 @@
+"""Requests and tokens a minute, of an app and of its org, over real sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.clock import SystemClock
+from proxy.errors import StoreUnavailable
+from proxy.limits.bucket import state_of
+from proxy.model import Scope
+from proxy.stores import schema
+from proxy.stores.contract import Item, Put, Value
+from tests.support.data_port import APP, ORG, DataPort, data_port
+
+TURN = {"messages": [{"role": "user", "content": [{"text": "x" * 400}]}], "inferenceConfig": {"maxTokens": 10}}
+OF_ORG, OF_APP = Scope(ORG), Scope(ORG, APP)
+
+
+class Ahead(SystemClock):
+    """This machine's clocks, both put forward by as much as a test says; what sleeps sleeps on."""
+
+    ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+@asynccontextmanager
+async def limited(
+    folder: Path, app: dict[str, Value] | None = None, org: dict[str, Value] | None = None, **more: Any
+) -> AsyncIterator[DataPort]:
+    async with data_port(folder, **more) as port:
+        await set_limits(port, app, org)
+        yield port
+
+
+async def set_limits(
+    port: DataPort, app: dict[str, Value] | None, org: dict[str, Value] | None, version: int = 1
+) -> None:
+    for key, limits in ((schema.org_config(ORG), org), (schema.app_config(ORG, APP), app)):
+        await port.store.put(Put(key, {"version": version} | ({} if limits is None else {"limits": limits})))
+
+
+async def ask(port: DataPort, path: str = "/model/premium/converse", **body: Any) -> Answered:
+    headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(port.url + path, headers=headers, data=json.dumps({**TURN, **body})) as answer,
+    ):
+        told = {name.lower(): value for name, value in answer.headers.items()}
+        return Answered(answer.status, told, await answer.json(content_type=None))
+
+
+async def statuses(port: DataPort, calls: int) -> list[int]:
+    return [(await ask(port)).status for _ in range(calls)]
+
+
+async def bucket(port: DataPort, scope: Scope) -> Item:
+    item = await port.store.get(schema.bucket(scope, "RATE"))
+    assert item is not None
+    return item
+
+
+async def test_so_many_requests_a_minute_and_no_more(tmp_path: Path) -> None:
+    async with limited(tmp_path, app={"rpm": 6, "mode": "exact"}) as port:
+        assert await statuses(port, 7) == [200] * 6 + [429]
+        refused = await ask(port)
+        assert refused.headers["x-amzn-errortype"].startswith("ThrottlingException")
+        assert refused.body["message"] == f"org-{ORG}-app-{APP} is limited to 6 requests a minute"
+        assert refused.headers["retry-after"] == "10"
+        assert 9_000 < int(refused.headers["x-amz-retry-after"]) <= 10_000
+        assert len(port.bedrock.ledger) == 6  # what is refused goes nowhere
+
+
+async def test_after_the_wait_that_is_told_it_goes_on(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with data_port(tmp_path, clock=clock) as port:
+        await set_limits(port, {"rpm": 6, "mode": "exact"}, None)
+        assert await statuses(port, 7) == [200] * 6 + [429]
+        wait = int((await ask(port)).headers["x-amz-retry-after"])
+        clock.ahead += wait / 1000 - 0.1
+        assert (await ask(port)).status == 429
+        clock.ahead += 0.1
+        assert await statuses(port, 2) == [200, 429]
+
+
+@pytest.mark.parametrize("mode", ["exact", "lease"])
+async def test_tokens_are_counted_as_they_really_were(tmp_path: Path, mode: str) -> None:
+    async with limited(tmp_path, app={"tpm": 100_000, "mode": mode}) as port:
+        answers = [await ask(port) for _ in range(5)]
+        used = sum(answer.body["usage"]["totalTokens"] for answer in answers)
+    # The port has given back what it held, and told what was used.
+    async with limited(tmp_path, app={"tpm": 100_000, "mode": mode}) as port:
+        state = state_of(await bucket(port, OF_APP))
+        assert state.limits["tpm"].consumed == used * 1000
+        assert state.limits["tpm"].tokens == (100_000 - used) * 1000
+
+
+async def test_app_and_org_are_admitted_together_or_not_at_all(tmp_path: Path) -> None:
+    exact: dict[str, Value] = {"rpm": 100, "mode": "exact"}
+    async with limited(tmp_path, app=exact, org={"rpm": 3, "mode": "exact"}) as port:
+        assert await statuses(port, 5) == [200] * 3 + [429] * 2
+        for scope in (OF_APP, OF_ORG):
+            assert state_of(await bucket(port, scope)).limits["rpm"].consumed == 3000
+
+
+async def test_a_call_that_can_never_fit_is_told_so(tmp_path: Path) -> None:
+    async with limited(tmp_path, app={"tpm": 50}) as port:
+        refused = await ask(port)
+        assert refused.status == 400
+        assert "more than are ever there at once" in refused.body["message"]
+        assert refused.headers["x-amzn-errortype"].startswith("ValidationException")
+
+
+async def test_answers_tell_the_limits_and_what_is_left(tmp_path: Path) -> None:
+    async with limited(tmp_path, app={"rpm": 600, "tpm": 500_000}, org={"rpm": 400}) as port:
+        told = (await ask(port)).headers
+        assert (told["x-ratelimit-limit-requests"], told["x-ratelimit-limit-tokens"]) == ("400", "500000")
+        assert 380 <= int(told["x-ratelimit-remaining-requests"]) < 400
+        assert 490_000 <= int(told["x-ratelimit-remaining-tokens"]) < 500_000
+
+
+async def test_without_limits_nothing_is_told_nor_written(tmp_path: Path) -> None:
+    async with limited(tmp_path) as port:
+        assert not [name for name in (await ask(port)).headers if "ratelimit" in name]
+        assert await port.store.get(schema.bucket(OF_APP, "RATE")) is None
+
+
+async def test_what_is_refused_by_the_budget_is_given_back(tmp_path: Path) -> None:
+    async with limited(tmp_path, app={"rpm": 2, "mode": "exact"}) as port:
+        key = schema.app_config(ORG, APP)
+        await port.store.put(
+            Put(key, {"limits": {"rpm": 2, "mode": "exact"}, "model_ordering": ["premium"], "quotas": {"premium": 0}})
+        )
+        assert {(await ask(port)).status for _ in range(4)} == {400}
+
+
+async def test_what_costs_nothing_is_a_request_all_the_same(tmp_path: Path) -> None:
+    async with limited(tmp_path, app={"rpm": 2, "tpm": 1000, "mode": "exact"}) as port:
+        counted = [await ask(port, "/model/premium/count-tokens", input={"converse": TURN}) for _ in range(3)]
+        assert counted[-1].status == 429
+        assert state_of(await bucket(port, OF_APP)).limits["tpm"].consumed == 0
+
+
+async def test_other_limits_take_effect_within_a_minute(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with data_port(tmp_path, clock=clock) as port:
+        await set_limits(port, {"rpm": 1, "mode": "exact"}, None)
+        assert await statuses(port, 2) == [200, 429]
+        await set_limits(port, {"rpm": 6000, "mode": "exact"}, None, version=2)
+        clock.ahead += 60
+        await statuses(port, 1)
+        clock.ahead += 1
+        assert await statuses(port, 10) == [200] * 10
+
+
+class AwayLater:
+    """A store that answers nothing from some time on."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.is_away = False
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+
+        async def perhaps(*arguments: Any, **named: Any) -> Any:
+            if self.is_away:
+                raise StoreUnavailable("away", maybe_applied=False)
+            return await verb(*arguments, **named)
+
+        return perhaps
+
+
+@pytest.mark.parametrize("policy", ["serve", "refuse"])
+async def test_while_the_store_is_away(tmp_path: Path, policy: str) -> None:
+    stores: list[AwayLater] = []
+
+    def wrapped(store: Any) -> Any:
+        stores.append(AwayLater(store))
+        return stores[0]
+
+    async with limited(tmp_path, app={"rpm": 6, "mode": "exact"}, wrapped=wrapped, on_store_down=policy) as port:
+        assert await statuses(port, 2) == [200] * 2
+        stores[0].is_away = True
+        assert await statuses(port, 8) == ([200] * 6 + [429] * 2 if policy == "serve" else [503] * 8)
+        stores[0].is_away = False

@@ -1,0 +1,281 @@
+"""Limiters with clocks that disagree, on one store whose answers get lost, against the exact bucket.
+
+`Ledger` stands in the store: it works out from each item before and after what was refilled and taken, with fractions
+and knowing nothing of how the write came to be, and holds every writer to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.clock import SystemClock
+from proxy.errors import StoreError
+from proxy.limits.bucket import Bucket, Limit
+from proxy.limits.limiter import Limiter
+from proxy.limits.writes import RETRY_MS
+from proxy.stores.contract import Store, Update, Write
+from tests.support.buckets import AWAY, CONFLICT, LOST, THROTTLED, UNHEARD, Now, Troubled, bucket
+from tests.support.clock import ManualClock
+from tests.support.effort import tries
+from tests.support.engines import Engines
+from tests.support.memory_store import MemoryStore
+
+SKEWS = (-2_000, 0, 900, 2_000)
+SPREAD_MS = max(SKEWS) - min(SKEWS)
+
+VERSIONS = [
+    (Limit("rpm", 20_000, 10_000, 700), Limit("tpm", 900_000, 333_333, 1_000)),
+    (Limit("rpm", 8_000, 5_000, 900), Limit("tpm", 900_000, 333_333, 1_000)),
+    (Limit("rpm", 30_000, 10_000, 700), Limit("rph", 50_000, 7, 3)),
+]
+ORG = (Limit("rpm", 30_000, 15_000, 1_100), Limit("tpm", 500_000, 100_000, 3_000))
+
+
+class Step:
+    """What one call of a limiter did to the store: for each item and limit, how much its writes took."""
+
+    def __init__(self, is_adjusting: bool = False) -> None:
+        self.is_adjusting = is_adjusting
+        self.taken: dict[tuple[str, str], int] = {}
+        self.writes = 0
+
+
+STEP: ContextVar[Step] = ContextVar("STEP")
+
+
+class Ledger(MemoryStore):
+    """Checks each write when it is carried out."""
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        before = {write.key: dict(self.items.get(write.key) or {}) for write in writes}
+        was_done = token in self._done
+        await super().transact(writes, token=token)
+        if was_done:
+            return
+        step = STEP.get()
+        step.writes += 1
+        for write in writes:
+            self._check(step, write, before[write.key], dict(self.items[write.key]))
+
+    def _check(self, step: Step, write: Write, before: dict[str, Any], after: dict[str, Any]) -> None:
+        assert after["rf"] >= before.get("rf", 0), "refill went back"
+        assert after["v"] >= before.get("v", 0), "settings went back"
+        for name in [key.removesuffix("_tk") for key in after if key.endswith("_tk")]:
+            taken = _taken(name, write, before, after)
+            assert after[f"{name}_tk"] <= after[f"{name}_cp"], "above the brim"
+            assert 0 <= after[f"{name}_rem"] < after[f"{name}_rp"]
+            if not step.is_adjusting:
+                assert taken >= 0
+                assert taken == 0 or after[f"{name}_tk"] >= 0, "an acquire owes"
+                step.taken[write.key.pk, name] = taken
+
+
+def _taken(name: str, write: Write, before: dict[str, Any], after: dict[str, Any]) -> int:
+    """By how much less is there than the exact bucket would have had, had nobody taken anything."""
+    tokens, rem, period, capacity = (after[f"{name}_{each}"] for each in ("tk", "rem", "rp", "cp"))
+    if f"{name}_tk" not in before:
+        return int(capacity - tokens)
+    full = before[f"{name}_tk"] * period
+    if before[f"{name}_rp"] == period:
+        full += before[f"{name}_rem"]
+    full += (after["rf"] - before["rf"]) * after[f"{name}_ra"]
+    if isinstance(write, Update) and "rf" in write.set:
+        full = min(full, capacity * period)
+    taken, rest = divmod(full - (tokens * period + rem), period)
+    assert rest == 0, "a part of a token came or went"
+    return int(taken)
+
+
+@dataclass
+class Event:
+    at: int
+    taken: dict[str, int]
+    back: dict[str, int] = field(default_factory=dict)
+
+
+AMOUNTS = st.fixed_dictionaries(
+    {"rpm": st.integers(0, 12_000)},
+    optional={"tpm": st.integers(0, 300_000), "rph": st.integers(0, 20_000)},
+)
+FAULTS = st.lists(st.sampled_from([None, None, LOST, UNHEARD, CONFLICT, THROTTLED, AWAY]), max_size=6)
+WHO = st.integers(0, len(SKEWS) - 1)
+CALLS = st.one_of(
+    st.tuples(st.just("acquire"), WHO, AMOUNTS, FAULTS),
+    st.tuples(st.just("acquire"), WHO, AMOUNTS, st.just([])),
+    st.tuples(st.just("lease"), WHO, AMOUNTS, st.just([])),
+    st.tuples(st.just("lease"), WHO, AMOUNTS, FAULTS),
+    st.tuples(st.just("back"), WHO, st.just({}), FAULTS),
+    st.tuples(st.just("more"), WHO, AMOUNTS, FAULTS),
+    st.tuples(st.just("newer settings"), WHO, st.just({}), st.just([])),
+    st.tuples(st.just("settle"), WHO, st.just({}), FAULTS),
+)
+PAUSES = st.one_of(st.integers(0, 50), st.integers(0, 1_500), st.integers(0, 60_000))
+SCRIPTS = st.lists(st.tuples(PAUSES, st.lists(CALLS, min_size=1, max_size=4)), min_size=1, max_size=12)
+
+
+class World:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.now = Now()
+        self.stores = [Troubled(store) for _ in SKEWS]
+        clock = ManualClock()
+        self.limiters = [
+            Limiter(store, self.now.skewed(skew), clock, lambda low, high: 0.0)
+            for store, skew in zip(self.stores, SKEWS, strict=True)
+        ]
+        self.org = bucket(*ORG)
+        self.app = bucket(*VERSIONS[0], org=self.org.scope.removeprefix("ORG#"), app="a")
+        self.versions = [1] * len(SKEWS)
+        self.held: list[Counter[str]] = [Counter() for _ in SKEWS]
+        self.told: Counter[str] = Counter()
+        self.events: list[Event] = []
+
+    def buckets(self, who: int) -> list[Bucket]:
+        version = self.versions[who]
+        return [Bucket(self.app.key, VERSIONS[version - 1], version), self.org]
+
+    async def call(self, what: str, who: int, amounts: dict[str, int], faults: list[Any]) -> None:
+        limiter, buckets, step = self.limiters[who], self.buckets(who), Step(what in ("back", "more", "settle"))
+        STEP.set(step)
+        self.stores[who].faults = list(faults)
+        match what:
+            case "newer settings":
+                self.versions[who] = min(self.versions[who] + 1, len(VERSIONS))
+            case "settle":
+                await _tried(limiter.settle())
+            case "more":
+                self.told.update(amounts)
+                await limiter.adjust(buckets, amounts, amounts)
+            case "back":
+                back, self.held[who] = dict(self.held[who]), Counter()
+                self.events.append(Event(self.now.ms, {}, back))
+                self.told.subtract({"rpm": 5})
+                await limiter.adjust(buckets, {name: -amount for name, amount in back.items()}, {"rpm": -5})
+            case "acquire":
+                await self._granted(step, who, limiter.acquire(buckets, amounts), amounts, amounts)
+            case "lease":
+                needs = {name: amount // 4 for name, amount in amounts.items()}
+                used = {"rpm": 11}
+                await self._granted(step, who, limiter.lease(buckets, amounts, needs, used), needs, used)
+
+    async def _granted(self, step: Step, who: int, asked: Any, needs: dict[str, int], used: dict[str, int]) -> None:
+        try:
+            grant = await asked
+        except StoreError:
+            return
+        assert step.writes == (0 if grant.is_refused or not isinstance(self.store, Ledger) else 1)
+        if grant.is_refused:
+            assert grant.wait_ms is None or grant.wait_ms > 0
+            return
+        assert all(grant.taken[name] >= need for name, need in needs.items())
+        for (_, name), taken in step.taken.items():
+            if grant.writes <= 3:
+                assert taken == grant.taken.get(name, 0), "what was taken is what is gone, to the thousandth"
+            assert taken >= grant.taken.get(name, 0)
+        self.events.append(Event(self.now.ms, dict(grant.taken)))
+        self.held[who].update(grant.taken)
+        self.told.update(used)
+
+    async def settled(self) -> None:
+        STEP.set(Step(is_adjusting=True))
+        for store, limiter in zip(self.stores, self.limiters, strict=True):
+            store.faults = []
+            await limiter.settle()
+            assert (limiter.pending, limiter.dropped) == (0, 0)
+
+    async def check(self) -> None:
+        org = await self.store.get(self.org.key, consistent=True) or {}
+        for limit in ORG:
+            assert org.get(f"{limit.name}_tc", 0) == self.told[limit.name], "told once, all of it"
+            _bounded(self.events, limit)
+
+
+async def _tried(work: Any) -> None:
+    with suppress(StoreError):
+        await work
+
+
+async def _play(store: Store, script: Any) -> None:
+    world = World(store)
+    for pause, calls in script:
+        world.now.ms += pause
+        calls = list({call[1]: call for call in calls}.values())  # one call of each limiter at once
+        await asyncio.gather(*(asyncio.create_task(world.call(*call)) for call in calls))
+    await world.settled()
+    await world.check()
+
+
+@settings(max_examples=tries(300), suppress_health_check=list(HealthCheck))
+@given(SCRIPTS)
+def test_the_bucket_is_exact_whatever_happens_on_the_way(script: Any) -> None:
+    asyncio.run(_play(Ledger(), script))
+
+
+@pytest.mark.parametrize(("engine", "examples"), [("sqlite", 30), ("ministack", 15)])
+def test_nor_is_anything_lost_or_told_twice_by_an_engine(engines: Engines, engine: str, examples: int) -> None:
+    with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
+        stack = AsyncExitStack()
+        store = runner.run(stack.enter_async_context(engines.open(engine, Path(folder))))
+
+        @settings(max_examples=tries(examples), suppress_health_check=list(HealthCheck))
+        @given(SCRIPTS)
+        def plays(script: Any) -> None:
+            runner.run(_play(store, script))
+
+        try:
+            plays()
+        finally:
+            runner.run(stack.aclose())
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "ministack"])
+async def test_as_much_as_there_is_is_let_through_to_the_last_token(
+    engine: str, engines: Engines, tmp_path: Path
+) -> None:
+    """Many at once, by several processes' ways to the store, and one limit that is refilled by nobody."""
+    org, now, clock = bucket(Limit("rpm", 40_000, 0, 1), Limit("tpm", 10**9, 5, 3)), Now(), SystemClock()
+    async with engines.open(engine, tmp_path) as one, engines.open(engine, tmp_path) as other:
+        limiters = [Limiter(store, now, clock) for store in (one, other) * 3]
+
+        async def until_told_never(limiter: Limiter, app: Bucket) -> int:
+            granted = 0
+            while (
+                not (grant := await limiter.acquire([app, org], {"rpm": 1_000, "tpm": 7})).is_refused or grant.wait_ms
+            ):
+                granted += not grant.is_refused
+                now.ms += 50
+            return granted
+
+        apps = [bucket(Limit("rpm", 10**9, 1, 1)) for _ in limiters]
+        pairs = list(zip(limiters, apps, strict=True)) * 3
+        granted = await asyncio.gather(*(until_told_never(*pair) for pair in pairs))
+        items = await one.get_many([org.key, *(app.key for app in apps)], consistent=True)
+    assert sum(granted) == 40
+    assert [item["rpm_tc"] if item else 0 for item in items[1:]] == [
+        1_000 * sum(granted[place :: len(apps)]) for place in range(len(apps))
+    ]
+    assert items[0] is not None
+    assert (items[0]["rpm_tk"], items[0]["rpm_tc"], items[0]["tpm_tc"]) == (0, 40_000, 280)
+
+
+def _bounded(events: list[Event], limit: Limit) -> None:
+    """Over any time: what fits, what comes in, a second's refill; clocks that are apart add what they are apart."""
+    for first in range(len(events)):
+        taken = back = 0
+        for event in events[first:]:
+            taken += event.taken.get(limit.name, 0)
+            back += event.back.get(limit.name, 0)
+            time = event.at - events[first].at + RETRY_MS + SPREAD_MS
+            assert taken <= limit.capacity + time * limit.amount // limit.period_ms + 1 + back

@@ -1,0 +1,50 @@
+"""The rows of hard budgets and the files that name them, in a test's hands."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import uuid4
+
+from proxy.hard import rows
+from proxy.hard.holds import Holds
+from proxy.hard.rows import Bucket, Hold, Name
+from proxy.stores.contract import Store
+from tests.support.clock import ManualClock
+
+HOLDER = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+OTHER = "01BX5ZZKBKACTAV9WEVGEMMVRZ"
+
+
+class SystemPace(ManualClock):
+    """Whose sleeps are real."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def a_name(period: str = "DAY#20261118") -> Name:
+    return Name(f"ORG#{uuid4()}", "premium", period)
+
+
+async def bucket_of(store: Store, name: Name) -> Bucket:
+    item = await store.get(name.bucket, consistent=True)
+    assert item is not None
+    return Bucket.of(item)
+
+
+async def hold_of(store: Store, name: Name, holder: str = HOLDER) -> Hold:
+    return Hold.of(await store.get(name.hold(holder), consistent=True))
+
+
+async def a_hold(store: Store, name: Name, out: int, used: int, folder: Path | None = None) -> None:
+    """Of a budget of 1000; with a file that names it."""
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await store.transact(rows.taken(name, HOLDER, 0, out, out))
+    await store.transact([rows.spent(name, HOLDER, used)])
+    if folder is not None:
+        await Holds(folder, HOLDER).name(name)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*holds-*"))

@@ -1,0 +1,96 @@
+"""A keeper of leases before a scripted limiter, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from proxy.limits.admission import Admission
+from proxy.limits.bucket import Bucket, Limit
+from proxy.limits.leasing import Leasing
+from proxy.limits.limiter import NORMAL, REFUSED, Grant, Limiter
+from proxy.stores.contract import Key
+from proxy.tasks import Tasks
+from tests.support.limits import LeapingLoop, LoopClock, leaping
+
+COSTS = {"rpm": 1000, "tpm": 500_000}
+
+
+def buckets(rpm: int = 1200, scope: str = "app", **more: int) -> list[Bucket]:
+    each = {"rpm": rpm, "tpm": 1_200_000} | more
+    limits = tuple(Limit(name, amount * 1000, amount * 1000, 60_000) for name, amount in each.items())
+    return [Bucket(Key("rate-buckets", scope, "BUCKET#RATE"), limits, rpm)]
+
+
+BUCKETS = buckets()
+
+
+class Scripted:
+    """A limiter that gives what is wanted, unless told otherwise, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.latency = 0.01
+        self.conflicts = 0
+        self.failure: Exception | None = None
+        self.gives: Callable[[Mapping[str, int]], Grant] | None = None
+        self.asked: list[tuple[str, dict[str, int]]] = []
+        self.used: dict[str, int] = {}
+        self.adjusted: list[tuple[dict[str, int], dict[str, int]]] = []
+        self.pending = 0
+        self.settled = 0
+
+    async def _answer(self, what: str, wants: Mapping[str, int]) -> Grant:
+        self.asked.append((what, dict(wants)))
+        await asyncio.sleep(self.latency)
+        if self.failure is not None:
+            raise self.failure
+        if self.gives is not None:
+            return self.gives(wants)
+        return Grant(dict(wants), 0, dict.fromkeys(wants, 10**9), NORMAL, 1)
+
+    async def lease(self, buckets: Any, wants: Any, needs: Any, used: Any, share: Any = (1, 2)) -> Grant:
+        grant = await self._answer("lease", wants)
+        if not grant.is_refused:
+            self._tell(used)
+        return grant
+
+    async def acquire(self, buckets: Any, costs: Any, used: Any = None) -> Grant:
+        grant = await self._answer("acquire", costs)
+        if not grant.is_refused:
+            self._tell(costs)
+        return grant
+
+    async def adjust(self, buckets: Any, taken: Any, used: Any) -> None:
+        self.adjusted.append((dict(taken), dict(used)))
+        self._tell(used)
+
+    async def settle(self) -> None:
+        self.settled += 1
+
+    def _tell(self, used: Mapping[str, int]) -> None:
+        for name, amount in used.items():
+            self.used[name] = self.used.get(name, 0) + amount
+
+
+def no(_: Mapping[str, int]) -> Grant:
+    return Grant({}, 700, {"rpm": 0, "tpm": 0}, REFUSED, 1, "app/rpm")
+
+
+class Desk:
+    def __init__(self, limiter: Scripted, leasing: Leasing) -> None:
+        self.limiter, self.leasing = limiter, leasing
+
+    async def admit(self, name: str = "web", of: list[Bucket] | None = None, **policy: bool) -> Admission:
+        return await self.leasing.admit(name, of or BUCKETS, COSTS, **policy)
+
+
+def run(work: Callable[[Desk], Awaitable[None]], most_callers: int = 100) -> None:
+    async def within(loop: LeapingLoop) -> None:
+        clock = LoopClock(loop)
+        async with Tasks(clock) as tasks:
+            limiter = Scripted()
+            await work(Desk(limiter, Leasing(cast(Limiter, limiter), clock, tasks, lambda: 0.5, most_callers)))
+            await asyncio.sleep(30)  # what was begun comes to its end
+
+    leaping(within)

@@ -1,0 +1,207 @@
+"""What a run of a process held and did not spend goes back once, when all that it spent is in the store; not before."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import StoreUnavailable, TransactionFailed
+from proxy.hard import rows
+from proxy.hard.holds import Holds, give_back_former
+from proxy.hard.rows import Hold, Name
+from proxy.recording.lines import line, lines_in
+from proxy.stores.contract import Store, Write
+from tests.support.clock import ManualClock
+from tests.support.hard_rows import HOLDER, OTHER, SystemPace, a_hold, a_name, bucket_of, files, hold_of
+from tests.support.memory_store import MemoryStore
+from tests.support.recording import Faulty
+
+CLOSERS = 20
+
+
+# The file.
+
+
+async def test_a_name_is_on_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    holds, names = Holds(tmp_path, HOLDER), [a_name(), a_name("MONTH#202611")]
+    await asyncio.gather(*(holds.name(name) for name in names * 3))
+    lines = lines_in((tmp_path / f"holds-{HOLDER}").read_bytes())
+    assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
+    assert len(synced) == 3  # and the folder
+
+
+async def test_a_name_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, room = os.pwrite, [10, 0]
+
+    def some(file: int, data: bytes, at: int) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        return write(file, data[: room.pop(0)], at)
+
+    holds, name = Holds(tmp_path, HOLDER), a_name()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", some)
+        with pytest.raises(OSError, match="No space"):
+            await holds.name(name)
+    await holds.name(name)
+    lines = lines_in((tmp_path / f"holds-{HOLDER}").read_bytes())
+    assert (lines.values, lines.spoilt) == ([[*name]], 0)
+
+
+async def test_after_a_sync_that_failed_no_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    holds = Holds(tmp_path, HOLDER)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            await holds.name(a_name())
+    with pytest.raises(OSError, match="could not be synced"):
+        await holds.name(a_name())
+
+
+# Closing, on every engine that isolates transactions.
+
+
+async def test_twenty_at_once_give_back_once(exact_store: Store, tmp_path: Path) -> None:
+    """Each with a copy of the folder."""
+    name, clock = a_name(), SystemPace()
+    await a_hold(exact_store, name, 600, 150, tmp_path)
+    folders = [tmp_path / f"copy{number}" for number in range(CLOSERS)]
+    for folder in folders:
+        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("copy*", "*.db*"))
+    back = await asyncio.gather(*(give_back_former(exact_store, clock, folder) for folder in folders))
+    assert sorted(back) == [0] * (CLOSERS - 1) + [450]
+    assert (await bucket_of(exact_store, name)).left == 850
+    assert await hold_of(exact_store, name) == Hold(150, 150, rows.CLOSED)
+    assert not any(files(folder) for folder in folders)
+
+
+async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_path: Path) -> None:
+    name = a_name()
+    await a_hold(exact_store, name, 100, 0, tmp_path)
+
+    async def takes() -> int:
+        taken = 0
+        for number in range(1, 30):
+            try:
+                await exact_store.transact(rows.taken(name, HOLDER, number, 10, 10))
+            except TransactionFailed:
+                break
+            taken += 10
+        return taken
+
+    taken, _ = await asyncio.gather(takes(), give_back_former(exact_store, SystemPace(), tmp_path))
+    assert taken <= 290
+    assert (await bucket_of(exact_store, name)).left == 1000
+    assert await hold_of(exact_store, name) == Hold(0, 0, rows.CLOSED)
+
+
+@pytest.mark.parametrize("writes", [rows.taken(a_name(), HOLDER, 1, 50, 50), rows.given_back(a_name(), HOLDER, 1, 50)])
+async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tmp_path: Path) -> None:
+    store, name = MemoryStore(), Name(writes[0].key.pk, "premium", "DAY#20261118")
+    await a_hold(store, name, 600, 150, tmp_path)
+    assert await give_back_former(store, ManualClock(), tmp_path) == 450
+    with pytest.raises(TransactionFailed):
+        await store.transact(writes)
+    assert (await bucket_of(store, name)).left == 850
+
+
+async def test_what_was_named_and_never_taken_is_closed_too(tmp_path: Path) -> None:
+    store, name = MemoryStore(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await Holds(tmp_path, HOLDER).name(name)
+    assert await give_back_former(store, ManualClock(), tmp_path) == 0
+    with pytest.raises(TransactionFailed):
+        await store.transact(rows.taken(name, HOLDER, 0, 10, 10))
+
+
+async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -> None:
+    store, name = MemoryStore(), a_name()
+    await a_hold(store, name, 600, 150, tmp_path)
+    del store.items[name.bucket]
+    assert await give_back_former(store, SystemPace(), tmp_path) == 450
+    assert name.bucket not in store.items
+    assert await hold_of(store, name) == Hold(150, 150, rows.CLOSED)
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_a_lost_answer_is_no_second_giving(fault: Any, tmp_path: Path) -> None:
+    store, name = Faulty(MemoryStore()), a_name()
+    await a_hold(store._store, name, 600, 150, tmp_path)
+    store.faults = [fault]
+    with pytest.raises(StoreUnavailable):
+        await give_back_former(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
+    assert files(tmp_path) == [f"holds-{HOLDER}"]
+    await give_back_former(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
+    assert (await bucket_of(store._store, name)).left == 850
+    assert files(tmp_path) == []
+    assert len(store.transactions) == (1 if fault == "after" else 2)  # it finds that it was done
+
+
+class Overtaking(MemoryStore):
+    """Where others are faster, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faster: list[Sequence[Write]] = []
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        if self.faster:
+            await super().transact(self.faster.pop())
+        await super().transact(writes, token=token)
+
+
+@pytest.mark.parametrize(("who", "left"), [("take", 850), ("give back", 850), ("flush", 800), ("closer", 850)])
+async def test_what_moves_between_reading_and_closing_is_read_again(who: str, left: int, tmp_path: Path) -> None:
+    store, name = Overtaking(), a_name()
+    await a_hold(store, name, 600, 150, tmp_path)
+    store.faster = [
+        {
+            "take": rows.taken(name, HOLDER, 1, 50, 50),
+            "give back": rows.given_back(name, HOLDER, 1, 50),
+            "flush": [rows.spent(name, HOLDER, 50)],
+            "closer": rows.closed(name, HOLDER, store.items[name.hold(HOLDER)]),
+        }[who]
+    ]
+    await give_back_former(store, SystemPace(), tmp_path)
+    assert (await bucket_of(store, name)).left == left
+    assert (await hold_of(store, name)).out == (await hold_of(store, name)).used == 1000 - left
+
+
+async def test_more_used_than_was_taken_is_taken_now(tmp_path: Path) -> None:
+    store, name = MemoryStore(), a_name()
+    await a_hold(store, name, 100, 130, tmp_path)
+    await give_back_former(store, ManualClock(), tmp_path)
+    assert (await bucket_of(store, name)).left == 870
+
+
+async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), ManualClock()
+    over, now = a_name("DAY#20261115"), a_name("DAY#20261116")
+    await a_hold(store, over, 100, 0, tmp_path)
+    await Holds(tmp_path, OTHER).name(now)
+    (tmp_path / f"kept-holds-{HOLDER}").write_bytes((tmp_path / f"holds-{HOLDER}").read_bytes())
+    (tmp_path / f"kept-holds-{OTHER}").write_bytes((tmp_path / f"holds-{OTHER}").read_bytes())
+    assert await give_back_former(store, clock, tmp_path) == 0
+    assert files(tmp_path) == [f"kept-holds-{OTHER}"]  # which ended a day and a half ago in UTC, but not everywhere
+    assert (await bucket_of(store, over)).left == 900
+    assert now.hold(OTHER) in store.items
+
+
+async def test_lines_that_are_torn_keep_their_money(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, name = MemoryStore(), a_name()
+    await a_hold(store, name, 100, 0, tmp_path)
+    path = tmp_path / f"holds-{HOLDER}"
+    path.write_bytes(b"0000 torn\n" + path.read_bytes() + line(b'["a","b","c"]') + line(b"[1]") + b"0123")
+    assert await give_back_former(store, ManualClock(), tmp_path) == 100
+    assert "4 lines were torn" in caplog.text

@@ -1,0 +1,231 @@
+"""From one run of a process to the next: what the first held and did not spend is there for the others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import orjson
+import pytest
+
+from proxy.app import opened_store
+from proxy.commands.replay import _replayed
+from proxy.config import Config
+from proxy.config.keys import Store as StoreConfig
+from proxy.hard import rows
+from proxy.hard.rows import Hold, Name
+from proxy.recording.aggregator import listed, spent_so_far
+from proxy.recording.composed import Recording, opened_recording
+from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt, Tally
+from proxy.recording.journal import Journal
+from proxy.recording.lines import lines_in
+from proxy.recording.seal import SUMS_PER_PART, Seal
+from proxy.recording.ulid import Ulids
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock
+from tests.support.hard_rows import HOLDER, SystemPace, a_name, bucket_of, files, hold_of
+from tests.support.memory_store import MemoryStore
+from tests.support.recording import Faulty
+
+
+def config_of(folder: Path) -> Config:
+    plain = Config(labels=Config.development().labels)
+    return replace(plain, journal=replace(plain.journal, dir=str(folder / "journal")))
+
+
+@asynccontextmanager
+async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterator[Recording]:
+    async with opened_recording(config_of(folder), store, clock) as recording:
+        yield recording
+        recording.recorder.journal._segment.close()
+
+
+async def taken_for(recording: Recording, name: Name, pico: int) -> Account:
+    await recording.holds.name(name)
+    await recording.store.transact(rows.taken(name, recording.holds.holder, 0, pico, pico))
+    return Account.of(
+        [Counter(*name, 8), Counter.of_hold(name.scope, name.label, recording.holds.holder, name.period, 8)]
+    )
+
+
+def spend(recording: Recording, account: Account, worst: int, pico: int | None) -> None:
+    number = recording.recorder.journal.intend(Intent(account, 0, 1, 1, worst))
+    if pico is not None:
+        recording.recorder.journal.record(number, Receipt(Counts(1, pico=pico)))
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool, tmp_path: Path) -> None:
+    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
+        account = await taken_for(first, name, 500)
+        spend(first, account, 100, 20)
+        spend(first, account, 100, None)  # killed before its end is known
+    async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
+        await second.close_former_holds()
+        assert (await bucket_of(store._store, name)).left == 500  # its segment is not in the store yet
+        store.is_away = is_away
+        assert await second.recorder.flush() is not is_away
+        await second.close_former_holds()
+        assert second.has_former_holds is is_away
+        store.is_away = False
+        await second.recorder.flush()
+        await second.close_former_holds()
+        assert not second.has_former_holds
+        assert (await bucket_of(store._store, name)).left == 880
+        assert await hold_of(store._store, name, first.holds.holder) == Hold(120, 120, rows.CLOSED)
+        assert await spent_so_far(store._store, name) == 120  # and no hold is among the active counters
+        assert {each.counter[:3] for each in await listed(store._store, [_today(clock)])} == {name}
+    assert files(tmp_path / "journal") == []
+
+
+def _today(clock: ManualClock) -> date:
+    return datetime.fromtimestamp(clock.now(), UTC).date()
+
+
+async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
+    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
+        spend(first, await taken_for(first, name, 500), 100, 20)
+    async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
+        store.faults = ["rejected"]
+        assert await second.recorder.flush()
+        assert second.recorder.sender.left
+        await second.close_former_holds()
+        assert (await bucket_of(store._store, name)).left == 500
+        await second.finish()
+    assert files(tmp_path / "journal") == [f"holds-{first.holds.holder}"]
+
+
+async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line is lost, and nobody knows what it said; a line that was never finished is another matter."""
+    for is_damaged in (False, True):
+        store, clock, name = MemoryStore(), ManualClock(), a_name()
+        folder = tmp_path / str(is_damaged)
+        await store.put(rows.made(name, 1000, 1, [], 0, 0))
+        async with run_of(folder, store, clock) as first:
+            account = await taken_for(first, name, 500)
+            spend(first, account, 100, 20)
+            spend(first, account, 100, 30)
+        (segment,) = (folder / "journal").glob("*.seg")
+        data = segment.read_bytes()
+        at = data.index(b'["I",1,')
+        segment.write_bytes(data[:at] + b"?" + data[at + 1 :] if is_damaged else data + b"0123 torn")
+        for _ in range(2):  # the second finds a journal in which nothing is wrong
+            async with run_of(folder, store, clock) as later:
+                assert await later.recorder.flush()
+                await later.close_former_holds()
+        assert (await bucket_of(store, name)).left == (500 if is_damaged else 950)
+        assert files(folder / "journal") == ([f"kept-holds-{first.holds.holder}"] if is_damaged else [])
+        assert ("has lost lines" in caplog.text) is is_damaged
+
+
+@pytest.mark.parametrize("trouble", ["", "open", "away", "before", "rejected", "late"])
+async def test_a_stop_gives_back_what_is_left_if_all_is_known(
+    trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
+        account = await taken_for(only, name, 500)
+        spend(only, account, 100, 20)
+        if trouble == "open":
+            spend(only, account, 100, None)
+        if trouble == "away":
+            store.is_away = True
+        if trouble in ("before", "rejected"):
+            store.faults = [trouble]  # type: ignore[list-item]
+        if trouble == "late":
+            flush = only.recorder.flush
+
+            async def flushed() -> bool:
+                done = await flush()
+                spend(only, account, 100, 30)
+                return done
+
+            only.recorder.flush = flushed  # type: ignore[method-assign]
+        await only.finish()
+        left = 980 if not trouble else 500
+        assert (await bucket_of(store._store, name)).left == left
+        assert files(tmp_path / "journal") == ([f"holds-{only.holds.holder}"] if trouble else [])
+
+
+async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
+        await taken_for(only, name, 500)
+        store.faults = ["after"]  # nothing was spent, so closing is the first thing that is sent
+        await only.finish()
+    assert "at the next start" in caplog.text
+    async with run_of(tmp_path, store, clock) as later:  # type: ignore[arg-type]
+        await later.close_former_holds()
+    assert (await bucket_of(store._store, name)).left == 1000
+
+
+async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock, name = SystemPace(), a_name()
+    config = replace(config_of(tmp_path), store=StoreConfig(path=str(tmp_path / "store.db")))
+    async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+        await store.put(rows.made(name, 1000, 1, [], 0, 0))
+        async with run_of(tmp_path, store, clock) as dead:
+            spend(dead, await taken_for(dead, name, 500), 100, 20)
+    for told in (True, False):
+        assert await _replayed(config, tmp_path / "journal", clock, force=False) == 0
+        assert ("given back" in capsys.readouterr().out) is told
+    async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+        assert (await bucket_of(store, name)).left == 980
+
+
+# Where counters go.
+
+
+def test_a_hold_is_never_parted_from_its_counter() -> None:
+    tally, scope = Tally(), f"ORG#{uuid4()}"
+    for number in range(2 * SUMS_PER_PART):
+        label = f"l{number:03}"
+        counters = [Counter(scope, label, period, 8) for period in ("DAY#20261118", "MONTH#202611")]
+        hold = Counter.of_hold(scope, label, HOLDER, "MONTH#202611", 8)
+        tally.add(Account.of([*counters, hold]), Counts(1, pico=1))
+    seal = Seal.of(HOLDER, tally)
+    assert sum(map(len, seal.parts)) == 6 * SUMS_PER_PART
+    for part in seal.parts:
+        names = {counter[:3] for counter, _ in part}
+        assert len(part) <= SUMS_PER_PART
+        assert all((each.scope, each.label, each.own_period) in names for each, _ in part)
+    assert Seal.from_values(orjson.loads(seal.content()), {}) == seal
+
+
+def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Receipt | None] = []
+
+    class Told:
+        def ended(self, receipt: Receipt | None) -> None:
+            told.append(receipt)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    journal = Journal(tmp_path, Ulids(lambda: 0.0, lambda size: bytes(size)))
+    account = Account.of([Counter(*a_name(), 8)])
+    numbers = [journal.intend(Intent(account, 0, 1, 1, 5, ends=(Told(), Told()))) for _ in range(3)]
+    receipt = Receipt(Counts(1, pico=3), {"long": "x" * 10**6})
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        journal.record(numbers[0], receipt)
+    assert told == []
+    journal.pay_owed()
+    journal.record(numbers[0], None)
+    journal.record(numbers[1], None)
+    assert told == [receipt, receipt, None, None]
+    journal.close()
+    assert [values[0] for values in lines_in(next(tmp_path.glob("*.seg")).read_bytes()).values] == list("HEIIIRN")

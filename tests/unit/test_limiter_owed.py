@@ -1,0 +1,140 @@
+"""What a limiter tells buckets afterwards: adjustments, and what becomes of writes whose answers get lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.limits.bucket import Bucket
+from proxy.stores.contract import EXPIRY
+from proxy.stores.sqlite import SqliteStore
+from tests.support.buckets import (
+    AWAY,
+    LOST,
+    NOW,
+    RPM,
+    SILENCE,
+    TPM,
+    UNHEARD,
+    Rig,
+    rpm_item,
+)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    store = await SqliteStore(tmp_path / "store.db", lambda: NOW / 1000).open()
+    yield Rig(store)
+    await store.close()
+
+
+async def test_adjust(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 1_000, "rpm_tc": 50, "rf": NOW - 5_000})
+    await rig.limiter.adjust([rig.bucket], {"rpm": 3_000}, {"rpm": 2_000})
+    assert await rig.item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 2_050, "rf": NOW - 5_000}
+    assert (rig.limiter.paths, rig.limiter.pending) == ({"adjust": 1}, 0)
+
+
+async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 9_000, "rpm_tc": 5_000, "rf": NOW - 400})
+    await rig.limiter.adjust([rig.bucket], {"rpm": -3_000}, {"rpm": -2_500})
+    assert await rig.item() == rpm_item() | {"rpm_tc": 2_500, "rf": NOW - 400}
+    await rig.limiter.adjust([rig.bucket], {"rpm": -1}, {})
+    assert rig.limiter.pending == 0
+
+
+async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 9_000, "rf": NOW - 400})
+    higher = Bucket(rig.bucket.key, (RPM._replace(capacity=50_000),), 2)
+    await rig.limiter.adjust([higher], {"rpm": -3_000}, {})
+    assert await rig.item() == rpm_item() | {"rf": NOW - 400, EXPIRY: NOW // 1000 + 50 + 86_400}
+
+
+async def test_adjust_makes_the_item_or_the_limit_that_is_missing(rig: Rig) -> None:
+    await rig.limiter.adjust([rig.bucket], {"rpm": 12_000}, {"rpm": 1})
+    assert await rig.item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 1}
+    both = Bucket(rig.bucket.key, (RPM, TPM), 2)
+    await rig.limiter.adjust([both], {"tpm": 600_000, "rpm": 1_000}, {"tpm": 5})
+    tpm = {"tpm_tk": -100_000, "tpm_tc": 5, "tpm_rem": 0, "tpm_cp": 500_000, "tpm_ra": 7, "tpm_rp": 3}
+    expires = {EXPIRY: NOW // 1000 + 86_400 + 214}
+    assert await rig.item() == rpm_item() | {"rpm_tk": -3_000, "rpm_tc": 1, "v": 2} | tpm | expires
+
+
+async def test_adjust_is_kept_while_the_store_is_away_and_then_sent_summed_up(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 5_000})
+    rig.meets(AWAY, AWAY, AWAY)
+    await rig.limiter.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 1_000})
+    await rig.limiter.adjust([rig.bucket], {"rpm": -200}, {"rpm": 30})
+    assert rig.limiter.pending == 1
+    with pytest.raises(StoreUnavailable):
+        await rig.limiter.settle()
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 4_200, "rpm_tc": 1_030}
+    assert (rig.limiter.pending, len(rig.store.sent)) == (0, 4)
+
+
+@pytest.mark.parametrize("fault", [LOST, UNHEARD])
+async def test_adjust_whose_answers_get_lost_is_counted_once(rig: Rig, fault: str) -> None:
+    await rig.stands({"rpm_tk": 5_000})
+    rig.meets(*[fault] * 3)
+    await rig.limiter.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 7})
+    await rig.limiter.adjust([rig.bucket], {"rpm": 100}, {"rpm": 10})  # goes on its own: the other one is as it was
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 3_900, "rpm_tc": 17}
+    assert len({token for _, token in rig.store.sent[:4]}) == 1
+
+
+@pytest.mark.parametrize("fault", [LOST, UNHEARD])
+async def test_an_acquire_whose_answer_is_lost_is_sent_again_and_taken_once(rig: Rig, fault: str) -> None:
+    rig.meets(fault, fault)
+    assert await rig.take(3_000) == ("create", 3)
+    assert await rig.item() == rpm_item() | {"rpm_tk": 7_000, "rpm_tc": 3_000}
+    assert len({token for _, token in rig.store.sent}) == 1
+
+
+@pytest.mark.parametrize("fault", [LOST, UNHEARD])
+async def test_an_acquire_that_was_told_to_fail_is_undone_if_it_did_not(rig: Rig, fault: str) -> None:
+    await rig.stands({"rpm_tk": 5_000})
+    rig.meets(*[fault] * 3)
+    with pytest.raises(StoreUnavailable):
+        await rig.take(3_000)
+    assert rig.limiter.pending == 1
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
+    assert rig.limiter.pending == 0
+
+
+async def test_after_ten_minutes_nobody_can_know_and_it_stays_taken(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 5_000})
+    rig.meets(*[LOST] * 3)
+    with pytest.raises(StoreUnavailable):
+        await rig.take(3_000)
+    await rig.clock.advance(600)
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000}
+    assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 1, 3)
+
+
+async def test_an_acquire_whose_caller_goes_away_is_undone(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 5_000})
+    rig.meets(SILENCE)
+    task = asyncio.create_task(rig.take(3_000))
+    await rig.store.silent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
+
+
+async def test_a_condition_that_fails_after_a_lost_answer_settles_it(rig: Rig) -> None:
+    """Had the first one been carried out, its token would be known: so it was not, and nothing is taken twice."""
+    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 2_000})
+    rig.meets(UNHEARD, lambda: rig.update(rf=1))
+    assert await rig.take(3_000) == ("normal", 3)
+    assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
+    assert rig.limiter.pending == 0

@@ -1,0 +1,125 @@
+"""What strangers have the store read: at a pace, each in his turn, and nobody refused for what others sent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.auth import lookups as module
+from proxy.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
+from proxy.errors import Busy
+from tests.support.clock import ManualClock, settle
+from tests.support.effort import tries
+
+WIDE = Pace(10_000, 10_000.0)
+
+
+class Turns:
+    """When each turn came that was asked for."""
+
+    def __init__(self, of_an_address: Pace, of_all: Pace = WIDE) -> None:
+        self.clock = ManualClock()
+        self.began = self.clock.monotonic()
+        self.lookups = Lookups(self.clock, of_an_address, of_all)
+        self.came: list[tuple[str, float]] = []
+        self.refused = 0
+
+    def ask(self, address: str, times: int = 1) -> list[asyncio.Future[None]]:
+        return [asyncio.ensure_future(self._asked(address)) for _ in range(times)]
+
+    async def _asked(self, address: str) -> None:
+        try:
+            await self.lookups.turn(address)
+            self.came.append((address, round(self.clock.monotonic() - self.began, 6)))
+        except Busy:
+            self.refused += 1
+
+    def times(self, address: str) -> list[float]:
+        return [at for who, at in self.came if who == address]
+
+
+async def test_some_at_once_and_then_one_after_the_other() -> None:
+    turns = Turns(Pace(3, 2.0))
+    turns.ask("192.0.2.1", 6)
+    await turns.clock.advance(10)
+    assert turns.times("192.0.2.1") == [0, 0, 0, 0.5, 1.0, 1.5]
+    turns.ask("192.0.2.1", 4)
+    await turns.clock.advance(10)
+    assert turns.times("192.0.2.1")[6:] == [10, 10, 10, 10.5]
+
+
+async def test_nobody_waits_for_what_another_address_sent() -> None:
+    turns = Turns(Pace(2, 1.0), Pace(100, 100.0))
+    turns.ask("192.0.2.1", 1000)
+    turns.ask("192.0.2.2", 2)
+    await settle()
+    assert turns.times("192.0.2.2") == [0, 0]
+
+
+async def test_a_trickle_makes_nobody_wait() -> None:
+    turns = Turns(Pace(2, 1.0))
+    for _ in range(100):
+        turns.ask("192.0.2.1")
+        await turns.clock.advance(1)
+        (neighbour,) = turns.ask("192.0.2.1")
+        await turns.clock.advance(1)
+        assert neighbour.done()
+    assert not turns.refused
+
+
+async def test_whoever_would_wait_too_long_is_told_so() -> None:
+    turns = Turns(Pace(1, 2.0))
+    turns.ask("192.0.2.1", 100)
+    await turns.clock.advance(LONGEST_WAIT_SECONDS)
+    assert len(turns.came) == LONGEST_WAIT_SECONDS * 2 + 1
+    assert turns.refused == 100 - len(turns.came)
+    (later,) = turns.ask("192.0.2.1")  # waiting in vain has cost nobody a turn
+    await turns.clock.advance(0.5)
+    assert later.done()
+
+
+async def test_all_addresses_together_have_a_pace_too() -> None:
+    turns = Turns(Pace(2, 1.0), Pace(10, 5.0))
+    for number in range(20):
+        turns.ask(f"192.0.2.{number}")
+    await settle()
+    assert len(turns.came) == 10
+    await turns.clock.advance(2)
+    assert len(turns.came) == 20
+
+
+@settings(max_examples=tries(100))
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=30), st.integers(1, 5))
+def test_never_more_than_the_pace(steps: list[tuple[int, int]], at_once: int) -> None:
+    asyncio.run(_played(steps, at_once))
+
+
+async def _played(steps: list[tuple[int, int]], at_once: int) -> None:
+    turns = Turns(Pace(at_once, 4.0))
+    for wait, times in steps:
+        await turns.clock.advance(wait)
+        turns.ask("192.0.2.1", times)
+    await turns.clock.advance(LONGEST_WAIT_SECONDS)
+    found = turns.times("192.0.2.1")
+    assert len(found) + turns.refused == sum(times for _, times in steps)
+    for first, begin in enumerate(found):
+        for last, end in enumerate(found[first:], 1):
+            assert last <= at_once + (end - begin) * 4 + 1e-6
+
+
+async def test_memory_is_bounded_and_the_busiest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 100)
+    turns = Turns(Pace(2, 1.0))
+    turns.ask("192.0.2.1", 5)
+    await settle()
+    for number in range(1000):
+        turns.ask(f"2001:db8:{number:x}::1")
+        await settle()
+        assert len(turns.lookups._next) <= 101
+    (busy,) = turns.ask("192.0.2.1")
+    await settle()
+    assert not busy.done()
+    await turns.clock.advance(10)

@@ -1,0 +1,435 @@
+"""What a process holds of a hard budget: enough, not too much, and nothing that is not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.hard.holds import Holds
+from proxy.hard.purse import WAIT_SECONDS, Held, Purse, Why
+from proxy.hard.purses import RECONCILE_SECONDS, Purses
+from proxy.recording.aggregator import spent_so_far
+from proxy.recording.entries import Counts, Receipt
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.support.clock import settle
+from tests.support.hard_fleet import NAME, Wire, World, simulated_run
+
+
+@asynccontextmanager
+async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Purses, Wire]]]:
+    """Each with its own way to the store, as they have it while they run."""
+    ulids = world.ulids(world.clock)
+    async with Tasks(world.clock) as tasks:
+        made = []
+        for _ in range(number):
+            wire = Wire(world)
+            store, holds = cast(Store, wire), Holds(world.folder, ulids.new())
+            made.append((Purses(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
+        yield made
+
+
+@asynccontextmanager
+async def one(world: World) -> AsyncIterator[tuple[Purse, Purses, Wire]]:
+    async with processes(world, 1) as [(purses, wire)]:
+        yield purses.of(NAME, world.quota, world.version), purses, wire
+
+
+def left(world: World) -> int:
+    bucket = world.bucket()
+    assert bucket is not None
+    return bucket.left
+
+
+async def waited(world: World, purse: Purse, worst: int, seconds: float = 0) -> Held | None:
+    calling = asyncio.get_running_loop().create_task(purse.hold(worst))
+    await world.clock.advance(seconds)
+    await settle()
+    assert calling.done()
+    return calling.result()
+
+
+@simulated_run(1000)
+async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: World) -> None:
+    await world.spend_elsewhere(300)
+    async with one(world) as (purse, _, wire):
+        calls = [asyncio.create_task(purse.hold(5)) for _ in range(10)]
+        await settle()
+        assert all(call.done() and call.result() for call in calls)
+        asked = wire.asked
+        assert purse.top_ups == 1  # they shared it
+        assert (left(world), purse.free, purse.in_flight) == (650, 0, 50)
+        for call in calls:
+            held = call.result()
+            assert held is not None
+            held.ended(Receipt(Counts(1, pico=1)))
+            held.ended(Receipt(Counts(1, pico=1)))
+            held.close()  # twice is once
+        assert (purse.free, purse.in_flight) == (40, 0)
+        assert all(purse.take(8) for _ in range(5))
+        assert not purse.take(1)
+        assert wire.asked == asked
+        assert purse.told[:2] == (650, 1000)
+
+
+@simulated_run(1000)
+async def test_no_more_than_a_share_is_taken_for_later(world: World) -> None:
+    async with one(world) as (purse, _, _wire):
+        for _ in range(12):
+            assert await waited(world, purse, 2)
+        assert purse.top_ups < 6  # each takes twice as much as the one before
+        assert 1000 // 8 >= purse.free >= 0
+        assert left(world) + purse.free + purse.in_flight == 1000
+        assert await waited(world, purse, 700)  # a call that needs more gets it
+
+
+@simulated_run(100)
+async def test_a_dry_bucket_refuses_without_being_asked_again(world: World) -> None:
+    async with one(world) as (purse, _, wire):
+        first = await waited(world, purse, 60)
+        assert first is not None
+        assert await waited(world, purse, 60) is None
+        assert purse.told.why is Why.DRY
+        assert purse.told.left == 40
+        assert 0 < purse.told.retry_after <= 1
+        asked = wire.asked
+        assert await waited(world, purse, 60) is None
+        assert wire.asked == asked
+        assert await waited(world, purse, 30)  # of which there is enough
+        first.ended(None)
+        assert await waited(world, purse, 60)  # our own money came back
+        waits = []
+        for _ in range(8):
+            assert await waited(world, purse, 60) is None
+            waits.append(purse.told.retry_after)
+            await world.clock.advance(purse.told.retry_after)
+        assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+        assert purse.refusals == 10
+
+
+@simulated_run(100)
+async def test_leftovers_of_many_come_together(world: World) -> None:
+    async with processes(world, 2) as made:
+        mine, theirs = (purses.of(NAME, 100, 1) for purses, _ in made)
+        for purse in (mine, theirs):
+            held = await waited(world, purse, 45)
+            assert held is not None
+            held.close()
+        assert (mine.free, theirs.free, left(world)) == (45, 45, 10)
+        assert await waited(world, mine, 90) is None
+        assert (mine.free, left(world)) == (0, 55)
+        assert await waited(world, theirs, 90)
+        assert left(world) == 10
+
+
+@simulated_run(1000)
+async def test_idle_money_goes_back(world: World) -> None:
+    async with one(world) as (purse, purses, _):
+        held = await waited(world, purse, 100)
+        assert held is not None
+        held.ended(Receipt(Counts(1, pico=10)))
+        for _ in range(4):
+            await purses.tick()
+            await world.clock.advance(1)
+        assert purse.free > 0
+        for _ in range(4):
+            await world.clock.advance(1)
+            await purses.tick()
+        assert (purse.free, left(world)) == (0, 990)
+
+
+@simulated_run(100_000)
+async def test_a_burst_does_not_keep_its_money_for_ever(world: World) -> None:
+    async with one(world) as (purse, purses, _):
+        burst = [asyncio.create_task(purse.hold(500)) for _ in range(190)]
+        await settle()
+        for call in burst:
+            held = call.result()
+            assert held is not None
+            held.close()
+        assert purse.free >= 95_000
+        for _ in range(30):
+            await world.clock.advance(1)
+            held = await waited(world, purse, 500)
+            assert held is not None
+            held.close()
+            await purses.tick()
+        assert purse.free < 20_000
+        assert left(world) + purse.free == 100_000
+
+
+@pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
+@simulated_run(100)
+async def test_what_became_of_a_lost_taking_is_found_out(world: World, fault: str, got: int) -> None:
+    async with one(world) as (purse, _, wire):
+        await purse.reconcile()
+        assert world.bucket() is None  # that makes none
+        purse.heard(100, 2)
+        await settle()
+        wire.meet(fault, 0)
+        assert await waited(world, purse, 60) is None
+        assert (purse.free, left(world), purse.told.why) == (0, 100 - got, Why.AWAY)
+        await world.clock.advance(1)
+        assert await waited(world, purse, 60)
+        assert (left(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
+
+
+@pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
+@simulated_run(100)
+async def test_what_became_of_a_lost_giving_is_found_out(world: World, fault: str, back: int) -> None:
+    async with one(world) as (purse, purses, wire):
+        held = await waited(world, purse, 60)
+        assert held is not None
+        held.close()
+        await purses.tick()
+        await world.clock.advance(6)
+        wire.meet(fault, 0)
+        await purses.tick()
+        assert left(world) == 40 + back
+        assert purse.free == (0 if back else 60)  # not sure to have stayed is gone
+        await world.clock.advance(1)
+        assert await waited(world, purse, 90)
+        assert left(world) + purse.free + purse.in_flight == 100
+
+
+@simulated_run(100)
+async def test_a_late_write_never_counts_after_the_next_one(world: World) -> None:
+    """Whose client gave it up long ago, and asked anew."""
+    async with one(world) as (purse, _, wire):
+        purse.heard(100, 2)
+        await settle()
+        wire.meet("late", 0)
+        assert await waited(world, purse, 30, WAIT_SECONDS) is None
+        assert purse.told.why is Why.AWAY
+        assert await waited(world, purse, 30) is None  # nobody else waits for what has taken that long
+        await world.clock.advance(10)
+        await world.clock.advance(1)
+        assert await waited(world, purse, 30, 1)
+        world.gates.pop().set()
+        await settle()
+        world.check()
+        assert (left(world), purse.free) == (70, 0)
+
+
+@simulated_run(100)
+async def test_a_store_that_is_away_refuses_all_but_what_is_held(world: World) -> None:
+    async with one(world) as (purse, _, wire):
+        held = await waited(world, purse, 30)
+        assert held is not None
+        held.close()
+        wire.is_away = True
+        assert await waited(world, purse, 30)
+        assert await waited(world, purse, 30) is None
+        assert (purse.told.why, purse.told.left) == (Why.AWAY, 70)
+        wire.is_away = False
+        assert await waited(world, purse, 30) is None  # for a second
+        await world.clock.advance(1)
+        assert await waited(world, purse, 30)
+        assert purse.told.why is None
+
+
+@simulated_run(100)
+async def test_whatever_goes_wrong_nobody_tries_without_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    async with one(world) as (purse, _, wire):
+        monkeypatch.setattr(world.store, "get", broken)
+        assert await waited(world, purse, 30) is None
+        assert await waited(world, purse, 30) is None
+        assert (wire.asked, purse.told.why) == (1, Why.AWAY)
+        assert "ZeroDivisionError" in caplog.text
+
+
+@simulated_run(100)
+async def test_a_first_look_that_is_broken_off_is_taken_again(world: World) -> None:
+    async with processes(world, 2) as made:
+        mine, theirs = (purses.of(NAME, 100, 1) for purses, _ in made)
+        assert await waited(world, mine, 10)
+        await world.clock.advance(60)
+        await world.spend_elsewhere(80)
+        reads = 0
+
+        async def read(*_: object) -> int:
+            nonlocal reads
+            reads += 1
+            raise StoreUnavailable("away")
+
+        spent, theirs._shared = theirs._shared, replace(theirs._shared, spent=read)
+        assert await waited(world, theirs, 20) is None
+        assert reads == 1
+        theirs._shared = spent
+        await world.clock.advance(10)
+        assert await waited(world, theirs, 20) is None
+        assert theirs.told.why is Why.DRY
+
+
+@simulated_run(100)
+async def test_the_bucket_follows_the_newest_settings_once(world: World) -> None:
+    async with processes(world, 3) as made:
+        old, new, newer = (purses.of(NAME, quota, version) for (purses, _), quota, version in
+                           zip(made, (100, 300, 50), (1, 2, 3), strict=True))  # fmt: skip
+        assert await waited(world, old, 40)
+        held = await waited(world, new, 150)
+        assert left(world) == 110
+        assert await waited(world, newer, 10) is None
+        assert left(world) == -140  # 50, of which 190 are taken
+        assert await waited(world, old, 1, 30) is None
+        assert await waited(world, new, 1, 30) is None
+        assert left(world) == -140
+        assert old.told.quota == 50
+        assert held is not None
+        held.close()
+        await made[1][0].tick()  # where a quota is passed already, nobody sits on what is left
+        assert (new.free, left(world)) == (0, 10)
+        made[1][0].of(NAME, 80, 4)
+        await settle()
+        assert left(world) + new.free == 40
+        new.heard(1000, 3)
+        assert new.quota == 80
+
+
+@simulated_run(100)
+async def test_a_change_that_all_hear_of_at_once_is_made_once(world: World) -> None:
+    async with processes(world, 5) as made:
+        for purses, _ in made:
+            assert await waited(world, purses.of(NAME, 100, 1), 1)
+        for purses, _ in made:
+            purses.of(NAME, 900, 2)
+        await settle()
+        assert left(world) + sum(purses.held_pico for purses, _ in made) == 900
+
+
+@simulated_run(1000)
+async def test_all_who_look_at_once_take_what_nobody_held_out_once(world: World) -> None:
+    async with processes(world, 5) as made:
+        all_of_them = [purses.of(NAME, 1000, 1) for purses, _ in made]
+        assert await waited(world, all_of_them[0], 100)
+        await world.spend_elsewhere(300)
+        await world.clock.advance(60)
+        await asyncio.gather(*(purse.reconcile() for purse in all_of_them))
+        assert left(world) + all_of_them[0].free == 600
+        world.check()
+
+
+@simulated_run(1000)
+async def test_the_first_call_sees_what_was_spent_while_nobody_looked(world: World) -> None:
+    """As when a budget was soft for a while."""
+    async with processes(world, 2) as made:
+        mine, theirs = (purses.of(NAME, 1000, 1) for purses, _ in made)
+        assert await waited(world, mine, 100)
+        await world.clock.advance(60)
+        await world.spend_elsewhere(800)
+        assert await waited(world, theirs, 150) is None
+        assert theirs.told[:2] == (left(world), 1000)
+
+
+@simulated_run(10_000)
+async def test_no_more_is_taken_for_later_than_there_still_is_a_share_of(world: World) -> None:
+    """Whatever was there when this process last looked."""
+    async with processes(world, 2) as made:
+        mine, theirs = (purses.of(NAME, 10_000, 1) for purses, _ in made)
+        assert await waited(world, mine, 100)
+        assert await waited(world, theirs, 9600)
+        before = left(world) + mine.free
+        calls = [asyncio.create_task(mine.hold(30)) for _ in range(5)]
+        await settle()
+        assert [call.result() is not None for call in calls] == [True] * 5
+        assert mine.free < 30
+        assert left(world) + mine.free == before - 150
+
+
+@simulated_run(1000)
+async def test_what_nobody_held_is_taken_out_by_one_for_all(world: World) -> None:
+    async with processes(world, 2) as made:
+        mine, theirs = (purses.of(NAME, 1000, 1) for purses, _ in made)
+        assert await waited(world, mine, 10)
+        assert await waited(world, theirs, 10)
+        await world.spend_elsewhere(300)
+        await mine.reconcile()
+        assert left(world) == 980  # somebody has just looked
+        made[0][0].spent_elsewhere(NAME)
+        await world.clock.advance(RECONCILE_SECONDS)
+        await made[0][0].tick()
+        assert left(world) + mine.free == 980 - 300 + (mine.free)
+        seen = world.bucket()
+        await theirs.reconcile()
+        assert world.bucket() == seen
+        assert theirs.told.left == left(world)
+
+
+@simulated_run(1000)
+async def test_a_bucket_that_is_lost_comes_back_with_what_is_held_taken_out(world: World) -> None:
+    async with one(world) as (purse, _, _wire):
+        assert await waited(world, purse, 400)
+        del world.store.items[NAME.bucket]
+        assert await waited(world, purse, 10)
+        world.check()
+        assert left(world) + purse.free == 590
+
+
+@simulated_run(1000)
+async def test_a_call_that_costs_more_than_its_worst_case_is_told_of_and_paid(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with one(world) as (purse, _, _wire):
+        for _ in range(2):
+            held = await waited(world, purse, 10)
+            assert held is not None
+            held.ended(Receipt(Counts(1, pico=400)))
+            assert purse.free < 0
+        assert caplog.text.count("cost 400 pico-dollars") == 1
+        assert await waited(world, purse, 10)
+        assert purse.free >= 0
+        assert await waited(world, purse, 900) is None
+
+
+@simulated_run(1000)
+async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    async with one(world) as (purse, _, _wire):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.pwrite", no_room)
+            assert await waited(world, purse, 10) is None
+        assert purse.told.why is Why.DISK
+        assert left(world) == 1000
+        await world.clock.advance(1)
+        assert await waited(world, purse, 10)
+
+
+@simulated_run(300_000)
+async def test_eight_at_full_speed_use_a_quota_up_with_few_writes(world: World) -> None:
+    chance, calls, spent = random.Random(7), 0, 0
+    async with processes(world, 8) as made:
+        purses = [each.of(NAME, world.quota, 1) for each, _ in made]
+        under_way: list[tuple[float, Held, int]] = []
+        for _ in range(1200):  # twenty a second, each for five seconds, of a third of a per mille at most
+            for purse in purses:
+                held = Held(purse, 100) if purse.take(100) else await purse.hold(100)
+                if held is not None:
+                    calls, cost = calls + 1, chance.randrange(100)
+                    under_way.append((world.clock.monotonic() + 5, held, cost))
+            await world.clock.advance(0.05)
+            while under_way and under_way[0][0] <= world.clock.monotonic():
+                _, held, cost = under_way.pop(0)
+                held.ended(Receipt(Counts(1, pico=cost)))
+                spent += cost
+            if round(world.clock.monotonic() * 20) % 20 == 0:
+                for each, _ in made:
+                    await each.tick()
+        spent += sum(cost for _, _, cost in under_way)
+        assert 0.97 * world.quota <= spent <= world.quota
+        assert sum(purse.top_ups for purse in purses) < calls / 20
+        print(f"{spent / world.quota:.4%}, {calls} calls, {sum(wire.asked for _, wire in made)} store calls")

@@ -1,0 +1,99 @@
+"""The control API's limit on each caller, over several processes on one store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from proxy.control.rates import LocalRates, SharedRates
+from proxy.errors import StoreUnavailable
+from proxy.limits.leasing import Leasing
+from proxy.limits.limiter import Limiter
+from proxy.stores import schema
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock, settle
+from tests.support.memory_store import MemoryStore
+
+BURST, PER_SECOND = 40, 4.0
+WHO = "org-550e8400-e29b-41d4-a716-446655440000-app-web"
+
+
+class Away(MemoryStore):
+    async def transact(self, *_: object, **__: object) -> None:
+        raise StoreUnavailable("the store is away", maybe_applied=False)
+
+
+@asynccontextmanager
+async def rates(store: MemoryStore, clock: ManualClock) -> AsyncIterator[SharedRates]:
+    async with Tasks(clock) as tasks:
+        leasing = Leasing(Limiter(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
+        yield SharedRates(leasing, LocalRates(clock.monotonic, BURST, PER_SECOND), BURST, PER_SECOND)
+        await leasing.stop()
+
+
+async def flood(each: SharedRates, who: str = WHO, calls: int = 3 * BURST) -> int:
+    let_in = 0
+    for _ in range(calls):
+        let_in += (await each.take(who)).wait == 0
+    return let_in
+
+
+async def test_two_processes_share_one_bucket() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one, rates(store, clock) as other:
+        first = await flood(one)
+        second = await flood(other)
+        assert BURST * 0.9 <= first + second <= BURST
+        assert second < BURST / 2
+        let_in, seconds = 0, 120
+        for _ in range(seconds * 2):
+            await clock.advance(0.5)
+            let_in += await flood(one, calls=3) + await flood(other, calls=3)
+        assert 0.85 * seconds * PER_SECOND <= let_in <= seconds * PER_SECOND + BURST
+
+
+async def test_one_caller_does_not_use_up_what_is_anothers() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        await flood(one)
+        assert (await one.take("admin@127.0.0.1")).wait == 0
+
+
+async def test_it_says_how_much_is_left_and_when_to_come_again() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        taken = await one.take(WHO)
+        assert taken.limit == BURST
+        assert BURST * 0.9 <= taken.remaining < BURST
+        assert 0 < taken.reset <= BURST / PER_SECOND
+        await flood(one)
+        refused = await one.take(WHO)
+        assert refused.remaining == 0
+        assert refused.headers["X-RateLimit-Remaining"] == "0"
+        assert 0 < refused.wait <= 20
+        await clock.advance(refused.wait)
+        await settle()
+        assert (await one.take(WHO)).wait == 0
+
+
+async def test_for_whoever_has_shown_nothing_no_row_is_written() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        assert await flood(one, "@192.0.2.1") == BURST
+    assert store.items == {}
+
+
+async def test_the_row_is_the_callers_own() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        await one.take(WHO)
+    assert list(store.items) == [schema.control_bucket(WHO)]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_while_the_store_is_away_each_goes_by_the_whole_limit() -> None:
+    clock = ManualClock()
+    async with rates(Away(), clock) as one:
+        assert await flood(one) == BURST

@@ -1,0 +1,379 @@
+"""The most that a request can cost: at whose prices, of which input, and what is refused or has to be counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tracemalloc
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+from unicodedata import normalize
+
+import pytest
+
+from proxy.config.prices import LongContext, Prices, TierPrices
+from proxy.errors import InvalidRequest
+from proxy.forwarding.model_path import Operation
+from proxy.hard import reading, tally, worst
+from proxy.hard.worst import UNCOUNTED, Worst, counted, worst_case
+from proxy.metering.guardrails import guardrail_cost
+from proxy.metering.pricing import cost, tariff_of
+from proxy.metering.usage import Usage
+
+CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
+PLAIN = Prices(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))
+PRICES = worst.Prices([tariff_of(PLAIN)])
+CAPPED = {"inferenceConfig": {"maxTokens": 100}}
+
+
+def asked(
+    body: Any, operation: Operation = CONVERSE, format: str = "anthropic", prices: worst.Prices = PRICES, **more: Any
+) -> Worst:
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return worst_case(operation, format, sent, more.pop("headers", {}), prices, 100, more.pop("model", "m"))
+
+
+def refusal(*of: Any, **more: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(*of, **more)
+    return caught.value.message
+
+
+def said(*blocks: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(blocks)}], **CAPPED}
+
+
+# ---------------------------------------------------------------- prices
+
+
+@pytest.mark.parametrize(
+    ("more", "input", "output"),
+    [
+        ({}, 6, 15),
+        ({"service_tiers": {"priority": TierPrices(Decimal(9), Decimal(40))}}, 9, 40),
+        ({"service_tiers": {"flex": TierPrices(Decimal(1), Decimal(2), cache_write_1h=Decimal(70))}}, 70, 15),
+        ({"latency_optimized": TierPrices(Decimal(4), Decimal(20))}, 6, 20),
+        ({"long_context": LongContext(Decimal(7), Decimal(22), above_input_tokens=200_000)}, 7, 22),
+        ({"cache_write_1h": None}, 15, 15),  # the dearest of all, as such a token would be charged
+        ({"cache_read": Decimal(0)}, 15, 15),
+    ],
+)
+def test_the_dearest_price_of_any_table(more: dict[str, Any], input: int, output: int) -> None:
+    found = asked(said({"text": "a"}), prices=worst.Prices([tariff_of(replace(PLAIN, **more))]))
+    assert found.pico == (found.input_tokens * input + 100 * output) * 10**6
+
+
+def test_the_dearest_place_of_a_label() -> None:
+    dear_input = tariff_of(replace(PLAIN, input=Decimal(50)))
+    dear_output = tariff_of(replace(PLAIN, output=Decimal(5000)))
+    prices = worst.Prices([PRICES.tariffs[0], dear_input, dear_output])
+    alone = [asked(said({"text": "a"}), prices=worst.Prices([each])).pico for each in prices.tariffs]
+    assert asked(said({"text": "a"}), prices=prices).pico == max(alone) > min(alone)
+    with pytest.raises(ValueError, match="somewhere"):
+        asked(said({"text": "a"}), prices=worst.Prices([]))
+
+
+# ---------------------------------------------------------------- the size of text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        'quotes " and \\ and \n\t\x00\x7f',
+        "é天地😀",
+        "\ufdfa" * 500,
+        "\U0001d15e" * 500,
+        "a" * 10_000,
+        "</script>",
+        "\u2028",
+    ],
+)
+@pytest.mark.parametrize("ascii", [True, False])
+def test_a_token_for_every_byte_however_it_is_written(text: str, ascii: bool) -> None:
+    body = json.dumps(said({"text": text}), ensure_ascii=ascii, indent=1).encode()
+    found = asked(body).input_tokens
+    longest = max(len(normalize(form, text).encode()) for form in ("NFC", "NFKC"))
+    assert found >= longest + tally.REQUEST
+    assert found == asked(json.dumps(said({"text": text})).encode()).input_tokens
+
+
+def test_every_character_that_grows_in_a_normal_form_is_known() -> None:
+    for code in range(0x80, sys.maxunicode + 1):
+        if not 0xD800 <= code < 0xE000:
+            character = chr(code)
+            longest = max(len(normalize(form, character).encode()) for form in ("NFC", "NFKC"))
+            if longest > len(character.encode()):
+                assert tally.growth(character.encode()) >= longest - len(character.encode()), hex(code)
+    assert tally.growth("Grüße, 天地, привет 😀 한국어 العربية".encode()) == 0
+
+
+def test_what_a_template_adds_is_set_aside_for_each() -> None:
+    def tokens(more: dict[str, Any]) -> int:
+        body = {**said({"text": "a"}), **more}
+        return asked(body).input_tokens - len(json.dumps(body, separators=(",", ":")))
+
+    tool = {"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object", "properties": {"a": {}, "b": {}}}}}}
+    bare = tokens({})
+    assert bare >= tally.REQUEST + tally.MESSAGE + tally.BLOCK
+    assert tokens({"system": [{"text": "b"}]}) == bare + tally.BLOCK
+    one, two = (tokens({"toolConfig": {"tools": [tool] * number}}) for number in (1, 2))
+    assert one >= bare + tally.TOOLS + tally.TOOL + 5 * tally.MARK
+    assert two - one == one - bare - tally.TOOLS
+
+
+def test_the_text_of_tools_may_be_written_in_ascii() -> None:
+    use = {"toolUse": {"toolUseId": "1", "name": "f", "input": {"q": "天" * 1000}}}
+    assert asked(said(use)).input_tokens >= 6000
+
+
+# ---------------------------------------------------------------- what bytes do not tell
+
+BYTES = {"format": "png", "source": {"bytes": "aGk="}}
+S3 = {"format": "png", "source": {"s3Location": {"uri": "s3://a/b"}}}
+DATA = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"image": BYTES},
+        {"document": {"name": "d", "format": "txt", "source": {"text": "a"}}},
+        {"video": BYTES},
+        {"audio": BYTES},
+        {"guardContent": {"text": {"text": "a"}}},
+        {"searchResult": {"source": "s", "title": "t", "content": [{"text": "a"}]}},
+        {"citationsContent": {"content": [], "citations": []}},
+        {"reasoningContent": {"redactedContent": "aGk="}},
+        {"toolResult": {"toolUseId": "1", "content": [{"text": "a"}, {"image": BYTES}]}},
+    ],
+    ids=lambda block: next(iter(block)),
+)
+def test_what_is_no_text_is_left_to_count(block: Any) -> None:
+    found = asked(said({"text": "a"}, block))
+    assert found.needs_count
+    assert found.input_tokens == UNCOUNTED
+    assert found.pico > 10**20
+    known = counted(found, PRICES, 5000)
+    assert not known.needs_count
+    assert 5000 * 1.01 < known.input_tokens < 5000 * 1.02 + 1001
+    assert known.pico == (known.input_tokens * 6 + 100 * 15) * 10**6
+    assert (known.body, known.output_tokens) == (found.body, 100)
+
+
+@pytest.mark.parametrize("count", [-1, 1.0, True, None, "5"])
+def test_a_count_that_is_none_is_refused(count: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        counted(asked(said({"image": BYTES})), PRICES, count)
+
+
+def claude(*blocks: Any, **more: Any) -> dict[str, Any]:
+    return {"max_tokens": 9, "messages": [{"role": "user", "content": list(blocks)}], **more}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        claude({"type": "image", "source": DATA}),
+        claude({"type": "document", "source": {"type": "text", "data": "a"}, "citations": {"enabled": True}}),
+        claude({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "a"}]}}),
+        claude({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": DATA}]}),
+        claude({"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "a"}]}),
+        claude({"type": "redacted_thinking", "data": "x"}),
+        claude({"type": "text", "text": "a", "citations": [{}]}),
+        claude(tools=[{"type": "bash_20250124", "name": "bash"}]),
+    ],
+)
+def test_so_is_what_claude_is_shown(body: Any) -> None:
+    assert asked(body, INVOKE).needs_count
+    assert asked(body, Operation.INVOKE_STREAM).needs_count
+
+
+def test_chat_completions_cannot_be_counted() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": [image]}]}
+    assert asked(body, INVOKE, "mistral").needs_count
+    assert "CountTokens" in refusal({**body, "model": "x"}, CHAT, "openai")
+
+
+USE = {"toolUseId": "1", "name": "f", "input": {}}
+
+
+@pytest.mark.parametrize(
+    ("operation", "format", "body"),
+    [
+        (CONVERSE, "anthropic", said({"image": S3})),
+        (CONVERSE, "nova", said({"video": S3})),
+        (CONVERSE, "anthropic", said({"image": {}})),
+        (CONVERSE, "anthropic", said({"hologram": {}})),
+        (CONVERSE, "anthropic", said({"Text": "a"})),
+        (CONVERSE, "anthropic", said({"text": "a", "more": 1})),
+        (CONVERSE, "anthropic", said({"toolUse": {**USE, "type": "server_tool_use"}})),
+        (CONVERSE, "anthropic", said({"toolResult": {"toolUseId": "1", "content": [{"image": S3}]}})),
+        (CONVERSE, "anthropic", {**said({"text": "a"}), "promptVariables": {"a": {"text": "b"}}}),
+        (CONVERSE, "anthropic", {**said({"text": "a"}), "somethingNew": 1}),
+        (CONVERSE, "nova", {**said({"text": "a"}), "toolConfig": {"tools": [{"systemTool": {"name": "web"}}]}}),
+        (CONVERSE, "martian", said({"text": "a"})),
+        (INVOKE, "", claude()),
+        (INVOKE, "anthropic", claude({"type": "image", "source": {"type": "url", "url": "http://a"}})),
+        (INVOKE, "anthropic", claude({"type": "document", "source": {"type": "file", "file_id": "f"}})),
+        (INVOKE, "anthropic", claude({"type": "server_tool_use", "id": "1", "name": "a", "input": {}})),
+        (INVOKE, "anthropic", claude({"type": "container_upload"})),
+        (INVOKE, "anthropic", claude({"type": ["text"]})),
+        (INVOKE, "anthropic", claude({"text": "a"})),
+        (INVOKE, "anthropic", claude(tools=[{"type": "web_search_20250305", "name": "web_search"}])),
+        (INVOKE, "anthropic", claude(tools=[{"type": "code_execution_20250825"}])),
+        (INVOKE, "anthropic", claude(tools=[{"name": "a", "allowed_callers": ["code_execution_20250825"]}])),
+        (INVOKE, "anthropic", claude(mcp_servers=[])),
+        (INVOKE, "anthropic", claude(container="c")),
+        (INVOKE, "anthropic", claude(speed="fast")),
+        (INVOKE, "anthropic", claude(context_management={"edits": [{"type": "compact_20260112"}]})),
+        (INVOKE, "openai", {"messages": [], "max_tokens": 1, "web_search_options": {}}),
+        (INVOKE, "openai", {"messages": [], "max_tokens": 1, "prediction": {}}),
+        (INVOKE, "openai", {"messages": [], "max_tokens": 1, "tools": [{"type": "mcp"}]}),
+        (INVOKE, "cohere", {"message": "a", "max_tokens": 1, "connectors": [{"id": "web-search"}]}),
+        (INVOKE, "cohere", {"images": ["data:"], "input_type": "image"}),
+        (INVOKE, "titan", {"inputImage": "aGk="}),
+        (INVOKE, "titan", {"inputText": ["a"]}),
+        (INVOKE, "nova", {"taskType": "TEXT_IMAGE"}),
+        (Operation.INVOKE_BIDIRECTIONAL, "nova", {}),
+    ],
+)
+def test_what_nobody_knows_is_refused(operation: Operation, format: str, body: Any) -> None:
+    assert refusal(body, operation, format)
+
+
+def test_an_image_by_its_url_is_refused() -> None:
+    for image in ({"url": "https://a/b.png"}, "https://a/b.png", {}, None):
+        content = [{"type": "image_url", "image_url": image}]
+        refusal({"max_tokens": 9, "messages": [{"role": "user", "content": content}]}, INVOKE, "mistral")
+
+
+def test_what_clients_of_claude_send_is_known() -> None:
+    marked = {"type": "ephemeral", "ttl": "1h"}
+    body = claude(
+        {"type": "text", "text": "a", "cache_control": marked},
+        {"type": "thinking", "thinking": "b", "signature": "c"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1]}},
+        {"type": "tool_result", "tool_use_id": "1", "content": "d", "is_error": False, "cache_control": marked},
+        anthropic_version="bedrock-2023-05-31",
+        anthropic_beta=["interleaved-thinking-2025-05-14"],
+        system=[{"type": "text", "text": "e", "cache_control": marked}],
+        tools=[{"name": "f", "description": "g", "input_schema": {"type": "object"}, "cache_control": marked}],
+        tool_choice={"type": "auto"},
+        thinking={"type": "adaptive"},
+        metadata={"user_id": "h"},
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+        output_config={"effort": "high"},
+    )
+    assert not asked(body, INVOKE).needs_count
+
+
+def test_a_stored_prompt_is_refused() -> None:
+    for operation in (CONVERSE, INVOKE):
+        model = "arn:aws:bedrock:us-east-1:123456789012:prompt/ABCDEFGHIJ:1"
+        assert "stored prompt" in refusal(said({"text": "a"}), operation, model=model)
+
+
+# ---------------------------------------------------------------- bodies that are none
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"a"', b"1", b"{}}", b"\xef\xbb\xbf{}", b"{'a':1}", b'{"a":1,}', b'{"a":"\xff"}',
+        '{"messages":[]}'.encode("utf-16"), b'{"messages":[{"role":"user","content":[{"text":"\\ud800"}]}]}',
+        b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"messages":' + b"[" * 300 + b"]" * 300 + b"}",
+        b'{"messages":"a"}', b'{"messages":[1]}', b'{"messages":{}}', b'{"messages":[{"content":1}]}',
+        b'{"inferenceConfig":[]}', b'{"inferenceConfig":"maxTokens"}', b'{"system":"a"}', b'{"toolConfig":[]}',
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_is_refused(body: bytes) -> None:
+    refusal(body)
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_name_that_comes_twice_hides_nothing(depth: int) -> None:
+    hidden = '"a":{"image":1},"\\u0061":{"text":"b"}'
+    for _ in range(depth):
+        hidden = f'"x":[{{{hidden}}}]'
+    assert "more than once" in refusal(f"{{{hidden}}}".encode())
+
+
+def test_of_many_values_no_objects_are_made() -> None:
+    many = json.dumps(said({"text": "a"})).encode()
+    for filler in (b"[],", b"{},", b"1,", b'"",'):
+        values = many[:-1] + b',"x":[' + filler * (reading.MOST_VALUES + 1) + b"1]}"
+        assert f"at most {reading.MOST_VALUES} values" in refusal(values)
+    strings = many[:-1] + b',"x":[' + b'"",' * 500_000 + b"1]}"
+    tracemalloc.start()
+    refusal(strings)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * len(strings)
+    text = ', [{"\\' * reading.MOST_VALUES
+    assert asked(said({"text": text})).input_tokens > len(text)
+
+
+# ---------------------------------------------------------------- guardrails, jobs, and what is free
+
+UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750, "wordPolicyUnits": 0,
+         "automatedReasoningPolicyUnits": 170, "contextualGroundingPolicyUnits": 100, "promptAttack": 80}  # fmt: skip
+GUARDED = PRICES._replace(units=UNITS)
+
+
+def test_a_guardrail_in_a_call_of_a_model_is_refused() -> None:
+    named = {**said({"text": "a"}), "guardrailConfig": {"guardrailIdentifier": "g", "guardrailVersion": "1"}}
+    header = {b"x-amzn-bedrock-guardrailidentifier": b"g"}
+    for message in (
+        refusal(named, prices=GUARDED),
+        refusal(claude({"type": "text", "text": "a"}), INVOKE, prices=GUARDED, headers=header),
+        refusal({"model": "x", "messages": []}, CHAT, "openai", headers=header),
+        refusal(json.dumps(named).replace("guardrailConfig", "\\u0067uardrailConfig").encode()),
+    ):
+        assert "ApplyGuardrail" in message
+    assert asked({**said({"text": "a"}), "guardrailConfig": None}).pico
+
+
+def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
+    texts = ["a" * 999, "é" * 2001, "b"]
+    body = {"source": "INPUT", "content": [{"text": {"text": text}} for text in texts]}
+    found = asked(body, Operation.APPLY_GUARDRAIL, prices=GUARDED)
+    units = dict.fromkeys(UNITS, 1 + 3 + 1)  # each block counted by itself
+    assert found.pico >= guardrail_cost(UNITS, {**units, "automatedReasoningPolicies": 2}).pico
+    alone = asked(body, Operation.APPLY_GUARDRAIL, prices=PRICES._replace(units={"automatedReasoningPolicyUnits": 170}))
+    most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": worst.REASONING_POLICIES}
+    assert alone.pico >= guardrail_cost({"automatedReasoningPolicyUnits": 170}, most).pico
+    assert found.body == json.dumps(body).encode()
+    refusal(body, Operation.APPLY_GUARDRAIL)
+    refusal({"content": 5}, Operation.APPLY_GUARDRAIL, prices=GUARDED)
+
+
+def test_so_are_checks() -> None:
+    body = {"messages": [{"role": "user", "content": [{"text": "a" * 1001}] * 3}], "checks": {}}
+    found = asked(body, Operation.CHECK_GUARDRAILS, prices=GUARDED)
+    assert found.pico >= guardrail_cost(UNITS, dict.fromkeys(UNITS, 6)).pico
+    for spoilt in ({"messages": 5}, {"messages": [5]}, {"messages": [{"content": 5}]}):
+        refusal(spoilt, Operation.CHECK_GUARDRAILS, prices=GUARDED)
+
+
+def test_a_job_has_its_price_whatever_it_holds() -> None:
+    assert asked(b"anything", Operation.ASYNC_INVOKES, prices=PRICES._replace(job=7)).pico == 7
+    assert "price_usd_per_async_job" in refusal(b"{}", Operation.ASYNC_INVOKES)
+
+
+@pytest.mark.parametrize("operation", [Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE])
+def test_what_is_free_needs_nothing(operation: Operation) -> None:
+    assert asked(b"anything", operation) == Worst(0, 0, 0, b"anything")
+
+
+def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
+    """Charged at the dearest there is, which the bound has to know."""
+    for more in ({"cache_write_1h": None}, {"cache_read": None, "cache_write_5m": Decimal(0)}):
+        tariff = tariff_of(replace(PLAIN, **more))  # type: ignore[arg-type]
+        found = asked(said({"text": "a"}), prices=worst.Prices([tariff]))
+        for kind in ("input", "cache_read", "cache_write_5m", "cache_write_1h"):
+            for tier in ("", "reserved", "unheard of"):
+                usage = Usage(output=100, tier=tier)._replace(**{kind: found.input_tokens})
+                assert cost(tariff, usage).pico <= found.pico
