@@ -149,7 +149,7 @@ async def run(
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
     if role == "control" and not tokens.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
-    readiness, telemetry = Readiness(), Telemetry()
+    readiness, telemetry = Readiness(clock), Telemetry()
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
         served = Control(api.routes(readiness, telemetry, role), clock.now)
         control = await running.enter_async_context(listening(served, config.listen.control, clock))
@@ -175,8 +175,10 @@ async def run(
         served.stop()
         if data is not None:
             await data.listener.drain(DRAIN_SECONDS, data.forwarder.close)
-        await core.recording.finish()
-        await core.leasing.stop()
+        try:
+            await core.recording.finish()
+        finally:
+            await core.leasing.stop()
 
 
 async def _core(

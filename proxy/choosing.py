@@ -114,9 +114,17 @@ class Choosing:
             payer.standing, asking, decide, candidate
         )
         told += (*_choice_told(choice), *decision_told(decision))
-        account, body = payer.account(terms.counted_as), request.body
+        body = request.body
+        hold = None if held is None else self._hard.hold_counter(held, payer.standing.plan.shards)
+        account = payer.account(terms.counted_as, hold)
         if worst is not None and worst.body is not body:  # it says now how long the answer may be
-            body, asked = worst.body, located(asked, worst.body)
+            body = worst.body
+            try:
+                asked = await off_the_loop(body, located, asked, body)
+            except BaseException:
+                if held is not None:
+                    held.close()
+                raise
         return Chosen(choice, asked, body, [*targets], terms, account, worst, held)
 
 

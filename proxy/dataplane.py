@@ -133,7 +133,6 @@ def hard_budgets(
     """What is held is given back when the recording is finished."""
     purses = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
     purses.start()
-    standings.holder = purses.holder
     standings.on_spent_elsewhere = lambda counter: purses.spent_elsewhere(Name(*counter[:3]))
     return HardBudgets(config, purses, tariffs, Counting(forwarder))
 

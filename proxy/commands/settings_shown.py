@@ -16,6 +16,7 @@ from proxy.model import PICO_PER_MICRO
 from proxy.reporting import money
 from proxy.reporting.table import printable
 
+WIDEST = 300  # to this the cells of a column are filled up; one that is longer stands out
 _WAITING = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}
 _OF_THE_BUDGET = ("model_ordering", "quotas", "enforcement", "sticky_fallback_enabled")
 _THE_ORGS = ("timezone", "quota_scope", "period", "agg_shard_count")
@@ -49,7 +50,10 @@ class Shown:
 
     @property
     def zone(self) -> ZoneInfo:
-        return ZoneInfo(self.record["in_force"]["timezone"])
+        try:
+            return ZoneInfo(self.record["in_force"]["timezone"])
+        except OSError:  # "America" is a folder of them
+            raise ValueError("this is no time zone") from None
 
     @property
     def ordering(self) -> str:
@@ -86,19 +90,22 @@ class Shown:
         yield "enforcement", "enforcement", holds["enforcement"]
         yield "model_ordering", "ordering", self.ordering or "none, so there is no budget"
         for label, micros in holds["quotas"].items():
-            yield "quotas", "quota of", f"{label}: {money.shown(micros * PICO_PER_MICRO)}"
+            yield "quotas", "quota of", f"{label}: {money.shown(_whole(micros) * PICO_PER_MICRO)}"
         yield "sticky_fallback_enabled", "fallback", sticky
         yield "tight_mode_threshold_pct", "tight from", f"{holds['tight_mode_threshold_pct']} % of a quota"
         yield "refresh_interval_normal_secs", "spend is read", f"at least every {normal:g} s"
         yield "refresh_interval_tight_secs", "and when tight", f"every {tight:g} s"
         yield "alert_thresholds_pct", "alerts at", thresholds or "none"
         yield "agg_shard_count", "shards", str(holds["agg_shard_count"])
+        for record, head in ((self.record, "limits"), (self.above or {}, "and of its org")):
+            if limits := record.get("settings", {}).get("limits"):
+                yield "limits", head, _limited(limits)
         # What is newer than this command is told under its own name.
         yield from ((name, name, json.dumps(holds[name])) for name in holds if name not in _KNOWN)
 
     def _whence(self, attribute: str) -> str:
         """Of an app: whether a setting is its own."""
-        if self.above is None or attribute in _THE_ORGS:
+        if self.above is None or attribute in _THE_ORGS or attribute == "limits":
             return ""
         applies = attribute not in _OF_THE_BUDGET or not self.applies_to_org
         return "" if applies and attribute in self.record["settings"] else "  (the org's)"
@@ -117,8 +124,20 @@ class Shown:
             yield f"From {local(epoch(self.record['turns_at']), self.zone)} on: {coming}."
 
 
+def _whole(number: object) -> int:
+    if not isinstance(number, int):
+        raise TypeError("this is no whole number")
+    return number
+
+
 def epoch(told: str) -> float:
     return datetime.fromisoformat(told).timestamp()
+
+
+def _limited(limits: Mapping[str, Any]) -> str:
+    rates = [f"{limits[name]:,} {what}" for name, what in (("rpm", "requests"), ("tpm", "tokens")) if name in limits]
+    burst = f", {limits['burst_secs']} s of them at once" if "burst_secs" in limits else ""
+    return f"{' and '.join(rates)} a minute{burst}{', each call written' if limits.get('mode') == 'exact' else ''}"
 
 
 def local(at_epoch: float, zone: ZoneInfo) -> str:
@@ -126,7 +145,7 @@ def local(at_epoch: float, zone: ZoneInfo) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [min(WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

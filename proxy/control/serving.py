@@ -106,8 +106,9 @@ class Control:
         principal = _NOBODY if route.who is Who.ANYBODY else await parts.access.who(request.headers, address)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.by_secret or route.is_unlimited):
+            who = principal.name if principal is not _NOBODY else ""
             where = "" if principal.org else f"{NOBODY}{network_of(address)}"
-            taken = await parts.rates.take(f"{principal.name}{where}")
+            taken = await parts.rates.take(f"{who}{where}")
             headers |= taken.headers
             _check_rate(taken)
         access.check(principal, route, path)

@@ -26,12 +26,13 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 }
 _OF_CALLS: Mapping[str, tuple[str, ...]] = {
     "pricing-cache": (_QUERY, _PUT),
-    "rate-buckets": (_GET, _QUERY, _PUT, _UPDATE, _CHECK),
+    "rate-buckets": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _CHECK),
 }
 _OF_CONTROL: Mapping[str, tuple[str, ...]] = {
     "config": (_PUT, _UPDATE, _CHECK),
     "sticky-state": (_GET,),
     "request-dedup": (_GET,),
+    "rate-buckets": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _CHECK),
     "revoked-tokens": (_PUT,),
     "secret-retrieval-tokens": (_GET, _PUT, _UPDATE, _DELETE),
     "sessions": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _DELETE),

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Sequence
 
 import orjson
 
-from proxy.errors import InvalidRequest, UpstreamAway
+from proxy.errors import InvalidRequest, SlowDown, UpstreamAway
 from proxy.exchange import Flow, Header
 from proxy.forwarding import model_path
-from proxy.forwarding.forwarder import Call, Forwarder, Target
+from proxy.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
 from proxy.forwarding.model_path import Operation
 
 MOST_BYTES = 64 * 1024  # of an answer that holds one number
 _CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
 _COUNTED = ("messages", "system", "toolConfig", "additionalModelRequestFields")
+# Beside those, of which the model reads nothing; anything else counts as a token for each byte.
+_UNREAD = frozenset(
+    {
+        "additionalModelResponseFieldPaths",
+        "inferenceConfig",
+        "performanceConfig",
+        "requestMetadata",
+        "serviceTier",
+    }
+)
+LARGE_BYTES = 256 * 1024
+BESIDE = 2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
 _HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
 
 
@@ -26,19 +39,22 @@ class Counting:
     async def __call__(self, target: Target, operation: Operation, body: bytes) -> int:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
         path = model_path.Target(Operation.COUNT_TOKENS, target.model).path
-        sent = _request(operation, body)
+        large = len(body) > LARGE_BYTES
+        sent, beside = await asyncio.to_thread(_request, operation, body) if large else _request(operation, body)
         call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
         answer = _Answer()
         await self._forwarder.forward(call, answer, (), _Unwatched())
-        return answer.tokens()
+        return answer.tokens() + beside
 
 
-def _request(operation: Operation, body: bytes) -> bytes:
+def _request(operation: Operation, body: bytes) -> tuple[bytes, int]:
+    """What is sent to be counted, and how many tokens at most the rest comes to."""
     if operation not in _CONVERSE:
-        return orjson.dumps({"input": {"invokeModel": {"body": base64.b64encode(body).decode()}}})
+        return orjson.dumps({"input": {"invokeModel": {"body": base64.b64encode(body).decode()}}}), 0
     document = orjson.loads(body)
     counted = {name: document[name] for name in _COUNTED if name in document}
-    return orjson.dumps({"input": {"converse": counted}})
+    rest = {name: value for name, value in document.items() if name not in counted and name not in _UNREAD}
+    return orjson.dumps({"input": {"converse": counted}}), BESIDE * len(orjson.dumps(rest)) if rest else 0
 
 
 class _Answer:
@@ -72,7 +88,7 @@ class _Answer:
         pass
 
     def tokens(self) -> int:
-        """Raises InvalidRequest and UpstreamAway."""
+        """Raises InvalidRequest, SlowDown and UpstreamAway."""
         if not self._is_whole:
             raise UpstreamAway("Bedrock did not count the tokens of this call to its end", retry_after=1)
         try:
@@ -80,6 +96,10 @@ class _Answer:
         except orjson.JSONDecodeError:
             answer = None
         told = answer if isinstance(answer, dict) else {}
+        if self._status == THROTTLED:
+            raise SlowDown("Bedrock throttles the counting of this call's tokens", retry_after=1)
+        if self._status >= 500:
+            raise UpstreamAway("Bedrock cannot count the tokens of this call now", retry_after=1)
         if self._status != 200:
             why = str(told.get("message", "no reason is given"))[:300]
             raise InvalidRequest(

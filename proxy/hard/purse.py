@@ -67,10 +67,11 @@ class Charged(Protocol):
 class Held:
     """One call's worst case, taken. To be settled once: by what its receipt says, or let go if it is never sent."""
 
-    __slots__ = ("_purse", "worst")
+    __slots__ = ("_purse", "name", "worst")
 
     def __init__(self, purse: Purse, worst: int) -> None:
         self._purse: Purse | None = purse
+        self.name = purse.name
         self.worst = worst
 
     def ended(self, receipt: Charged | None) -> None:
@@ -293,9 +294,9 @@ class Purse:
         self._bucket, self._left = bucket, bucket.left
         self._heard_at, self._told_at = self._clock.monotonic(), self._clock.now()
 
-    async def reconcile(self) -> None:
-        """Takes out what was spent without a hold. Raises StoreError."""
-        bucket = await self._shared.reconciled()
+    async def reconcile(self, *, is_forced: bool = False) -> None:
+        """Takes out what was spent without a hold. `is_forced`: though somebody did so of late. Raises StoreError."""
+        bucket = await self._shared.reconciled(is_forced=is_forced)
         if bucket is not None:
             self._heard(bucket)
             self._is_reconciled = True

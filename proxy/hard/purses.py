@@ -34,6 +34,7 @@ class Purses:
         self._spent = spent
         self._purses: dict[Name, Purse] = {}
         self._due: dict[Name, float] = {}  # to be reconciled, by the monotonic clock
+        self._new: set[Name] = set()  # of other settings than before: there may have been no quota for a while
 
     @property
     def holder(self) -> str:
@@ -50,6 +51,8 @@ class Purses:
             self._due_after(name, random.uniform(0, RECONCILE_SECONDS))
         elif version > found.version:
             found.heard(quota, version)
+            self._new.add(name)
+            self._due[name] = self._clock.monotonic()
         return found
 
     @property
@@ -73,6 +76,7 @@ class Purses:
         for name, purse in tuple(self._purses.items()):
             if name.is_long_over(self._clock.now()) and not purse.in_flight:
                 del self._purses[name], self._due[name]
+                self._new.discard(name)
                 continue
             with suppress(StoreError, Closed):  # whoever needs money is told
                 await purse.tick()
@@ -83,7 +87,8 @@ class Purses:
             return
         self._due_after(name, RECONCILE_SECONDS * random.uniform(1 - JITTER, 1 + JITTER))
         try:
-            await purse.reconcile()
+            await purse.reconcile(is_forced=name in self._new)
+            self._new.discard(name)
         except StoreError as failure:
             _log.warning("what is spent of the hard budget %s is not known: %s", " ".join(name), failure)
 

@@ -84,7 +84,10 @@ def state_of(item: Item) -> State:
 
 
 def _stored(item: Item, name: str) -> Stored:
-    return Stored(*(_whole(item, name + attribute) for attribute in ATTRIBUTES))
+    stored = Stored(*(_whole(item, name + attribute) for attribute in ATTRIBUTES))
+    if stored.period_ms <= 0 or stored.amount < 0 or stored.capacity < 0:
+        raise StoreMisconfigured(f"a bucket's limit {name} has numbers that no limit has; delete the item")
+    return stored
 
 
 def item_of(state: State) -> dict[str, Value]:

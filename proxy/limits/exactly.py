@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.errors import StoreError
 from proxy.limits.admission import EXACT, REFUSED, Admission, Amounts, Buckets, in_order
 from proxy.limits.lease import Costs, tightest
 from proxy.limits.limiter import Grant, Limiter
@@ -32,7 +31,7 @@ class Exactly:
         """Not cancelled with who waits for it, since then nobody would know what was written."""
         try:
             grant = await self._limiter.acquire(buckets, costs)
-        except StoreError as failure:
+        except Exception as failure:  # of whatever kind: somebody waits for the answer
             if not answer.done():
                 answer.set_exception(failure)
             return

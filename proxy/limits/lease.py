@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     needs: dict[str, int]
     used: dict[str, int]
     share: tuple[int, int]
-    is_patient: bool  # who gets less than that waits a horizon, as that was all that is fair
+    content: float  # part of the wants: who gets less than that waits for a horizon
 
 
 def tightest(buckets: Sequence[Bucket]) -> dict[str, Limit]:
@@ -83,6 +83,7 @@ class Lease:
         "_folded_at",
         "_gain",
         "_latency",
+        "_left",
         "_level",
         "_level_at",
         "_low",
@@ -120,6 +121,7 @@ class Lease:
         self._demand: list[float] = []  # a second; the last one counts calls
         self._offered: list[int] = []  # since the last fold
         self._gain: list[float] = []  # a second, as the store has given of late
+        self._left: list[int] = []  # in the bucket, as last seen
         self._level: list[float] = []  # of the bucket, as found on average
         self._promised: list[int] = []  # to those who were told to come back
         self.fit(buckets)
@@ -143,6 +145,7 @@ class Lease:
         self._offered = [0 if place is None else self._offered[place] for place in places] + [calls[1]]
         self._gain = list(self._rate)  # it may be alone
         self._level = [float(most) for most in self._capacity]
+        self._left = list(self._capacity)
         self._level_at = -inf
         self._promised = [0] * len(limits)
         self._low = [0] * len(limits)
@@ -212,7 +215,10 @@ class Lease:
         is_informed = now - self._level_at < LEVEL_HORIZONS * self.horizon
         share, is_rationed = self._share(wants, now, is_informed)
         is_burst = is_rationed and self._is_burst(now)
-        return Plan(wants, needs, used, (1, 2) if is_burst else share, is_informed and not is_burst)
+        content = 1.0 if is_rationed and not is_burst else 1 / BURST_SHARE
+        if not is_informed:
+            content = 0.0  # there may be more than was thought
+        return Plan(wants, needs, used, (1, 2) if is_burst else share, content)
 
     def renewed(
         self,
@@ -231,7 +237,7 @@ class Lease:
         for place, name in enumerate(self.names):
             got, want = taken.get(name, 0), plan.wants.get(name, 0)
             self.held[place] += got
-            is_short |= got < (want if plan.is_patient else want / BURST_SHARE)
+            is_short |= got < want * plan.content
             gain = min(got / elapsed, self._rate[place]) if self._rate[place] > 0 else got / elapsed
             self._gain[place] += (gain - self._gain[place]) * min(1.0, elapsed / (2 * self.horizon))
         self._found(left, taken, now, is_seen)
@@ -269,6 +275,7 @@ class Lease:
         for place, name in enumerate(self.names):
             level = max(0, left.get(name, 0) + taken.get(name, 0))
             before = self._level[place]
+            self._left[place] = left.get(name, self._left[place])
             if name in left and (is_seen or level < before):
                 has_sunk = level < before / 2
                 self._level[place] += (level - before) * (max(weight, SUNK_WEIGHT) if has_sunk else weight)
@@ -314,7 +321,8 @@ class Lease:
 
     def about(self) -> dict[str, int]:
         """What is held, and what the bucket had when it was last seen; by limit."""
-        return {name: held + int(level) for name, held, level in zip(self.names, self.held, self._level, strict=True)}
+        each = zip(self.names, self.held, self._left, self._capacity, strict=True)
+        return {name: min(most, held + left) for name, held, left, most in each}
 
     @property
     def is_empty(self) -> bool:

@@ -145,13 +145,16 @@ class Leasing:
             return _refused(holder, in_order(holder.lease.names, costs), None)
         holder.open += 1  # so that it is not dropped meanwhile
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_SECONDS):
-                    while self._now() >= holder.away_until and not holder.is_gone:
-                        if (admission := await self._after_a_question(holder, costs)) is not None:
-                            return admission
+            async with asyncio.timeout(WAIT_SECONDS):
+                while self._now() >= holder.away_until and not holder.is_gone:
+                    if (admission := await self._after_a_question(holder, costs)) is not None:
+                        return admission
+        except TimeoutError:
+            holder.away_until = self._now() + AWAY_SECONDS  # so that the next one does not wait as long
         finally:
             holder.open -= 1
+        if holder.is_gone and not self._is_stopping:  # the limits have changed while it waited
+            return await self._admitted_exactly(name, buckets, costs, serves_alone)
         return self._alone(holder, costs, serves_alone)
 
     async def _after_a_question(self, holder: Holder, costs: Amounts) -> Admission | None:
@@ -187,6 +190,7 @@ class Leasing:
             _log.warning("the limits of a caller cannot be looked up: %s", type(failure).__name__)
         finally:
             if grant is not None:
+                holder.away_until = 0.0
                 self._granted(lease, plan, grant, self._limiter.conflicts > before)
             else:  # for whatever reason: or its callers would ask again at once, for ever
                 self.counts.failed += 1

@@ -19,6 +19,10 @@ USUAL_BURST_SECS = 60
 MINUTE_MS = 60_000
 ATTRIBUTE = "limits"
 
+_MOST_OF = {REQUESTS: MOST, TOKENS: MOST, "burst_secs": MOST_BURST_SECS}
+_ALLOWED = ", ".join((*_MOST_OF, "mode"))
+_MOST_TOLD = 5
+
 _MOST_SHOWN = 64
 
 
@@ -31,31 +35,26 @@ class Limits(NamedTuple):
 
 
 def checked(value: Any) -> dict[str, Value]:
-    """As it is to be stored. Raises ValueError."""
+    """As it is to be stored. Raises ValueError with every mistake."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected a mapping of {', '.join((*RATES, 'burst_secs', 'mode'))}, found {_shown(value)}")
+        raise ValueError(f"expected a mapping of {_ALLOWED}, found {_shown(value)}")
     given = {str(name): each for name, each in value.items() if each is not None}
-    for name, each in given.items():
-        _check(name, each)
+    mistakes = [mistake for name, each in given.items() if (mistake := _mistake(name, each))]
     if not any(name in given for name in RATES):
-        raise ValueError(f"expected {' or '.join(RATES)}; leave limits out where there is none")
+        mistakes.append(f"expected {' or '.join(RATES)}; leave limits out where there is none")
+    if mistakes:
+        raise ValueError("; ".join(mistakes[:_MOST_TOLD]))
     return given
 
 
-def _check(name: str, value: Any) -> None:
-    if name in RATES:
-        _whole(name, value, MOST)
-    elif name == "burst_secs":
-        _whole(name, value, MOST_BURST_SECS)
-    elif name != "mode":
-        raise ValueError(f"unknown: {_shown(name)}; allowed are {', '.join((*RATES, 'burst_secs', 'mode'))}")
-    elif value not in MODES:
-        raise ValueError(f"mode: expected one of {', '.join(MODES)}, found {_shown(value)}")
-
-
-def _whole(name: str, value: Any, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{name}: expected a whole number from 1 to {most}, found {_shown(value)}")
+def _mistake(name: str, value: Any) -> str:
+    if name == "mode":
+        return "" if value in MODES else f"mode: expected one of {', '.join(MODES)}, found {_shown(value)}"
+    most = _MOST_OF.get(name)
+    if most is None:
+        return f"unknown: {_shown(name)}; allowed are {_ALLOWED}"
+    is_good = type(value) is int and 1 <= value <= most
+    return "" if is_good else f"{name}: expected a whole number from 1 to {most}, found {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy import telemetry as metrics
-from proxy.errors import InvalidRequest, SlowDown
+from proxy.errors import SlowDown
 from proxy.exchange import Header
 from proxy.limits.admission import Admission
 from proxy.limits.bucket import MILLI
@@ -15,6 +15,8 @@ from proxy.model import Caller
 from proxy.recording.entries import Receipt
 from proxy.selection.callers_limits import CallersLimits, LimitsKept
 from proxy.telemetry import Telemetry
+
+LONGEST_WAIT_SECONDS = 60.0
 
 _NOTHING_USED = {REQUESTS: 0, TOKENS: 0}
 _NO_TOKENS = {TOKENS: 0}
@@ -60,18 +62,22 @@ class Admitting:
 
     async def admitted(self, caller: Caller, guess: Callable[[], int], told: list[Header]) -> Limited | None:
         """None where there are no limits. `guess` is how many tokens the call is taken to use; `told` is what the
-        answer gets. Raises SlowDown, InvalidRequest and Busy."""
+        answer gets. Raises SlowDown and Busy."""
         limits = self._kept.known(caller) or await self._kept.learned(caller)
         if not limits.buckets:
             return None
         tokens = guess()
+        most = limits.most_at_once(TOKENS)
+        if most is not None:
+            # Whatever it is taken for, it comes in when half of all is there: what it used is counted afterwards.
+            tokens = min(tokens, most // (2 * MILLI))
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
         admission = await self._leasing.admit(
             limits.name, limits.buckets, costs, is_exact=limits.is_exact, serves_alone=self._serves_alone
         )
         told += _headers(limits, self._leasing.remaining(admission))
         if not admission.is_admitted:
-            raise _refusal(limits, admission, tokens)
+            raise _refusal(limits, admission)
         return Limited(self._leasing, admission, tokens)
 
     def add_to(self, telemetry: Telemetry) -> None:
@@ -99,9 +105,7 @@ def _headers(limits: CallersLimits, remaining: dict[str, int]) -> list[Header]:
     return headers
 
 
-def _refusal(limits: CallersLimits, admission: Admission, tokens: int) -> SlowDown | InvalidRequest:
+def _refusal(limits: CallersLimits, admission: Admission) -> SlowDown:
     rates = " and ".join(f"{rate} {_IN_WORDS[name]}" for name, rate in limits.rates.items())
-    what = f"{limits.name} is limited to {rates} a minute"
-    if admission.wait_ms is None:
-        return InvalidRequest(f"{what}; this call is taken for {tokens} tokens, more than are ever there at once")
-    return SlowDown(what, retry_after=admission.wait_ms / MILLI)
+    wait = LONGEST_WAIT_SECONDS if admission.wait_ms is None else admission.wait_ms / MILLI
+    return SlowDown(f"{limits.name} is limited to {rates} a minute", retry_after=wait)

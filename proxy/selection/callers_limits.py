@@ -39,6 +39,11 @@ class CallersLimits:
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
 
+    def most_at_once(self, name: str) -> int | None:
+        """Of a limit, in thousandths; None where there is none of this name."""
+        found = [limit.capacity for bucket in self.buckets for limit in bucket.limits if limit.name == name]
+        return min(found, default=None)
+
 
 @dataclass(slots=True)
 class _Kept:
@@ -62,9 +67,9 @@ class LimitsKept:
         if kept is None:
             return None
         moment = self._clock.monotonic()
+        if moment >= kept.old:  # so too while they are read for the first time
+            return None
         if moment >= kept.due:
-            if moment >= kept.old:
-                return None
             self._read_soon(caller, kept)
         return kept.limits
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from proxy import telemetry as metrics
@@ -21,16 +24,20 @@ from proxy.hard.purses import Purses
 from proxy.hard.rows import Name
 from proxy.hard.worst import Prices, Worst, counted, worst_case
 from proxy.metering.guardrails import guardrail_prices
+from proxy.metering.price_list import model_of
 from proxy.metering.price_updates import Tariffs
 from proxy.metering.profiles import OwnChoice
 from proxy.model import Choice
-from proxy.recording.entries import PICO_PER_USD
+from proxy.recording.entries import PICO_PER_USD, Counter
 from proxy.recording.meter import Terms
 from proxy.selection.standing import Decision, Standing
 from proxy.telemetry import Telemetry
 
 LARGE_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
 LEAST_WAIT_SECONDS = 1.0
+MODELS_REMEMBERED = 1024  # callers may name any
+
+_pico = attrgetter("pico")
 
 # Asks Bedrock how many tokens a call's input has, at the place where it would be sent. Raises a Refusal.
 Count = Callable[[Target, Operation, bytes], Awaitable[int]]
@@ -67,6 +74,11 @@ class HardBudgets:
         self._tariffs = tariffs
         self._count = count
 
+    def hold_counter(self, held: Held, shards: int) -> Counter:
+        """What is charged with the call that this is held for."""
+        scope, label, period = held.name
+        return Counter.of_hold(scope, label, self.purses.holder, period, shards)
+
     def add_to(self, telemetry: Telemetry) -> None:
         telemetry.add(metrics.HELD_USD, lambda: self.purses.held_pico / PICO_PER_USD)
         telemetry.add(metrics.HOLD_TOP_UPS, lambda: self.purses.top_ups)
@@ -100,7 +112,7 @@ class HardBudgets:
             if held is None:
                 dry[decision.label] = purse, worst.pico
             elif self._prices(candidate) == prices:
-                return Paid(decision, candidate, worst, held)
+                return Paid(decision, _at(prices, candidate), worst, held)
             else:  # they changed while the store was asked
                 held.close()
 
@@ -115,15 +127,38 @@ class HardBudgets:
         return Prices(tariffs, self._units)
 
     async def _worst(self, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
-        choice, terms, targets = candidate
+        """Of whichever of the label's models is called, where its places have several."""
+        targets = candidate.targets
+        if len(targets) > 1:
+            targets = [*{_model_name(each.model): each for each in reversed(targets)}.values()]
+        worsts = [await self._worst_at(target, candidate, asking, prices) for target in targets]
+        return max(worsts, key=_pico)
+
+    async def _worst_at(self, target: Target, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
+        choice, terms, _ = candidate
         known = self._labels.get(choice.label)
         most = None if known is None else known.max_output_tokens
-        asked = (asking.operation, terms.format, asking.body, asking.headers, prices, most, targets[0].model)
+        asked = (asking.operation, terms.format, asking.body, asking.headers, prices, most, target.model)
         is_large = len(asking.body) > LARGE_BYTES
         worst = await asyncio.to_thread(worst_case, *asked) if is_large else worst_case(*asked)
         if worst.needs_count:
-            return counted(worst, prices, await self._count(targets[0], asking.operation, worst.body))
+            return counted(worst, prices, await self._count(target, asking.operation, worst.body))
         return worst
+
+
+@lru_cache(MODELS_REMEMBERED)
+def _model_name(model: str) -> object:
+    """The same wherever a model is, and whichever of its inference profiles is called."""
+    found = model_of(model)
+    return model if found is None else found.name
+
+
+def _at(prices: Prices, candidate: Candidate) -> Candidate:
+    """At the prices that it is held for, wherever it goes and whatever they are by then."""
+    if len(prices.tariffs) != len(candidate.targets):  # the others' never change: of guardrails, jobs, apps' own labels
+        return candidate
+    held = {target: tariff.price for target, tariff in zip(candidate.targets, prices.tariffs, strict=True)}
+    return candidate._replace(terms=replace(candidate.terms, price_at=held.__getitem__))
 
 
 def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusal:

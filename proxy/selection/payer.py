@@ -25,23 +25,24 @@ class Payer:
         self.start = max(day.start, standing.span.start)
         self.end = min(day.end, standing.span.end)
         self._charged = _charged(caller, plan, day, standing.span)
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str | Counter, Account] = {}  # by label, or by what is held for calls of it
         self._generation = standing.generation
         self.good_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
-    def account(self, label: str) -> Account:
-        if self._generation != self.standing.generation:  # other labels have a quota, or it is hard now
+    def account(self, label: str, hold: Counter | None = None) -> Account:
+        """`hold` is what the call is paid from under a hard budget, and is charged with it too."""
+        if self._generation != self.standing.generation:  # other labels have a quota
             self._accounts.clear()
             self._generation = self.standing.generation
-        found = self._accounts.get(label)
+        key = label if hold is None else hold
+        found = self._accounts.get(key)
         if found is None:
             if len(self._accounts) >= MOST_ACCOUNTS:
                 self._accounts.clear()
             counters = _counters(self._charged, label)
-            if holder := self.standing.holder_of(label):
-                scope, period = self.standing.scope.key, self.standing.span.key
-                counters.append(Counter.of_hold(scope, label, holder, period, self.standing.plan.shards))
-            found = self._accounts[label] = Account.of(counters, self.standing.budgets_of(label))
+            if hold is not None:
+                counters.append(hold)
+            found = self._accounts[key] = Account.of(counters, self.standing.budgets_of(label))
         return found
 
 

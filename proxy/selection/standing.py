@@ -64,12 +64,10 @@ class Standing:
         unflushed: Callable[[], Mapping[str, int]],
         ring: Callable[[], None] = lambda: None,
         outcomes: Outcomes | None = None,
-        holder: str = "",
     ) -> None:
         """`unflushed` tells, by label, what of ours is recorded and not certainly in the store; `ring` is called when
-        somebody should look at it; `holder` is who holds what calls under a hard budget may cost."""
+        somebody should look at it."""
         self.scope = scope
-        self._holder = holder
         self.span = span
         self.plan = plan
         self.active = 0
@@ -96,10 +94,6 @@ class Standing:
         """What a call that this label serves is counted against."""
         found = self._spent.get(label)
         return () if found is None else (found,)
-
-    def holder_of(self, label: str) -> str:
-        """Who is charged with calls of this label beside its scope; empty unless the budget is hard."""
-        return self._holder if self.plan.enforcement == "hard" and label in self.plan.quotas else ""
 
     def acknowledged(self, label: str, pico: int, now: float) -> None:
         """Of what was spent, this is in the store."""
@@ -313,7 +307,6 @@ class Standing:
         """The calendar stays as it is until the period is over, whatever the plan says."""
         plan, active = plan.with_calendar_of(self.plan), min(active, max(0, len(plan.ordering) - 1))
         if plan != self.plan or active != self.active:
-            self.generation += plan.enforcement != self.plan.enforcement  # who pays is charged with holds, or not
             self.plan, self.active = plan, active
             self._routes.clear()
             self._make_spent()

@@ -57,7 +57,6 @@ class Standings:
         self._meeting: dict[_Name, asyncio.Event] = {}
         self._swept = -NEVER
         self.outcomes = Outcomes()
-        self.holder = ""  # of hard budgets, once there is one
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
         recorder.sender.books = self
 
@@ -236,14 +235,7 @@ class Standings:
             return sums
 
         standing = Standing(
-            scope,
-            period,
-            plan,
-            self._labels,
-            unflushed,
-            lambda: self.watching.alarmed(watch),
-            self.outcomes,
-            self.holder,
+            scope, period, plan, self._labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
         )
         watch = self._watches[scope.key, period.key] = Watch(standing, is_settled)
         return watch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -215,3 +216,48 @@ async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
         bucket, holds = await in_store(port)
         assert bucket.base == soft
         assert bucket.left == USD - soft - sum(hold.out for hold in holds)
+
+
+async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Path) -> None:
+    """Within a minute of each change, as by a look at the settings."""
+
+    async def quotas(version: int, **usd: float) -> None:
+        micros: dict[str, Value] = {label: round(each * 10**6) for label, each in usd.items()}
+        item: dict[str, Value] = {"timezone": "UTC", "quotas": micros, "enforcement": "hard", "version": version}
+        await port.store.put(Put(schema.org_config(ORG), item))
+        if port.standings._payers:
+            await port.standings.watching.look(port.standings._payers[ORG, APP][1]).wait()
+
+    async with data_port(tmp_path) as port:
+        await quotas(1, premium=0.05, economy=1.0)
+        assert [(await ask(port)).status for _ in range(3)] == [200] * 3
+        await quotas(2, economy=1.0)
+        assert [(await ask(port)).status for _ in range(20)] == [200] * 20
+        await true_spend(port)
+        await quotas(3, premium=0.05, economy=1.0)
+        await ask(port)
+        await port.hard.purses.tick()
+        answers = await asyncio.gather(*(ask(port) for _ in range(60)))
+        assert {answer.status for answer in answers} <= {200, 400, 429}
+        assert await true_spend(port) <= 0.05 * USD
+        _, holds = await in_store(port)
+        assert all(hold.used <= hold.out for hold in holds)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("throttle", 429), ("5xx", 503), ("access-denied", 400)])
+async def test_a_count_that_bedrock_does_not_make(tmp_path: Path, fault: str, status: int) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        image = {"image": {"format": "png", "source": {"bytes": PIXEL}}}
+        body = {**TURN, "messages": [{"role": "user", "content": [image]}]}
+        port.bedrock.plan({"fault": fault})
+        assert (await ask(port, body=body)).status == status
+
+
+async def test_what_is_not_sent_to_be_counted_counts_by_its_bytes(tmp_path: Path) -> None:
+    async with hard(tmp_path, {"premium": 1.0}) as port:
+        image = {"image": {"format": "png", "source": {"bytes": PIXEL}}}
+        schema_of = {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": {"schema": "x" * 300_000}}}}
+        body = {**TURN, "messages": [{"role": "user", "content": [image]}], "outputConfig": schema_of}
+        refused = await ask(port, body=body)
+        assert refused.status == 400
+        assert "this call may cost up to" in refused.message

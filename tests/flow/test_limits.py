@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -122,12 +123,48 @@ async def test_app_and_org_are_admitted_together_or_not_at_all(tmp_path: Path) -
             assert state_of(await bucket(port, scope)).limits["rpm"].consumed == 3000
 
 
-async def test_a_call_that_can_never_fit_is_told_so(tmp_path: Path) -> None:
-    async with limited(tmp_path, app={"tpm": 50}) as port:
-        refused = await ask(port)
-        assert refused.status == 400
-        assert "more than are ever there at once" in refused.body["message"]
-        assert refused.headers["x-amzn-errortype"].startswith("ValidationException")
+async def test_whatever_a_call_is_taken_for_it_comes_in_when_half_is_there(tmp_path: Path) -> None:
+    """As one with an image, of which the bytes say little; what it really used is counted."""
+    async with limited(tmp_path, app={"tpm": 1000, "mode": "exact"}) as port:
+        large = {"messages": [{"role": "user", "content": [{"text": "x" * 40_000}]}]}
+        answers = [await ask(port, **large) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 429, 429]
+        used = answers[0].body["usage"]["totalTokens"]
+        assert state_of(await bucket(port, OF_APP)).limits["tpm"].consumed == used * 1000
+        assert int(answers[1].headers["x-amz-retry-after"]) > 0
+
+
+class Slow:
+    """A store that takes its time for settings."""
+
+    seconds = 0.0
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_many(self, *arguments: Any, **named: Any) -> Any:
+        await asyncio.sleep(self.seconds)
+        return await self._store.get_many(*arguments, **named)
+
+
+async def test_while_limits_are_read_for_the_first_time_nobody_passes_them_by(tmp_path: Path) -> None:
+    stores: list[Slow] = []
+
+    def wrapped(store: Any) -> Any:
+        stores.append(Slow(store))
+        return stores[0]
+
+    async def later(number: int) -> int:
+        await asyncio.sleep(0.02 * number)
+        return (await ask(port)).status
+
+    async with limited(tmp_path, app={"rpm": 2, "mode": "exact"}, wrapped=wrapped) as port:
+        stores[0].seconds = 0.3
+        answered = await asyncio.gather(*map(later, range(20)))
+        assert answered.count(200) == 2
 
 
 async def test_answers_tell_the_limits_and_what_is_left(tmp_path: Path) -> None:

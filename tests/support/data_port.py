@@ -25,6 +25,7 @@ from proxy.limits.limiter import Limiter
 from proxy.limits.store_time import StoreTime
 from proxy.recording.composed import Recording, opened_recording
 from proxy.recording.entries import Counter
+from proxy.selection.hard_budgets import HardBudgets
 from proxy.selection.standings import Standings
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from proxy.stores.contract import Store
@@ -45,6 +46,7 @@ class DataPort:
     recording: Recording
     store: Store
     standings: Standings
+    hard: HardBudgets
     _seen: set[Counter] = field(default_factory=set)
 
     def counters(self) -> set[Counter]:
@@ -99,6 +101,7 @@ async def data_port(
             revocation = dataplane.revocation(whole, store, clock, tasks)
             leasing = Leasing(Limiter(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.every("leases", SWEEP_SECONDS, leasing.sweep)
+            hard = dataplane.hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder)
             pipeline = dataplane.pipeline(
                 whole,
                 store,
@@ -112,11 +115,11 @@ async def data_port(
                 standings,
                 tasks,
                 dataplane.admitting(whole, store, clock, tasks, leasing),
-                dataplane.hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder),
+                hard,
             )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
-            yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings)
+            yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard)
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
             await leasing.stop()

@@ -280,6 +280,8 @@ def test_no_call_waits_for_long_and_what_comes_late_is_kept() -> None:
         began = asyncio.get_running_loop().time()
         assert (await desk.admit()).how == "alone"
         assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SECONDS)
+        assert (await desk.admit()).how == "alone"
+        assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SECONDS)
         await asyncio.sleep(4)
         assert (await desk.admit()).how == "local"
 

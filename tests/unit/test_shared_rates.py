@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from proxy.limits.limiter import Limiter
 from proxy.stores import schema
 from proxy.tasks import Tasks
 from tests.support.clock import ManualClock, settle
+from tests.support.control import rig
+from tests.support.engines import Engines
 from tests.support.memory_store import MemoryStore
 
 BURST, PER_SECOND = 40, 4.0
@@ -97,3 +100,17 @@ async def test_while_the_store_is_away_each_goes_by_the_whole_limit() -> None:
     clock = ManualClock()
     async with rates(Away(), clock) as one:
         assert await flood(one) == BURST
+
+
+async def test_strangers_who_ask_the_control_port_write_no_row(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with Engines({}).open("sqlite", tmp_path) as store, Tasks(clock) as tasks:
+        leasing = Leasing(Limiter(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
+        shared = SharedRates(leasing, LocalRates(clock.monotonic, 3, 1.0), 3, 1.0)
+        async with rig(store, tmp_path, clock, shared) as api:
+            statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
+            assert statuses == [200] * 3 + [429] * 2
+            assert len(leasing) == 0
+            assert (await api.ask("GET", "/api/v1/orgs")).status == 200
+            assert len(leasing) == 1
+        await leasing.stop()

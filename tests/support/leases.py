@@ -1,0 +1,43 @@
+"""Leases, and calls that take from them, for tests."""
+
+from __future__ import annotations
+
+from proxy.limits.bucket import Bucket, Limit
+from proxy.limits.lease import Lease, Plan
+from proxy.stores.contract import Key
+
+CALL = (1000, 500_000)  # one request of 500 tokens, in thousandths
+FULL = 10**9
+
+
+def limit(name: str, per_minute: int, capacity: int | None = None) -> Limit:
+    return Limit(name, (per_minute if capacity is None else capacity) * 1000, per_minute * 1000, 60_000)
+
+
+def bucket(*limits: Limit, name: str = "app") -> Bucket:
+    return Bucket(Key("rate-buckets", name, "BUCKET#RATE"), limits, 1)
+
+
+APP = bucket(limit("rpm", 1200), limit("tpm", 1_200_000))
+
+
+def lease(*buckets: Bucket, held: tuple[int, ...] | None = None) -> Lease:
+    made = Lease(buckets or (APP,), 0.0, lambda: 0.5)
+    if held is not None:
+        made.held = list(held)
+    return made
+
+
+def after(plan_of: Lease, got: float, now: float, level: int = FULL, took: float = 0.01) -> Plan:
+    """It asks, and is given so large a part of what it wants."""
+    plan = plan_of.plan(now - took)
+    taken = {name: int(amount * got) for name, amount in plan.wants.items()}
+    left = {name: level - taken[name] for name in taken}
+    plan_of.renewed(plan, taken, left, now)
+    return plan
+
+
+def busy(found: Lease, until: float, each: float = 0.05, since: float = 0.0) -> None:
+    """Twenty calls a second, whatever becomes of them."""
+    for number in range(round((until - since) / each)):
+        found.take(CALL, since + number * each)

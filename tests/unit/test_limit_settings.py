@@ -1,0 +1,70 @@
+"""What settings say of limits: every mistake, and the bucket that comes of what is good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.limits.bucket import Limit
+from proxy.limits.settings import checked, limits_of
+from proxy.model import Scope
+from proxy.stores import schema
+
+SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (7, "expected a mapping of rpm, tpm, burst_secs, mode, found 7"),
+        ({}, "expected rpm or tpm; leave limits out where there is none"),
+        ({"mode": "lease"}, "expected rpm or tpm; leave limits out where there is none"),
+        ({"rpm": 0}, "rpm: expected a whole number from 1 to 1000000000, found 0"),
+        ({"rpm": True}, "rpm: expected a whole number from 1 to 1000000000, found True"),
+        ({"tpm": 1.5}, "tpm: expected a whole number from 1 to 1000000000, found 1.5"),
+        ({"rpm": 10**9 + 1}, "rpm: expected a whole number from 1 to 1000000000, found 1000000001"),
+        ({"rpm": 1, "burst_secs": 3601}, "burst_secs: expected a whole number from 1 to 3600, found 3601"),
+        ({"rpm": 1, "mode": "often"}, "mode: expected one of lease, exact, found often"),
+        (
+            {"rpm": 0, "tmp": 5},
+            "rpm: expected a whole number from 1 to 1000000000, found 0; "
+            "unknown: tmp; allowed are rpm, tpm, burst_secs, mode",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told(value: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|unknown") as caught:
+        checked(value)
+    assert str(caught.value) == told
+
+
+def test_of_many_mistakes_the_first_are_told_and_each_is_short() -> None:
+    with pytest.raises(ValueError, match="unknown") as caught:
+        checked({f"x{number}" * 1000: 1 for number in range(1000)})
+    assert len(str(caught.value)) < 1000
+
+
+def test_what_is_empty_is_left_out() -> None:
+    assert checked({"rpm": 5, "tpm": None, "mode": None}) == {"rpm": 5}
+
+
+def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
+    limits = limits_of(SCOPE, {"limits": {"rpm": 600, "tpm": 9000}, "version": 3})
+    assert limits is not None
+    assert limits.bucket.key == schema.bucket(SCOPE, "RATE")
+    assert limits.bucket.version == 3
+    assert limits.bucket.limits == (Limit("rpm", 600_000, 600_000, 60_000), Limit("tpm", 9_000_000, 9_000_000, 60_000))
+    assert (limits.rates, limits.is_exact) == ({"rpm": 600, "tpm": 9000}, False)
+
+
+def test_a_short_burst_still_lets_one_call_through() -> None:
+    limits = limits_of(SCOPE, {"limits": {"rpm": 6, "burst_secs": 1, "mode": "exact"}})
+    assert limits is not None
+    assert limits.bucket.limits == (Limit("rpm", 1000, 6000, 60_000),)
+    assert limits.is_exact
+
+
+def test_without_limits_there_is_none() -> None:
+    assert limits_of(SCOPE, None) is None
+    assert limits_of(SCOPE, {"version": 1}) is None
