@@ -28,6 +28,7 @@ from proxy.commands import (
     tables,
 )
 from proxy.commands import token as token_command
+from proxy.config.problems import one_line
 from proxy.errors import ConfigError, PriceKeeperError
 
 GROUPS = (
@@ -58,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = chosen.run(chosen)
     except ConfigError as failure:
         for problem in failure.problems:
-            print(problem, file=sys.stderr)
+            print(one_line(problem), file=sys.stderr)
         return 2
     except PriceKeeperError as failure:
-        print(f"price-keeper: {failure}", file=sys.stderr)
+        print(f"price-keeper: {one_line(str(failure))}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from proxy.commands.asking import Api, Refused, add_api, readable, secret_of
+from proxy.commands.asking import MOST_BYTES, Api, Refused, add_api, readable, secret_of
 from proxy.commands.places import NotAsked
 from proxy.commands.shared import Commands, add_json_option
 from proxy.config.problems import one_line
@@ -20,6 +20,8 @@ from proxy.model import is_app_id, is_org_id
 from proxy.reporting.tenants import org_called
 
 KEY_VARIABLE = "PRICE_KEEPER_API_KEY"
+MOST_PAGES = 1000  # of a list: a hundred thousand orgs
+MOST_LISTED_BYTES = 4 * MOST_BYTES
 NO_ORG = {404: "price-keeper org put makes it, price-keeper org list tells which there are"}
 _HINTS: Mapping[int, str] = {
     401: f"the right one comes from the variable {KEY_VARIABLE}, or from --key-file FILE",
@@ -86,18 +88,22 @@ class Admin:
     def every(self, path: str, name: str, hints: Hints | None = None) -> list[Record]:
         """What stands in a list under this name, to its end."""
         found: list[Record] = []
-        after = ""
-        while True:
+        after, read_before = "", self.api.bytes_read
+        for _ in range(MOST_PAGES):
             more = f"&cursor={quote(after, safe='')}" if after else ""
             page = self.ask("GET", f"{path}?limit={MOST_AT_ONCE}{more}", hints=hints)
             with readable(self.api.url):
                 found += [dict(each) for each in page[name]]
+                is_too_long = len(page[name]) > MOST_AT_ONCE
                 cursor = page.get("cursor")
             if cursor is None:
                 return found
             if not isinstance(cursor, str) or cursor <= after:  # it would never end
                 raise PriceKeeperError(f"{self.api.url} lists what does not go on behind {after!r}")
+            if is_too_long or self.api.bytes_read - read_before > MOST_LISTED_BYTES:
+                break
             after = cursor
+        raise PriceKeeperError(f"{self.api.url} lists more than can be taken: it was given up after {len(found)}")
 
     @contextmanager
     def mistakes(self) -> Iterator[None]:
@@ -119,9 +125,12 @@ def org_named(admin: Admin, text: str) -> str:
     with readable(admin.api.url):
         names = {str(org["org"]): org["org_name"] for org in orgs}
         try:
-            return org_called(text, names)
+            org = org_called(text, names)
         except ValueError as failure:
             raise NotAsked(one_line(str(failure))) from None
+        if not is_org_id(org):
+            raise ValueError("this is no id")
+    return org
 
 
 def org_found(admin: Admin, text: str) -> Record:

@@ -6,25 +6,29 @@ import http.client
 import json
 import os
 import re
+import socket
 import ssl
+import threading
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from proxy.commands.places import NotAsked
-from proxy.config.checks import url as url_complaint
+from proxy.config.checks import control_url as url_complaint
 from proxy.config.problems import one_line
 from proxy.control.bodies import MOST_BYTES as MOST_SENT
 from proxy.errors import PriceKeeperError
 
 API_VARIABLE = "PRICE_KEEPER_API_URL"
 USUAL_API = "http://127.0.0.1:8081"
-SECONDS = 30.0  # more than the slowest answer takes: a login that goes on losing to others
+SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others
+WHOLE_SECONDS = 120.0  # until it has ended, however it drips
 MOST_BYTES = 64 * 1024 * 1024  # of an answer; a hundred orgs with a quota for each of a thousand labels have a third
 MOST_TOLD = 2000  # characters of why something was not done
 _PRINTABLE = re.compile(r"[ -~]{1,4096}")
+_VISIBLE = re.compile(r"[!-~]+")
 
 
 class Refused(PriceKeeperError):
@@ -51,6 +55,14 @@ def readable(whose: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as failure:
         raise PriceKeeperError(f"{whose} answered what cannot be read here ({type(failure).__name__})") from None
+
+
+def visible(told: Mapping[str, Any], name: str, whose: str) -> str:
+    """A token, a secret or an id, of an answer: it goes to a terminal, or to a program, as it is."""
+    text = told.get(name)
+    if not isinstance(text, str) or not _VISIBLE.fullmatch(text):
+        raise PriceKeeperError(f"{whose} answered no {name} of printable ASCII without spaces")
+    return text
 
 
 def add_api(parser: ArgumentParser) -> None:
@@ -88,6 +100,7 @@ class Api:
 
     def __init__(self, given: str | None) -> None:
         source = "--api" if given is not None else API_VARIABLE
+        self.bytes_read = 0
         self.url = (given if given is not None else os.environ.get(API_VARIABLE) or USUAL_API).rstrip("/")
         complaint = url_complaint(self.url)
         if complaint:
@@ -126,9 +139,12 @@ class Api:
         try:
             connection.connect()
             is_connected = True
-            connection.request(method, path, sent, {**kind, **headers, "Accept": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, _wait(answer.headers.get("Retry-After", "")), answer.read(MOST_BYTES)
+            with _in_time(connection.sock):
+                connection.request(method, path, sent, {**kind, **headers, "Accept": "application/json"})
+                answer = connection.getresponse()
+                body_read = answer.read(MOST_BYTES)
+            self.bytes_read += len(body_read)
+            return answer.status, _wait(answer.headers.get("Retry-After", "")), body_read
         except ssl.SSLError as failure:
             why = getattr(failure, "verify_message", None) or failure.reason or "no TLS"
             raise PriceKeeperError(f"{self.url}: {why}") from None
@@ -157,6 +173,27 @@ class Api:
         where = "".join(f"; {path}: {message}" if path else f"; {message}" for path, message in details)
         again = "" if wait is None else f"; try again in {wait} s"
         return one_line(f"{self.url} answered {status}: {text}{where}")[:MOST_TOLD] + again
+
+
+@contextmanager
+def _in_time(connected: socket.socket) -> Iterator[None]:
+    """Raises TimeoutError, or whatever comes of it that nothing more is heard."""
+    is_late = threading.Event()
+
+    def cut() -> None:
+        is_late.set()
+        with suppress(OSError):
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, which would wait for the other side
+
+    timer = threading.Timer(WHOLE_SECONDS, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise TimeoutError
 
 
 def _wait(header: str) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.auth.registering import MOST_GRACE_HOURS
 from proxy.commands.admin import Admin, add_admin, scope_path
-from proxy.commands.asking import Api, Refused
+from proxy.commands.asking import Api, Refused, Unanswered, visible
 from proxy.commands.places import NotAsked
 from proxy.commands.shared import Commands, add_json_option, print_json
 from proxy.control.credentials import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
@@ -19,11 +19,11 @@ from proxy.model import is_app_id, is_org_id
 FETCHES = 3  # while the store is away the retrieval token stays good
 LONGEST_WAIT_SECONDS = 10
 
-_UNFETCHED = (
-    "the credentials are rotated, but the new secret could not be fetched: {why}. Rotate again with the same grace: "
-    "a secret that nobody fetched pushes nothing out"
-)
-
+_AGAIN = "Rotate again with the same grace: a secret that nobody fetched pushes nothing out"
+_UNFETCHED = "the credentials are rotated, but the new secret could not be fetched: {why}. " + _AGAIN
+_UNTOLD = "{why}; the credentials may be rotated all the same. " + _AGAIN
+_LOST = "{why}. " + _AGAIN
+_RETRIEVAL, _SECRET = "secret_retrieval_token", "client_secret"
 
 _EXAMPLE = "Example: price-keeper rotate 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b --app shop --grace 2"
 
@@ -54,9 +54,26 @@ def _hours(text: str) -> int:
 def _rotate(chosen: Namespace) -> int:
     path = _path(chosen)
     admin = Admin(chosen)
-    issued = admin.ask("POST", f"{path}/rotate", {"grace_hours": chosen.grace})
+    issued = _issued(admin, path, chosen.grace)
     _tell(chosen, issued if chosen.token_only else _fetched(admin.api, path, issued))
     return 0
+
+
+def _issued(admin: Admin, path: str, grace: int) -> dict[str, Any]:
+    try:
+        issued = admin.ask("POST", f"{path}/rotate", {"grace_hours": grace})
+    except Unanswered as failure:
+        raise Unanswered(_LOST.format(why=failure)) from None
+    try:
+        return _checked(issued, _RETRIEVAL, admin.api)
+    except PriceKeeperError as failure:
+        raise PriceKeeperError(_UNTOLD.format(why=failure)) from None
+
+
+def _checked(told: dict[str, Any], name: str, api: Api) -> dict[str, Any]:
+    visible(told, "client_id", api.url)
+    visible(told, name, api.url)
+    return told
 
 
 def _path(chosen: Namespace) -> str:
@@ -68,10 +85,10 @@ def _path(chosen: Namespace) -> str:
 
 
 def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:
-    shown = {RETRIEVAL_TOKEN: str(issued.get("secret_retrieval_token"))}
+    shown = {RETRIEVAL_TOKEN: issued[_RETRIEVAL]}
     for left in reversed(range(FETCHES)):
         try:
-            return api.ask("GET", f"{path}/secret", headers=shown)
+            return _checked(api.ask("GET", f"{path}/secret", headers=shown), _SECRET, api)
         except Refused as failure:
             if failure.status != 503 or not left:
                 raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
@@ -86,6 +103,6 @@ def _tell(chosen: Namespace, told: dict[str, Any]) -> None:
     if chosen.json:
         print_json({**told, "grace_hours": chosen.grace})
         return
-    print(told["secret_retrieval_token" if chosen.token_only else "client_secret"])
+    print(told[_RETRIEVAL if chosen.token_only else _SECRET])
     hours = "ends now" if not chosen.grace else f"stays good for {chosen.grace} h"
     print(f"{told['client_id']}: rotated; the secret so far {hours}", file=sys.stderr)

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxy.commands.asking import Api, add_api, checked, secret_of
+from proxy.commands.asking import Api, add_api, checked, secret_of, visible
 from proxy.commands.places import NotAsked
 from proxy.commands.shared import Commands, print_json
 from proxy.config.checks import url as url_complaint
-from proxy.errors import PriceKeeperError
 from proxy.model import scope_of_client
 
 SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
@@ -54,8 +53,7 @@ def _token(chosen: Namespace) -> int:
     api = Api(chosen.api)
     given = {"client_id": chosen.client_id, "client_secret": _secret(chosen)}
     told = api.ask("POST", "/auth/token", given)
-    if not isinstance(told.get("access_token"), str):
-        raise PriceKeeperError(f"{api.url} is no control API of Bedrock Price Keeper: there is no token in its answer")
+    visible(told, "access_token", api.url)
     _print(chosen, told)
     return 0
 

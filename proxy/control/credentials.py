@@ -33,9 +33,11 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     scope = Scope(call.path["org"], call.path.get("app"))
     hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
     done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
-    issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])
-    if not hours:
-        parts.sessions.all_ended()
+    try:
+        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])
+    finally:  # also where the store's answer was lost: it may have been carried out
+        if not hours:
+            parts.sessions.all_ended()
     return Answer(_told(issued))
 
 

@@ -31,8 +31,9 @@ async def ended(parts: Parts, call: Call) -> Answer:
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
     done = call.actor.did("session.end", scope, {"session_id": sid}, None, parts.clock.now())
-    if await parts.sessions.end(scope, sid, [done]):
-        return Answer({"ended": 1})
+    was_live = await parts.sessions.end(scope, sid, [done])
+    if was_live is not None:
+        return Answer({"ended": int(was_live)})
     if not await parts.sessions.revoke_tokens(scope, sid, [done]):
         raise not_found("there is no such client")
     return Answer({"ended": 0})

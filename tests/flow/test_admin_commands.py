@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
+from proxy.commands import admin, asking
 from tests.support.commands import called
 from tests.support.scripted import Script, scripted
 
@@ -127,7 +130,11 @@ BROKEN = [
     {"org": None},
     TOLD | {"in_force": {}},
     TOLD | {"in_force": HOLDS | {"timezone": "Mars/Olympus"}},
+    TOLD | {"in_force": HOLDS | {"timezone": "America"}},
+    TOLD | {"in_force": HOLDS | {"timezone": "\ud800"}},
     TOLD | {"in_force": HOLDS | {"period": "year"}},
+    TOLD | {"in_force": HOLDS | {"quotas": {"premium": "5" * 20_000_000}}},
+    TOLD | {"in_force": HOLDS | {"quotas": {"premium": 5.5}}},
     TOLD | {"in_force": HOLDS | {"quotas": {"premium": "five"}}},
     TOLD | {"in_force": HOLDS | {"quotas": []}},
     TOLD | {"in_force": HOLDS | {"refresh_interval_tight_secs": "soon"}},
@@ -199,3 +206,99 @@ def test_an_override_that_the_store_did_not_tell_is_not_made_up(tmp_path: Path, 
     done = asked(tmp_path, script.url, "override", "show", ORG, "--json")
     assert (done.returncode, done.stdout) == (1, "")
     assert "the store did not answer" in done.stderr
+
+
+# Answers that are meant to do harm.
+
+ESCAPE = "\x1b]0;mine\x07"
+
+
+def test_what_a_terminal_would_obey_reaches_it_from_nowhere(tmp_path: Path, script: Script) -> None:
+    named = TOLD | {"settings": {"org_name": f"Acme{ESCAPE}"}, "in_force": HOLDS | {"quota_scope": "APP"}}
+    mistakes = {"message": "no", "details": [{"path": f"a{ESCAPE}", "message": f"b{ESCAPE}"}]}
+    hostile: list[tuple[tuple[str, ...], list[Any]]] = [
+        (("org", "show", ORG), [(200, named, {})]),
+        (("org", "put", ORG, "-"), [(400, mistakes, {})]),
+        (("override", "show", ORG), [(200, named, {}), (200, {"apps": [{"app": ESCAPE}]}, {})]),
+        (("override", "show", ORG, "--app", "a"), [(200, named | {"in_force": HOLDS}, {})]),
+        (("org", "show", "none"), [(200, {"orgs": [{"org": ORG, "org_name": ESCAPE}]}, {})]),
+        (("session", "revoke", ORG, "all"), [(200, named, {}), (200, {"ended": ESCAPE}, {})]),
+    ]
+    for command, answers in hostile:
+        script.answers[:] = answers
+        done = asked(tmp_path, script.url, *command)
+        assert done.stdout + done.stderr
+        assert "\x1b" not in done.stdout + done.stderr, command
+
+
+@pytest.mark.parametrize("org", ["\xe9", "../audit", "\r\nX-Own: 1", ORG.upper()])
+def test_what_is_no_id_of_an_org_is_asked_for_nowhere(tmp_path: Path, script: Script, org: str) -> None:
+    script.answers.append((200, {"orgs": [{"org": org, "org_name": "Acme"}]}, {}))
+    done = asked(tmp_path, script.url, "org", "show", "Acme")
+    assert (done.returncode, done.stdout, len(script.asked)) == (1, "", 1)
+    assert "answered what cannot be read here" in done.stderr
+
+
+def test_one_long_name_makes_no_line_long_but_its_own(tmp_path: Path, script: Script) -> None:
+    long = TOLD | {"settings": {"org_name": "x" * 1_000_000}}
+    script.answers.append((200, {"orgs": [long] + [TOLD] * 99}, {}))
+    done = asked(tmp_path, script.url, "org", "list")
+    assert done.returncode == 0
+    assert sorted(map(len, done.stdout.splitlines()))[-2] < 500
+
+
+def test_a_list_without_an_end_is_given_up(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MOST_PAGES", 5)
+    script.answers += [(200, {"orgs": [], "cursor": f"{number:03}"}, {}) for number in range(100)]
+    done = asked(tmp_path, script.url, "org", "list")
+    assert (done.returncode, done.stdout, len(script.asked)) == (1, "", 5)
+    assert "lists more than can be taken" in done.stderr
+
+
+def test_a_list_is_given_up_by_its_length_too(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MOST_LISTED_BYTES", 2500)
+    script.answers += [(200, {"orgs": [], "cursor": "a", "padding": "x" * 3000}, {})]
+    assert "lists more than can be taken" in asked(tmp_path, script.url, "org", "list").stderr
+    script.answers += [(200, {"orgs": [TOLD] * 101, "cursor": "a"}, {})]
+    done = asked(tmp_path, script.url, "org", "list")
+    assert (len(script.asked), "lists more than can be taken" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"])
+def test_an_answer_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
+    monkeypatch.setattr(asking, "WHOLE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_drip, args=(server, begin))
+        thread.start()
+        began = time.monotonic()
+        done = asked(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}", "org", "show", ORG)
+        thread.join()
+    assert time.monotonic() - began < 5
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "gave no whole answer" in done.stderr
+
+
+def _drip(server: socket.socket, begin: bytes) -> None:
+    connection, _ = server.accept()
+    with connection, suppress(OSError):
+        connection.sendall(begin)
+        for _ in range(200):
+            connection.sendall(b"x")
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("which", "ended", "words"),
+    [
+        (ORG, 0, "it was over already; no access token made from it is good any more"),
+        (ORG, 1, ": 1 ended"),
+        ("all", 0, ": 0 ended"),
+    ],
+)
+def test_ending_a_session_that_was_over_revokes_its_tokens(
+    tmp_path: Path, script: Script, which: str, ended: int, words: str
+) -> None:
+    script.answers += [(200, TOLD, {}), (200, {"ended": ended}, {})]
+    done = asked(tmp_path, script.url, "session", "revoke", ORG, which)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words in done.stdout

@@ -123,7 +123,7 @@ async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, st
 
 
 async def test_a_sidecar_links_to_what_it_serves_alone() -> None:
-    readiness = Readiness()
+    readiness = Readiness(ManualClock())
     readiness.started({})
     paths = [("/", JSON), ("/", {}), *((path, {}) for path in ("/health", "/ready", "/metrics"))]
     told, page, *probes = await alone(readiness, "sidecar", *paths)
@@ -135,14 +135,19 @@ async def test_a_sidecar_links_to_what_it_serves_alone() -> None:
 
 async def test_what_is_amiss_is_told_as_text() -> None:
     async def away() -> None:
-        raise StoreUnavailable(EVIL)
+        raise StoreUnavailable("/srv/keeper/store.db: no such table")
 
-    readiness = Readiness()
+    async def amiss() -> str:
+        return EVIL
+
+    readiness = Readiness(ManualClock())
     (starting,) = await alone(readiness, "both", ("/", JSON))
     assert b'"checks":{"process":"starting"}' in starting[1]
-    readiness.started({"store": away})
+    readiness.started({"store": away, "revocation": amiss})
     (page,) = await alone(readiness, "both", ("/", {}))
     text = page[1].decode()
     assert (page[0], ">not ready<" in text) == (200, True)
     assert "&lt;script&gt;" in text
+    assert "the store is away; the log says why" in text
+    assert "store.db" not in text
     assert Tags(text).tags.isdisjoint({"script", "img"})

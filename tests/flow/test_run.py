@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import pytest
 
+from proxy.control.health import REMEMBERED_SECONDS
 from proxy.stores.dynamodb import ATTEMPTS
 from tests.support import commands
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
@@ -49,6 +50,13 @@ def get(url: str) -> tuple[int, Any]:
         return refusal.code, json.load(refusal)
 
 
+def until_ready(control: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while get(f"{control}/ready")[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 FREE_PORTS = ("--port", "0", "--control-port", "0")
 
 
@@ -69,9 +77,10 @@ def test_serve_on_dynamodb(engines: Engines, tmp_path: Path) -> None:
     with sidecar("serve", folder=tmp_path, **settings) as running:
         status, body = get(f"{running.control}/ready")
         assert (status, body["status"]) == (503, "not ready")
-        assert "price-keeper tables create" in body["checks"]["store"]
+        assert body["checks"]["store"] == "the store is not as it should be; the log says why"
+        assert "price-keeper tables create" in running.errors
         assert price_keeper("tables", "create", folder=tmp_path, **settings).returncode == 0
-        assert get(f"{running.control}/ready")[0] == 200
+        until_ready(running.control)
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
@@ -122,12 +131,14 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
         await asyncio.to_thread(price_keeper, "tables", "create", folder=tmp_path, **settings)
         with sidecar("serve", folder=tmp_path, **settings) as running:
             assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
+            await asyncio.sleep(REMEMBERED_SECONDS)
             proxy.plan([DropAnswer()] * ATTEMPTS)
             status, body = await asyncio.to_thread(get, f"{running.control}/ready")
             assert (status, body["status"]) == (503, "not ready")
-            assert body["checks"]["store"].startswith("no answer from DynamoDB")
+            assert body["checks"]["store"] == "the store is away; the log says why"
+            assert "not ready: store: the store is away: no answer from DynamoDB" in running.errors
             assert (await asyncio.to_thread(get, f"{running.control}/health"))[0] == 200
-            assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
+            await asyncio.to_thread(until_ready, running.control)
 
 
 # Starting, and what else a process is told.

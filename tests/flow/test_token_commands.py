@@ -149,6 +149,8 @@ MISTAKES = [
     (("token", CLIENT, "--secret-file", "none"), "cannot read none"),
     (("token", CLIENT, "--secret-file", "empty"), "empty: a client secret is printable ASCII"),
     (("token", CLIENT, "--api", "ftp://x"), "--api: expected http(s)://host"),
+    (("token", CLIENT, "--api", "http://keeper.example:8081"), "--api: expected https: secrets travel there; http is"),
+    (("rotate", ORG, "--api", "http://10.0.0.1"), "http is for loopback alone"),
     (("token", CLIENT, "--env", "--json"), "not allowed with"),
     (("token", CLIENT, "--env", "--data", "x y"), "--data: expected http(s)"),
     (("rotate", ORG), "the admin key comes from"),
@@ -163,7 +165,7 @@ def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "empty").write_text("\n")
-    told = {"PRICE_KEEPER_API_KEY": "", "PRICE_KEEPER_CLIENT_SECRET": ""}
+    told = {"PRICE_KEEPER_API_KEY": "k" * 30 if "--api" in arguments else "", "PRICE_KEEPER_CLIENT_SECRET": ""}
     done = called(*arguments, folder=tmp_path, **told)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
@@ -214,6 +216,17 @@ TROUBLES = [
     ([(302, b"{}", {"Location": "http://127.0.0.1:9/"})], "answered 302"),
     ([ISSUED, (401, {"message": "used"}, {})], "the new secret could not be fetched: "),
     ([ISSUED, (0, b"", {})], "Rotate again with the same grace"),
+    ([(0, b"", {})], "Rotate again with the same grace"),
+    ([(200, {}, {})], "answered no client_id of printable ASCII without spaces; the credentials may be rotated"),
+    ([(200, {}, {})], "Rotate again with the same grace"),
+    ([(200, {"client_id": "c"}, {})], "answered no secret_retrieval_token of printable ASCII"),
+    ([(200, {"client_id": "c", "secret_retrieval_token": "a\r\nX-Own: 1"}, {})], "may be rotated all the same. Rotate"),
+    ([ISSUED, (200, {}, {})], "the new secret could not be fetched: "),
+    (
+        [ISSUED, (200, {"client_id": "c", "client_secret": "s\x1b]0;x\x07"}, {})],
+        "answered no client_secret of printable",
+    ),
+    ([ISSUED, (200, {"client_id": "\x1b[2J", "client_secret": "s"}, {})], "answered no client_id of printable"),
 ]
 
 
@@ -226,3 +239,25 @@ def test_what_goes_wrong_on_the_way(tmp_path: Path, script: Script, answered: li
     assert len(done.stderr.splitlines()) == 1
     assert "sesame" not in done.stderr
     assert "kkk" not in done.stderr
+
+
+@pytest.mark.parametrize("option", [(), ("--env",), ("--json",)])
+@pytest.mark.parametrize("token", ["a\x1b]52;c;x\x07", "a b", "a\nb", "\ud800", "\xe9", "", 7, None])
+def test_a_token_that_a_terminal_would_obey_is_not_taken(
+    tmp_path: Path, script: Script, token: Any, option: tuple[str, ...]
+) -> None:
+    script.answers.append((200, {"access_token": token}, {}))
+    done = called("token", CLIENT, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="not told")
+    assert (done.returncode, done.stdout) == (1, "")
+    words = f"price-keeper: {script.url} answered no access_token of printable ASCII without spaces\n"
+    assert done.stderr == words
+
+
+@pytest.mark.parametrize("option", [(), ("--json",), ("--token-only",)])
+def test_a_rotation_of_which_nothing_can_be_read_prints_no_secret(
+    tmp_path: Path, script: Script, option: tuple[str, ...]
+) -> None:
+    script.answers.append((200, ISSUED[1] | {"secret_retrieval_token": "\x1b[31m"}, {}))
+    done = called("rotate", ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)
+    assert (done.returncode, done.stdout, "\x1b" in done.stderr) == (1, "", False)
+    assert "the credentials may be rotated all the same. Rotate again" in done.stderr

@@ -126,7 +126,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     clock, whole = clock or Impatient(), config()
     tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
-    readiness, telemetry = Readiness(), Telemetry()
+    readiness, telemetry = Readiness(clock), Telemetry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
         revocation = Revocation(store, clock, tasks)
         standings = Standings(whole, store, recorder.recorder, clock, tasks)

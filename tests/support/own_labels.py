@@ -126,7 +126,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         whole = Config(labels=labels)
         clients = Clients(store, clock.now)
         parts = parts_of(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
-        control = Control(api.routes(Readiness(), Telemetry()), clock.now)
+        control = Control(api.routes(Readiness(clock), Telemetry()), clock.now)
         control.started(parts)
         async with (
             listening(control, Address("127.0.0.1", 0), clock) as address,

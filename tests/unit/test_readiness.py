@@ -1,16 +1,27 @@
-"""Whether a process is ready while the store cannot say which tokens are revoked, by what on_store_down says."""
+"""What a process says of its readiness: by what its checks find, how often they are made, what strangers learn."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from proxy.control import health
 from proxy.control.health import Readiness
 from proxy.control.probes import probes
-from proxy.errors import Busy, StoreUnavailable
+from proxy.errors import (
+    Busy,
+    CannotRecord,
+    NotAllowed,
+    Rejected,
+    StoreError,
+    StoreMisconfigured,
+    StoreUnavailable,
+    Throttled,
+)
 from proxy.telemetry import Telemetry
-from tests.support.clock import ManualClock
+from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 from tests.support.sessions import ORG, Instance, instances
 
@@ -19,7 +30,7 @@ AWAY = StoreUnavailable("it is away")
 
 async def asked(instance: Instance) -> tuple[int, Any]:
     """The answer of /ready, with that check alone."""
-    readiness, nobody = Readiness(), None
+    readiness, nobody = Readiness(ManualClock()), None
     readiness.started({"revocation": instance.revocation.check})
     (route,) = [each for each in probes(readiness, Telemetry()) if each.path == "/ready"]
     answer = await route.handle(nobody, nobody)  # type: ignore[arg-type]
@@ -68,3 +79,113 @@ async def test_without_a_grace_it_is_not_ready_at_once(on_store_down: str, grace
         here.line.trouble = None
         await clock.advance(10)
         assert await asked(here) == (200, "ok")
+
+
+# How often it looks, and what it tells.
+
+
+class Slow:
+    """A check that answers when a test lets it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.gate = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def __call__(self) -> None:
+        self.asked += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+def started(clock: ManualClock, **checks: Slow) -> Readiness:
+    readiness = Readiness(clock)
+    readiness.started(checks)
+    return readiness
+
+
+async def test_all_who_ask_share_one_look_and_what_it_found_is_remembered_for_a_second() -> None:
+    clock, store = ManualClock(), Slow()
+    readiness = started(clock, store=store)
+    asking = [asyncio.create_task(readiness.told()) for _ in range(100)]
+    await settle()
+    asking[0].cancel()  # the others wait for the same look
+    store.gate.set()
+    told = await asyncio.gather(*asking[1:])
+    assert {each["status"] for each in told} == {"ready"}
+    await clock.advance(0.9)
+    assert (await readiness.told())["status"] == "ready"
+    assert store.asked == 1
+    store.failure = AWAY
+    await clock.advance(0.2)
+    assert (await readiness.told())["status"] == "not ready"
+    assert store.asked == 2
+
+
+async def test_that_it_stops_is_told_at_once() -> None:
+    store = Slow()
+    store.gate.set()
+    readiness = started(ManualClock(), store=store)
+    assert (await readiness.told())["status"] == "ready"
+    readiness.stop()
+    assert await readiness.told() == {"status": "not ready", "checks": {"store": "ok", "process": "stopping"}}
+
+
+async def test_checks_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECK_SECONDS", 0.2)
+    checks = {name: Slow() for name in ("store", "journal", "revocation")}
+    readiness = started(ManualClock(), **checks)
+    asking = asyncio.create_task(readiness.told())
+    await settle()
+    assert [check.asked for check in checks.values()] == [1, 1, 1]
+    checks["journal"].gate.set()
+    told = (await asking)["checks"]
+    assert list(told.items()) == [
+        ("store", "no answer in 0.2 seconds"),
+        ("journal", "ok"),
+        ("revocation", "no answer in 0.2 seconds"),
+    ]
+
+
+SECRET = "/srv/keeper/store.db: no such table: config"
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (StoreUnavailable(SECRET), "the store is away; the log says why"),
+        (NotAllowed(SECRET), "the store refuses our credentials; the log says why"),
+        (Throttled(SECRET), "the store asks to slow down; the log says why"),
+        (StoreMisconfigured(SECRET), "the store is not as it should be; the log says why"),
+        (Rejected(SECRET), "the store cannot be used; the log says why"),
+        (StoreError(SECRET), "the store cannot be used; the log says why"),
+        (ValueError(SECRET), "this cannot be checked; the log says why"),
+    ],
+)
+async def test_strangers_are_told_the_kind_of_trouble_and_the_log_the_rest_once(
+    failure: Exception, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, store = ManualClock(), Slow()
+    store.gate.set()
+    store.failure = failure
+    readiness = started(clock, store=store)
+    for _ in range(3):
+        assert (await readiness.told())["checks"] == {"store": told}
+        await clock.advance(1)
+    assert [record.getMessage().count(SECRET) for record in caplog.records] == [1]
+    store.failure = None
+    assert (await readiness.told())["checks"] == {"store": "ok"}
+    await clock.advance(1)
+    store.failure = failure
+    await readiness.told()
+    assert len(caplog.records) == 2  # it began anew
+
+
+async def test_what_callers_are_told_is_told_here_too(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Slow()
+    journal.gate.set()
+    journal.failure = CannotRecord("the journal cannot be written: No space left on device")
+    readiness = started(ManualClock(), journal=journal)
+    assert (await readiness.told())["checks"] == {"journal": str(journal.failure)}
+    assert not caplog.records
