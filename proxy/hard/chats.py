@@ -13,10 +13,11 @@ from proxy.hard.members import (
     parameters,
     read_members,
     text,
+    text_or_blocks,
     told,
     unbounded,
 )
-from proxy.hard.tally import BLOCK, MESSAGE, TOOL, TOOL_BLOCK, TOOLS, Reader, Tally
+from proxy.hard.tally import MESSAGE, TOOL, TOOL_BLOCK, TOOLS, Reader, Tally
 
 
 def _image(tally: Tally, value: Any) -> None:
@@ -34,15 +35,7 @@ _BLOCKS: dict[str, dict[str, Reader]] = {
 
 
 def _content(tally: Tally, value: Any) -> None:
-    if type(value) is str:
-        tally.tokens += BLOCK
-        return
-    for block in listed(value, "blocks"):
-        kind = an_object(block, "a block").get("type")
-        known = _BLOCKS.get(kind) if type(kind) is str else None
-        if known is None:
-            raise unbounded(f"a block of type {told(kind)}")
-        read_members(tally, block, known, f"a block of type {kind!r}")
+    text_or_blocks(tally, value, _BLOCKS)
 
 
 def _calls(tally: Tally, value: Any) -> None:

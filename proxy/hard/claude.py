@@ -15,10 +15,11 @@ from proxy.hard.members import (
     parameters,
     read_members,
     text,
+    text_or_blocks,
     told,
     unbounded,
 )
-from proxy.hard.tally import BLOCK, MESSAGE, TOOL, TOOL_BLOCK, TOOLS, Reader, Tally
+from proxy.hard.tally import MESSAGE, TOOL, TOOL_BLOCK, TOOLS, Reader, Tally
 
 # Tools whose use is the caller's own business, though what they are is written on Anthropic's side.
 _OF_ANTHROPIC = re.compile(r"(?:bash|text_editor|computer|memory)_[0-9]{8}")
@@ -49,16 +50,7 @@ def _found(tally: Tally, value: Any) -> None:
 
 
 def content(tally: Tally, value: Any) -> None:
-    """A text, or blocks."""
-    if type(value) is str:
-        tally.tokens += BLOCK
-        return
-    for block in listed(value, "blocks"):
-        kind = an_object(block, "a block").get("type")
-        known = _BLOCKS.get(kind) if type(kind) is str else None
-        if known is None:
-            raise unbounded(f"a block of type {told(kind)}")
-        read_members(tally, block, known, f"a block of type {kind!r}")
+    text_or_blocks(tally, value, _BLOCKS)
 
 
 def _result(tally: Tally, value: Any) -> None:

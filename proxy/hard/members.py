@@ -90,3 +90,16 @@ def parameters(*names: str) -> dict[str, Reader]:
 
 
 ELSEWHERE = "what stands elsewhere may be another thing when the model reads it; send it in the request itself"
+
+
+def text_or_blocks(tally: Tally, value: Any, known: Mapping[str, Mapping[str, Reader]]) -> None:
+    """A text, or blocks that say of which type they are. Raises InvalidRequest for one that is not `known`."""
+    if type(value) is str:
+        tally.tokens += BLOCK
+        return
+    for block in listed(value, "blocks"):
+        kind = an_object(block, "a block").get("type")
+        members = known.get(kind) if type(kind) is str else None
+        if members is None:
+            raise unbounded(f"a block of type {told(kind)}")
+        read_members(tally, block, members, f"a block of type {kind!r}")

@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from proxy.model import Scope
 from proxy.recording.aggregator import spent_so_far
 from proxy.stores import schema
 from proxy.stores.contract import Put, Value, every_row
-from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 
 TURN: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"text": "How are you?"}]}],
@@ -30,17 +30,6 @@ TURN: dict[str, Any] = {
 SCOPE = Scope(ORG, APP)
 USD = 10**12  # in pico
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 30).decode()
-
-
-@dataclass
-class Answered:
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-    @property
-    def message(self) -> str:
-        return str(self.body["message"])
 
 
 @asynccontextmanager
@@ -63,11 +52,7 @@ async def budget(port: DataPort, quotas: dict[str, float], version: int = 1, enf
 
 
 async def ask(port: DataPort, label: str = "premium", path: str = "converse", body: Any = TURN) -> Answered:
-    headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
-    url = f"{port.url}/{path}" if "/" in path else f"{port.url}/model/{label}/{path}"
-    async with aiohttp.ClientSession() as session, session.post(url, headers=headers, data=json.dumps(body)) as answer:
-        told = {name.lower(): value for name, value in answer.headers.items()}
-        return Answered(answer.status, told, await answer.json(content_type=None))
+    return await port.ask(f"/{path}" if "/" in path else f"/model/{label}/{path}", body)
 
 
 async def name_of(port: DataPort, label: str = "premium") -> Name:

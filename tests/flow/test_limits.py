@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
-from proxy.clock import SystemClock
 from proxy.errors import StoreUnavailable
 from proxy.limits.bucket import state_of
 from proxy.model import Scope
 from proxy.stores import schema
 from proxy.stores.contract import Item, Put, Value
-from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.clock import Moved
+from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 
 TURN = {"messages": [{"role": "user", "content": [{"text": "x" * 400}]}], "inferenceConfig": {"maxTokens": 10}}
 OF_ORG, OF_APP = Scope(ORG), Scope(ORG, APP)
-
-
-class Ahead(SystemClock):
-    """This machine's clocks, both put forward by as much as a test says; what sleeps sleeps on."""
-
-    ahead = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.ahead
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
-
-
-@dataclass
-class Answered:
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
 
 
 @asynccontextmanager
@@ -61,13 +39,7 @@ async def set_limits(
 
 
 async def ask(port: DataPort, path: str = "/model/premium/converse", **body: Any) -> Answered:
-    headers = {"Authorization": f"Bearer {port.token}", "Content-Type": "application/json"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(port.url + path, headers=headers, data=json.dumps({**TURN, **body})) as answer,
-    ):
-        told = {name.lower(): value for name, value in answer.headers.items()}
-        return Answered(answer.status, told, await answer.json(content_type=None))
+    return await port.ask(path, {**TURN, **body})
 
 
 async def statuses(port: DataPort, calls: int) -> list[int]:
@@ -92,7 +64,7 @@ async def test_so_many_requests_a_minute_and_no_more(tmp_path: Path) -> None:
 
 
 async def test_after_the_wait_that_is_told_it_goes_on(tmp_path: Path) -> None:
-    clock = Ahead()
+    clock = Moved()
     async with data_port(tmp_path, clock=clock) as port:
         await set_limits(port, {"rpm": 6, "mode": "exact"}, None)
         assert await statuses(port, 7) == [200] * 6 + [429]
@@ -198,7 +170,7 @@ async def test_what_costs_nothing_is_a_request_all_the_same(tmp_path: Path) -> N
 
 
 async def test_other_limits_take_effect_within_a_minute(tmp_path: Path) -> None:
-    clock = Ahead()
+    clock = Moved()
     async with data_port(tmp_path, clock=clock) as port:
         await set_limits(port, {"rpm": 1, "mode": "exact"}, None)
         assert await statuses(port, 2) == [200, 429]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import boto3
 from botocore.config import Config as ClientConfig
 
@@ -39,6 +41,17 @@ SECRET = b"a secret that is long enough for HS256"
 
 
 @dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def message(self) -> str:
+        return str(self.body["message"])
+
+
+@dataclass
 class DataPort:
     url: str
     token: str
@@ -53,6 +66,15 @@ class DataPort:
         """All that this journal's tallies were ever seen to touch."""
         self._seen |= set(self.recording.recorder.journal.tally.sums())
         return self._seen
+
+    async def ask(self, path: str, body: Any) -> Answered:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.url + path, headers=headers, data=json.dumps(body)) as answer,
+        ):
+            told = {name.lower(): value for name, value in answer.headers.items()}
+            return Answered(answer.status, told, await answer.json(content_type=None))
 
     def client(self, read_timeout: float = 60, **headers: str) -> Any:
         """boto3's, which sends these headers too."""

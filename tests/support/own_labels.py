@@ -15,7 +15,6 @@ from proxy.auth.clients import Clients
 from proxy.auth.keys import SigningKey
 from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
 from proxy.config import Address, Config
 from proxy.control import api
 from proxy.control.composed import parts_of
@@ -25,6 +24,7 @@ from proxy.stores import schema
 from proxy.stores.contract import Put, Value
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
+from tests.support.clock import Moved
 from tests.support.control import ADMIN_KEY, Generous
 from tests.support.data_port import APP, ORG, SECRET, TOKEN_SECONDS, DataPort, data_port
 from tests.support.fleet import Counted
@@ -34,19 +34,6 @@ ARN = f"arn:aws:bedrock:{REGION}:123456789012:application-inference-profile/abc1
 ENCODED = ARN.replace(":", "%3A").replace("/", "%2F")
 PRICES = {"input": 2, "output": 7}
 CLAUDE_PRICES = PRICES | {"cache_read": 1, "cache_write_5m": 3, "cache_write_1h": 4}
-
-
-class Moved(SystemClock):
-    """This machine's time, and as much more as a test lets pass."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.ahead
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
 
 
 @dataclass
