@@ -12,7 +12,7 @@ from proxy.auth.clients import LOOKS, Clients
 from proxy.auth.failures import WrongSecrets
 from proxy.auth.identify import AUTHORIZATION
 from proxy.auth.tokens import SKEW_SECONDS, Claims, Tokens
-from proxy.errors import AccessDenied, Busy
+from proxy.errors import AccessDenied, Busy, SlowDown
 from proxy.exchange import Header, Request, Responder
 from proxy.model import Scope
 
@@ -30,6 +30,18 @@ _NOT_KEPT = (b"cache-control", b"no-store")
 IsRevoked = Callable[[Claims], Awaitable[bool]]  # as far as it can be told
 
 
+class Suspected(SlowDown):
+    """In all likelihood for a wrong secret: so it is counted as one."""
+
+
+IsGone = Callable[[], bool]  # who asked: then it is not found out for him alone
+
+
+def stays() -> bool:
+    """Of whom it is not known."""
+    return False
+
+
 async def _none_is(_: Claims) -> bool:
     return False
 
@@ -42,25 +54,25 @@ class HandsOut(ABC):
         self._wrong = wrong
 
     @abstractmethod
-    async def told(self, authorization: str, address: str = "") -> Mapping[str, str]:
+    async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:
         """Raises AccessDenied, or what says that it cannot be told now."""
 
     @abstractmethod
     def demand_source(self) -> None:
         """Raises where nobody is told anything, whatever he shows."""
 
-    async def told_to(self, address: str, authorization: str) -> Mapping[str, str]:
+    async def told_to(self, address: str, authorization: str, is_gone: IsGone = stays) -> Mapping[str, str]:
         """As `told`, to somebody at this address. Raises SlowDown for too many wrong ones."""
         if self._wrong is None:
-            return await self.told(authorization, address)
+            return await self.told(authorization, address, is_gone)
         client_id, is_pair, _ = authorization.partition(":")
         if not is_pair:
             self._wrong.count_unreadable(address)
             raise AccessDenied(_NO_PAIR)
         self.demand_source()
         try:
-            return await self.told(authorization, address)
-        except AccessDenied:
+            return await self.told(authorization, address, is_gone)
+        except (AccessDenied, Suspected):
             self._wrong.count(client_id, address)
             raise
 
@@ -68,7 +80,8 @@ class HandsOut(ABC):
         """As `told`."""
         if AUTHORIZATION in request.repeated:
             raise AccessDenied("a header that says who calls comes only once")
-        told = await self.told_to(request.peer, request.headers.get(AUTHORIZATION, b"").decode("latin-1"))
+        authorization = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
+        told = await self.told_to(request.peer, authorization, lambda: responder.is_gone)
         answer_json(responder, told, (_NOT_KEPT, *more))
 
 
@@ -103,7 +116,7 @@ class ContainerCredentials(HandsOut):
         if not self._tokens.can_mint:
             raise Busy(_NO_KEY, retry_after=NO_KEY_SECONDS)
 
-    async def told(self, authorization: str, address: str = "") -> Mapping[str, str]:
+    async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:  # noqa: ARG002
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""
         client_id, secret = shown(authorization)
         for _ in range(LOOKS):

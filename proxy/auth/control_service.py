@@ -10,7 +10,7 @@ import aiohttp
 from proxy.auth.relayed import Ask, NoAnswer, Reply
 
 SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
-AT_ONCE = 32  # connections
+AT_ONCE = 32  # connections: more than strangers are given by `relayed.py`
 MOST_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
 
 
@@ -30,9 +30,10 @@ async def control_service(url: str) -> AsyncIterator[Ask]:
             async with session.get(f"{url}/credentials", headers=headers, allow_redirects=False) as answer:
                 return Reply(answer.status, await _body(answer), _seconds(answer.headers.get("Retry-After", "")))
         except TimeoutError:
-            raise NoAnswer(f"{url} gave no answer within {SECONDS:g} s") from None
+            raise NoAnswer(f"{url} gave no answer within {SECONDS:g} s", is_away=True) from None
         except (aiohttp.ClientError, OSError, ValueError) as failure:
-            raise NoAnswer(f"{url}: {_why(failure)}") from None
+            is_away = isinstance(failure, aiohttp.ClientConnectionError | OSError)
+            raise NoAnswer(f"{url}: {_why(failure)}", is_away=is_away) from None
 
     try:
         yield ask

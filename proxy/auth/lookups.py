@@ -15,7 +15,7 @@ from proxy.clock import Clock
 from proxy.errors import Busy
 
 REMEMBERED = 10_000  # addresses
-LONGEST_WAIT_SECONDS = 5.0  # past this the answer would come too late
+LONGEST_WAIT_SECONDS = 5.0  # of both waits together; past this the answer would come too late
 _ALL = "all addresses"
 _NANOS = 10**9  # whole ones, so that a turn that has come is not a rounding error away
 
@@ -41,18 +41,25 @@ class Lookups:
         self._next: dict[Hashable, int] = {}
 
     async def turn(self, address: str) -> None:
-        """Returns when the store may be asked for somebody at this address. Raises Busy if that would take too long."""
+        """Returns when the store may be asked for somebody at this address. Raises Busy if that would take too long.
+
+        Behind something that hides who calls, as an ingress does, all who come through it are one address.
+        """
+        until = self._moment() + round(LONGEST_WAIT_SECONDS * _NANOS)
         # One after the other, so that an address takes of all turns no more than it could use by itself.
         for key, pace in ((network_of(address), self._of_an_address), (_ALL, self._of_all)):
-            wait = self._taken(key, pace)
+            wait = self._taken(key, pace, until)
             if wait > 0:
                 await self._clock.sleep(wait)
 
-    def _taken(self, key: Hashable, pace: Pace) -> float:
-        """The next turn is theirs: how long until it comes."""
-        now, each = round(self._clock.monotonic() * _NANOS), round(_NANOS / pace.per_second)
+    def _moment(self) -> int:
+        return round(self._clock.monotonic() * _NANOS)
+
+    def _taken(self, key: Hashable, pace: Pace, until: int) -> float:
+        """The next turn is theirs, unless it comes too late: how long until it comes."""
+        now, each = self._moment(), round(_NANOS / pace.per_second)
         at = max(self._next.get(key, 0), now - (pace.at_once - 1) * each)
-        if at - now > LONGEST_WAIT_SECONDS * _NANOS:
+        if at > until:
             raise Busy("too much is being looked up that is not known here; try again", retry_after=2)
         if key not in self._next and len(self._next) >= REMEMBERED:
             self._make_room()

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from proxy import telemetry as metrics
@@ -22,7 +23,7 @@ from proxy.clock import Clock
 from proxy.errors import AccessDenied, Busy, ConditionFailed, NoGuess, StoreError, StoreUnavailable
 from proxy.model import Scope
 from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, ItemMissing, Key, Put, Store, any_of, at_most, live
+from proxy.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Store, any_of, below, live
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
@@ -77,7 +78,9 @@ class Revocation:
         self._grace = grace_seconds if on_store_down == "serve" else 0.0
         self._answers: dict[_Names, _Answer] = {}
         self._asking: dict[_Names, _Question] = {}
-        self._marks: dict[str, None] = {}  # an expired one does no harm: its tokens have expired as well
+        # Until when that stands in the store; 0 where it is not known to. An expired one does no harm: its tokens have
+        # expired as well.
+        self._marks: dict[str, int] = {}
         self._away_since: float | None = None
         self._asked_in_vain = -ASK_AGAIN_SECONDS
         self.let_in_unchecked = 0
@@ -143,7 +146,6 @@ class Revocation:
             return False
         return False
 
-
     def _refuse_marked(self, names: _Names) -> None:
         for name in names:
             if name in self._marks:
@@ -188,8 +190,8 @@ class Revocation:
         # What is forgotten while the answer is on its way stays forgotten: it may be older than what was marked.
         answers, asking, moment = self._answers, self._asking, self._clock.monotonic()
         try:
-            for name in await self._revoked_of(names, claims):
-                self.mark(name)
+            for name, until in (await self._revoked_of(names, claims)).items():
+                self.mark(name, until)
             _remember(answers, names, _Answer(moment + DUE_SECONDS, moment + HOLDS_SECONDS))
             question.is_answered = True
             self._is_back()
@@ -199,17 +201,18 @@ class Revocation:
             del asking[names]
             question.done.set()
 
-    async def _revoked_of(self, names: _Names, claims: Claims | None = None) -> list[str]:
-        """Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise."""
+    async def _revoked_of(self, names: _Names, claims: Claims | None = None) -> dict[str, int]:
+        """Until when. Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise."""
         keys = [Key("revoked-tokens", name) for name in names]
         if claims is not None and claims.generation is not None:
             keys.append(credentials_key(Scope(claims.caller.org, claims.caller.app)))
         found = await self._store.get_many(keys, consistent=True)
         now = self._clock.now()
-        revoked = [name for name, item in zip(names, found, strict=False) if live(item, now) is not None]
+        rows = [(name, live(item, now)) for name, item in zip(names, found, strict=False)]
+        revoked = {name: _until(item) for name, item in rows if item is not None}
         if claims is None or claims.generation is None or claims.generation >= generation_of(found[-1]):
             return revoked
-        return [*revoked, claims.jti]
+        return revoked | {claims.jti: claims.expires}
 
     def _is_away(self, failure: StoreError | None = None) -> None:
         self._asked_in_vain = self._clock.monotonic()
@@ -236,33 +239,45 @@ class Revocation:
 
     async def revoke_token(self, claims: Claims) -> None:
         """This one alone. Raises Busy if it cannot be told whether that was written."""
-        await self._revoke(schema.revoked_token(claims.jti), claims.expires)
+        await self._revoke(schema.revoked_token(claims.jti), claims.expires, claims.expires)
 
-    async def revoke_session(self, sid: str, until: int) -> None:
-        """All access tokens of a session, none of which may be good after `until`. Raises Busy."""
-        await self._revoke(schema.revoked_session(sid), until)
+    async def revoke_session(self, sid: str, until: int, enough: int | None = None) -> None:
+        """All access tokens of a session, none of which may be good after `until`. Raises Busy.
 
-    async def _revoke(self, key: Key, until: int) -> None:
+        Where it was revoked until `enough` before, nothing is written.
+        """
+        await self._revoke(schema.revoked_session(sid), until, until if enough is None else enough)
+
+    async def _revoke(self, key: Key, until: int, enough: int) -> None:
+        """What is known to stand there costs the store nothing: anybody may give back a dead token all day."""
+        if self._marks.get(key.pk, 0) >= enough:
+            return
         try:
-            with suppress(ConditionFailed):  # it was revoked before, and for longer
-                await self._store.put(Put(key, {EXPIRY: until}, any_of(ItemMissing(), at_most(EXPIRY, until))))
+            await self._store.put(Put(key, {EXPIRY: until}, any_of(ItemMissing(), below(EXPIRY, enough))))
+        except ConditionFailed:  # it was revoked before, and for as long
+            until = enough
         except StoreError as failure:
             if isinstance(failure, StoreUnavailable) and failure.maybe_applied:
                 self.mark(key.pk)
             raise Busy("nothing can be revoked while the store is away; try again", retry_after=5) from None
-        self.mark(key.pk)
+        self.mark(key.pk, until)
 
     def ask_anew(self) -> None:
         """About every token, since all of a client's were ended: elsewhere that is seen within a minute."""
         self._answers, self._asking = {}, {}
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, until: int = 0) -> None:
         """Says here what stands in the store by now: `name` is a key of its table."""
         if len(self._marks) >= MARKED:
             for oldest in list(self._marks)[: MARKED // 2]:
                 del self._marks[oldest]
             self._answers = {}  # one of them may be of a token whose mark is gone: so all ask anew
-        self._marks[name] = None
+        self._marks[name] = max(until, self._marks.get(name, 0))
+
+
+def _until(item: Item) -> int:
+    found = item.get(EXPIRY)
+    return int(found) if isinstance(found, int | Decimal) else 0
 
 
 def _names(claims: Claims) -> _Names:

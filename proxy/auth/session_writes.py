@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from uuid import uuid4
 
 from proxy.clock import Clock
@@ -13,6 +14,7 @@ from proxy.stores.contract import Key, Store, Value, Write
 
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 1.0
+WAITING = 1000  # logins of one client in this process; past this the answer would come too late
 RESENDS = 3  # of a transaction whose answer was lost, under its token
 
 _log = logging.getLogger("proxy.auth")
@@ -62,6 +64,33 @@ class Writing:
         if attempt:
             longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
             await self._clock.sleep(longest * self._chance())
+
+
+class Lanes:
+    """One login of a client at a time of this process: more could only make each other lose."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane] = {}
+
+    @asynccontextmanager
+    async def one(self, client: str) -> AsyncIterator[None]:
+        lane = self._lanes.setdefault(client, _Lane())
+        if lane.waiting >= WAITING:
+            raise Busy("too many logins of this client are under way", retry_after=1)
+        lane.waiting += 1
+        try:
+            async with lane.turn:
+                yield
+        finally:
+            lane.waiting -= 1
+            if not lane.waiting:
+                del self._lanes[client]
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.waiting = 0
 
 
 def is_condition(reasons: Sequence[Reason]) -> bool:

@@ -11,17 +11,16 @@ A client's item has a generation. Moving it on ends all sessions begun before, a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
 
 from proxy.auth.clients import credentials_key, generation_of
 from proxy.auth.revocation import Revocation
+from proxy.auth.session_memory import Spent
 from proxy.auth.session_rows import (
     ACCESS_UNTIL,
     BEGAN,
@@ -38,7 +37,7 @@ from proxy.auth.session_rows import (
     refused,
     was_rotated_within,
 )
-from proxy.auth.session_writes import Writing, is_condition, is_race, no_store_no_token
+from proxy.auth.session_writes import Lanes, Writing, is_condition, is_race, no_store_no_token
 from proxy.auth.tokens import Claims, Minted, Tokens
 from proxy.clock import Clock
 from proxy.errors import (
@@ -74,9 +73,9 @@ from proxy.stores.contract import (
 ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
 ENDED_AT_ONCE = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
 ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
-WAITING = 1000  # logins of one client in this process; past this the answer would come too late
 MICROS = 1_000_000
 AGAIN_SECONDS = 1  # when what was refused may do
+SECOND_SECONDS = 1.0  # so long one that came second is not looked up again
 RACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
 # After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment.
 IN_DOUBT_SECONDS = 60.0
@@ -119,7 +118,8 @@ class Sessions:
         self._clock = clock
         self._max = max_sessions
         self._writing = Writing(store, clock, chance)
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes = Lanes()
+        self._spent = Spent(clock)
 
     # What clients ask for.
 
@@ -135,7 +135,7 @@ class Sessions:
                 _demand(generation, await self._store.get(credentials_key(scope), consistent=True))
                 await self._put([self._begun(client, issued, generation)], client, issued)
                 return issued
-            async with self._lane(client):
+            async with self._lanes.one(client):
                 await self._make_room_and_begin(scope, issued, generation)
             return issued
 
@@ -143,6 +143,7 @@ class Sessions:
         """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
         claims = self._tokens.refresh(token)
         caller, sid, used = claims.caller, _sid_of(claims), _hash(token)
+        self._spent.demand_hope(used)
         issued: Issued | None = None
         with no_store_no_token():
             for attempt in range(ATTEMPTS):
@@ -167,21 +168,33 @@ class Sessions:
         Of a session that is over already, the access tokens are revoked. That the sid is the client's own is for the
         caller to know: from a token, or from `live`.
         """
-        if not await self.end(scope, sid):
-            await self._revocation.revoke_session(sid, self._longest())
+        client = client_id_of(scope.org, scope.app)
+        if self._spent.has_ended(client, sid):
+            return
+        if await self.end(scope, sid) is None:
+            # Of a session that is over no more tokens are made, so a row from after its end is for all of them.
+            enough = int(self._clock.now()) + self._tokens.access_seconds
+            await self._revocation.revoke_session(sid, self._longest(), enough)
+        self._spent.ended(client, sid)
 
-    async def end(self, scope: Scope, sid: str, beside: Sequence[Write] = ()) -> bool:
-        """As `revoke`, with `beside` in the same transaction; False where the client has no such session."""
+    async def end(self, scope: Scope, sid: str, beside: Sequence[Write] = ()) -> bool | None:
+        """As `revoke`, with `beside` in the same transaction; None where there is no row of such a session.
+
+        False of one whose row alone was left: its time was over, or all of its client's were ended.
+        """
         client = client_id_of(scope.org, scope.app)
         with no_store_no_token():
             for attempt in range(ATTEMPTS):
                 await self._writing.pause(attempt)
-                item = await self._store.get(schema.session(client, sid), consistent=True)
+                keys = [schema.session(client, sid), credentials_key(scope)]
+                item, owner = await self._store.get_many(keys, consistent=True)
                 if item is None:
-                    return False
-                if await self._is_ended(Kept(client, sid, item), beside):
+                    return None
+                kept = Kept(client, sid, item)
+                is_live = live(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
+                if await self._is_ended(kept, beside):
                     self._revocation.mark(schema.revoked_session(sid).pk)
-                    return True
+                    return is_live
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 
     async def revoke_tokens(self, scope: Scope, sid: str, beside: Sequence[Write]) -> bool:
@@ -310,16 +323,16 @@ class Sessions:
         item = live(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
             if was_rotated_within(RACE_SECONDS, refusal, self._clock.now()):
-                raise NoGuess(_SECOND)
+                raise self._spent.refused(used, _SECOND, SECOND_SECONDS)
             # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
             _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
             await self.revoke(scope, sid)
-            raise NoGuess(_USED)
+            raise self._spent.refused(used, _USED)
         if refusal is not None or item is None or item.get(HASH) != used:
-            raise NoGuess(_OVER)
+            raise self._spent.refused(used, _OVER)
         kept = Kept(client, sid, item)
         if kept.generation < generation_of(owner):  # of the time before all its client's sessions were ended
-            raise NoGuess(_OVER)
+            raise self._spent.refused(used, _OVER)
         return kept
 
     def _rotated(self, kept: Kept, used: str, until: int, issued: Issued) -> list[Write]:
@@ -356,27 +369,6 @@ class Sessions:
     async def _put(self, writes: Sequence[Write], client: str, issued: Issued) -> None:
         """With a session's new row, which tells what became of it where all answers were lost."""
         await self._writing.done(writes, schema.session(client, issued.sid), {HASH: _hash(issued.refresh.token)})
-
-    @asynccontextmanager
-    async def _lane(self, client: str) -> AsyncIterator[None]:
-        """One at a time of this process: those could only make each other lose."""
-        lane = self._lanes.setdefault(client, _Lane())
-        if lane.waiting >= WAITING:
-            raise Busy("too many logins of this client are under way", retry_after=AGAIN_SECONDS)
-        lane.waiting += 1
-        try:
-            async with lane.turn:
-                yield
-        finally:
-            lane.waiting -= 1
-            if not lane.waiting:
-                del self._lanes[client]
-
-
-class _Lane:
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.waiting = 0
 
 
 def _demand(generation: int, owner: Item | None) -> None:

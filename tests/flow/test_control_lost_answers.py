@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from proxy.auth import registering
+from proxy.control import credentials
 from proxy.errors import StoreUnavailable
 from tests.support.control import API, SETTINGS, Rig, rig
 from tests.support.engines import Engines
@@ -106,3 +108,24 @@ async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: Rig, lo
         pair = answer.body
     bearer = {"Authorization": f"Bearer {pair['access_token']}"}
     assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 200
+
+
+async def test_an_unsure_rotation_without_grace_has_every_token_asked_about_anew(
+    api: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.org()
+    issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
+    shown = {"X-Retrieval-Token": issued["secret_retrieval_token"]}
+    secret = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body
+    pair = (await api.ask("POST", "/auth/token", secret, who=None)).body
+    bearer = {"Authorization": f"Bearer {pair['access_token']}"}
+    assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 200
+    rotated = registering.rotate
+
+    async def unsure(*arguments: Any) -> None:
+        await rotated(*arguments)
+        raise StoreUnavailable("by the test", maybe_applied=True)
+
+    monkeypatch.setattr(credentials, "rotate", unsure)
+    assert (await api.ask("POST", f"{SHOP}/credentials/rotate", {"grace_hours": 0})).status == 503
+    assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 401

@@ -221,6 +221,17 @@ async def test_an_administrator_sees_sessions_and_ends_one(api: Rig) -> None:
     assert (await refreshed(api, second)).status == 200
 
 
+@pytest.mark.parametrize("over", ["generation", "time"])
+async def test_a_session_whose_row_alone_is_left_was_ended_before(api: Rig, over: str) -> None:
+    pair = await login(api, await client(api))
+    if over == "generation":
+        assert (await api.ask("DELETE", SESSIONS)).body == {"ended": 1}
+    else:
+        await api.clock.advance(api.tokens.refresh_seconds)  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert (await api.ask("DELETE", f"{SESSIONS}/{pair['session_id']}")).body == {"ended": 0}
+
+
 async def test_an_administrator_ends_them_all_and_the_secret_stays_good(api: Rig) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(3)]

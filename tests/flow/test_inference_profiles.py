@@ -175,7 +175,7 @@ async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: Rig) -> 
     await own.made()
     await own.ask(**TURN)
     before, calls = spent(own)[WEB, "fast"].pico, len(own.port.bedrock.ledger)
-    slow = asyncio.create_task(own.ask(headers={"x_simulate_latency_ms": "1500"}, **TURN))
+    slow = asyncio.create_task(own.ask(headers={"x_simulate_latency_ms": "3000"}, **TURN))
     await eventually(lambda: len(own.port.bedrock.ledger) > calls)
     await own.made(prices_usd_per_1m={"input": 500, "output": 500})
     dear = await own.ask(**TURN)

@@ -81,6 +81,15 @@ async def test_whoever_would_wait_too_long_is_told_so() -> None:
     assert later.done()
 
 
+async def test_nobody_waits_longer_because_there_are_two_waits() -> None:
+    turns = Turns(Pace(1, 0.5), Pace(1, 0.4))
+    turns.ask("192.0.2.1", 3)
+    turns.ask("192.0.2.2")
+    await turns.clock.advance(10)
+    assert turns.times("192.0.2.1") == [0, LONGEST_WAIT_SECONDS]
+    assert turns.refused == 1
+
+
 async def test_all_addresses_together_have_a_pace_too() -> None:
     turns = Turns(Pace(2, 1.0), Pace(10, 5.0))
     for number in range(20):

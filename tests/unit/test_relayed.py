@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from typing import Any
@@ -11,41 +10,12 @@ from typing import Any
 import pytest
 
 from proxy.auth import relayed as module
-from proxy.auth.container import IsRevoked
 from proxy.auth.failures import AT_ONCE, SECONDS
-from proxy.auth.keys import SigningKey
-from proxy.auth.lookups import OF_AN_ADDRESS
-from proxy.auth.relayed import AGAIN_SECONDS, NoAnswer, RelayedCredentials, Reply
-from proxy.auth.tokens import Claims, Tokens
+from proxy.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, NoAnswer, RelayedCredentials, Reply
+from proxy.auth.waiting import Places
 from proxy.errors import AccessDenied, Busy, SlowDown
 from tests.support.clock import ManualClock
-
-ORG = "550e8400-e29b-41d4-a716-446655440000"
-WEB = f"org-{ORG}-app-web"
-SHOWN = f"{WEB}:the-secret-of-web"
-KEY = "k" * 40
-
-
-class ControlService:
-    """Makes a token whenever it is asked, or answers what a test says."""
-
-    def __init__(self, clock: ManualClock, key: str = KEY) -> None:
-        self.tokens = Tokens([SigningKey("k1", "HS256", key, key)], "price-keeper", clock.now)
-        self.asked = Counter[str]()
-        self.answer: Reply | Exception | None = None
-        self.hangs = False
-
-    async def __call__(self, authorization: str) -> Reply:
-        self.asked[authorization] += 1
-        await (asyncio.Event().wait() if self.hangs else asyncio.sleep(0))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer or self.made(authorization.partition(":")[0].rpartition("-app-")[2])
-
-    def made(self, app: str, **more: Any) -> Reply:
-        token = self.tokens.mint(ORG, app).token
-        told = {"AccessKeyId": "A", "SecretAccessKey": "S", "Token": token, "Expiration": "2027-01-01T00:00:00Z"}
-        return Reply(200, json.dumps(told | more).encode())
+from tests.support.relaying import ORG, REFUSED, SHOWN, WEB, ControlService, sidecar, told_by
 
 
 @pytest.fixture
@@ -65,15 +35,7 @@ def revoked() -> set[str]:
 
 @pytest.fixture
 def relayed(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
-    verifying = Tokens([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
-    return RelayedCredentials(control, verifying, clock, told_by(revoked))
-
-
-def told_by(revoked: set[str]) -> IsRevoked:
-    async def is_revoked(claims: Claims) -> bool:
-        return claims.jti in revoked
-
-    return is_revoked
+    return sidecar(control, clock, revoked)
 
 
 async def test_asked_once_until_half_the_life_is_gone(
@@ -103,29 +65,29 @@ async def test_many_at_once_ask_once(relayed: RelayedCredentials, control: Contr
     found = await asyncio.gather(*(relayed.told(SHOWN) for _ in range(200)))
     assert control.asked[SHOWN] == 1
     assert all(each == found[0] for each in found)
-    assert relayed._lanes == {}
+    assert len(relayed._asking) == 0
 
 
 async def test_another_secret_of_the_same_client_gets_nothing_that_is_kept(
     relayed: RelayedCredentials, control: ControlService
 ) -> None:
     await relayed.told(SHOWN)
-    control.answer = Reply(401, b"{}")
+    control.answer = REFUSED
     with pytest.raises(AccessDenied):
         await relayed.told(f"{WEB}:another")
     assert SHOWN not in repr(relayed.__dict__)
     assert "the-secret-of-web" not in repr(relayed.__dict__)
 
 
-@pytest.mark.parametrize("status", [401, 403])
 async def test_a_refusal_ends_what_is_kept(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, status: int
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
 ) -> None:
     await relayed.told(SHOWN)
     await clock.advance(1801)
-    control.answer = Reply(status, b"{}")
+    control.answer = REFUSED
     with pytest.raises(AccessDenied, match="the client id or its secret is wrong"):
         await relayed.told(SHOWN)
+    await clock.advance(AGAIN_SECONDS)
     control.answer = NoAnswer("away")
     with pytest.raises(Busy):  # though the token has not expired
         await relayed.told(SHOWN)
@@ -161,7 +123,7 @@ async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
 async def test_who_gave_no_answer_is_left_alone_for_a_moment(
     relayed: RelayedCredentials, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    control.answer = NoAnswer("away")
+    control.answer = NoAnswer("away", is_away=True)
     with caplog.at_level(logging.WARNING, "proxy.auth"):
         for _ in range(50):
             with pytest.raises(Busy):
@@ -217,17 +179,19 @@ async def test_what_can_be_no_secret_is_not_sent_on(
 
 
 async def test_what_is_kept_and_who_waits_is_bounded(
-    relayed: RelayedCredentials, control: ControlService, monkeypatch: pytest.MonkeyPatch
+    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 10)
-    monkeypatch.setattr(module, "WAITING", 20)
+    relayed._places = Places(20, 20)
     for number in range(100):
         await relayed.told(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
+        await clock.advance(1)
         assert len(relayed._kept) <= 10
     control.answer = NoAnswer("away")
     found = await asyncio.gather(*(relayed.told(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
     assert Counter(str(each) for each in found)["too many callers wait for credentials"] == 30
-    assert relayed._waiting == 0
+    assert (relayed._places.taken, len(relayed._asking)) == (0, 0)
+    assert len(relayed._in_vain) <= 10
 
 
 async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, control: ControlService) -> None:
@@ -274,7 +238,7 @@ async def test_wrong_secrets_are_counted_here_by_who_sent_them(
     relayed: RelayedCredentials, control: ControlService, clock: ManualClock
 ) -> None:
     right = await relayed.told_to("127.0.0.1", SHOWN)
-    control.answer = Reply(401, b"{}")
+    control.answer = REFUSED
     found = Counter[type[Exception]]()
     for number in range(AT_ONCE + 5):
         with pytest.raises((AccessDenied, SlowDown)) as refused:
@@ -292,10 +256,10 @@ async def test_wrong_secrets_are_counted_here_by_who_sent_them(
 async def test_a_flood_of_guesses_reaches_the_control_service_at_a_pace(
     relayed: RelayedCredentials, control: ControlService, clock: ManualClock
 ) -> None:
-    control.answer = Reply(401, b"{}")
+    control.answer = REFUSED
     guesses = [relayed.told_to("127.0.0.1", f"{WEB}:guess{number}") for number in range(200)]
     flood = asyncio.gather(*guesses, return_exceptions=True)
     await clock.advance(1)
     assert control.asked.total() <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second + 1
     await clock.advance(10)
-    assert {type(each) for each in await flood} == {AccessDenied, SlowDown}
+    assert {type(each) for each in await flood} == {AccessDenied, SlowDown, Busy}

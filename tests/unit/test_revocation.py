@@ -160,6 +160,29 @@ async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
     assert store.items[schema.revoked_session("s1")] == {"expires_at_epoch": until}
 
 
+async def test_what_is_revoked_already_is_not_written_again(two: list[Instance], clock: ManualClock) -> None:
+    here, there = two
+    claims = here.tokens.access(minted(here, "s1"))
+    for _ in range(50):
+        await here.revocation.revoke_token(claims)
+        await there.revocation.revoke_token(claims)
+        await clock.advance(1)
+    assert (here.line.asked, there.line.asked) == (["put"], ["put"])
+
+
+async def test_a_revocation_of_which_nobody_knows_is_written_again(
+    store: MemoryStore, two: list[Instance], clock: ManualClock
+) -> None:
+    here = two[0]
+    claims = here.tokens.access(minted(here))
+    here.line.trouble = StoreUnavailable("no answer", maybe_applied=True)
+    with pytest.raises(Busy):
+        await here.revocation.revoke_token(claims)
+    here.line.trouble = None
+    await here.revocation.revoke_token(claims)
+    assert store.items[schema.revoked_token(claims.jti)] == {"expires_at_epoch": claims.expires}
+
+
 # While the store is away.
 
 

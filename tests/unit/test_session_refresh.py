@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.auth import session_memory
 from proxy.auth.sessions import RACE_SECONDS
 from proxy.errors import AccessDenied, Busy, NoGuess, StoreUnavailable, TokenExpired
 from proxy.stores import schema
@@ -300,3 +301,63 @@ async def test_a_token_given_back_is_good_no_more(here: Instance, clock: ManualC
     await here.sessions.give_back(first.refresh.token)
     assert not await here.is_welcome(first.access.token)
     assert [session.sid for session in await here.sessions.live(WEB)] == [second.sid]
+
+
+async def test_a_dead_sessions_token_given_back_again_writes_nothing(
+    two: list[Instance], store: MemoryStore, clock: ManualClock
+) -> None:
+    """Be it here or elsewhere, and however often."""
+    here, there = two
+    first, *_ = await logins(here, clock, 4)  # evicted
+    await here.sessions.give_back(first.refresh.token)
+    row = store.items[schema.revoked_session(first.sid)]
+    here.line.asked.clear()
+    for _ in range(20):
+        await clock.advance(1)
+        await here.sessions.give_back(first.refresh.token)
+        await there.sessions.give_back(first.refresh.token)
+    assert store.items[schema.revoked_session(first.sid)] == row
+    assert here.line.asked == []
+    assert len(there.line.asked) == 2
+
+
+async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(here: Instance, clock: ManualClock) -> None:
+    (first,) = await logins(here, clock, 1)
+    await here.sessions.give_back(first.refresh.token)
+    here.line.asked.clear()
+    for _ in range(20):
+        await here.sessions.give_back(first.refresh.token)
+    assert here.line.asked == []
+
+
+async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: Instance, clock: ManualClock) -> None:
+    (first,) = await logins(here, clock, 1)
+    second = await here.sessions.refresh(first.refresh.token)
+    here.line.asked.clear()
+    for _ in range(100):
+        with pytest.raises(NoGuess, match="a moment ago"):
+            await here.sessions.refresh(first.refresh.token)
+    assert len(here.line.asked) == 1
+    await clock.advance(RACE_SECONDS)
+    with pytest.raises(NoGuess, match="used before"):
+        await here.sessions.refresh(first.refresh.token)
+    with pytest.raises(NoGuess, match="is over"):
+        await here.sessions.refresh(second.refresh.token)
+    here.line.asked.clear()
+    for token in [first.refresh.token, second.refresh.token] * 50:
+        with pytest.raises(NoGuess):
+            await here.sessions.refresh(token)
+    assert here.line.asked == []
+
+
+async def test_what_is_remembered_of_dead_tokens_is_bounded(
+    here: Instance, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_memory, "REMEMBERED", 10)
+    (first,) = await logins(here, clock, 1)
+    for _ in range(50):
+        stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token
+        with pytest.raises(NoGuess):
+            await here.sessions.refresh(stranger)
+        assert len(here.sessions._spent._known) <= 10
+    await here.sessions.refresh(first.refresh.token)

@@ -1,0 +1,66 @@
+"""A control service that makes credentials for a sidecar, as a test wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+from proxy.auth.container import IsRevoked
+from proxy.auth.keys import SigningKey
+from proxy.auth.relayed import RelayedCredentials, Reply
+from proxy.auth.tokens import Claims, Tokens
+from tests.support.clock import ManualClock
+
+ORG = "550e8400-e29b-41d4-a716-446655440000"
+WEB = f"org-{ORG}-app-web"
+SHOWN = f"{WEB}:the-secret-of-web"
+KEY = "k" * 40
+
+
+def problem(status: int, error: str, wait: float | None = None) -> Reply:
+    """As the control API tells it."""
+    told = {"error": error, "message": "x", "details": [], "timestamp": "2026-11-18T12:00:00Z", "request_id": "r1"}
+    return Reply(status, json.dumps(told).encode(), wait)
+
+
+REFUSED = problem(401, "unauthorized")
+
+
+class ControlService:
+    """Makes a token whenever it is asked, or answers what a test says."""
+
+    def __init__(self, clock: ManualClock, key: str = KEY) -> None:
+        self.tokens = Tokens([SigningKey("k1", "HS256", key, key)], "price-keeper", clock.now)
+        self.asked = Counter[str]()
+        self.answer: Reply | Exception | None = None
+        self.hangs = False
+        self.right: set[str] | None = None  # who is refused nothing; None is everybody
+
+    async def __call__(self, authorization: str) -> Reply:
+        self.asked[authorization] += 1
+        await (asyncio.Event().wait() if self.hangs else asyncio.sleep(0))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.right is not None and authorization not in self.right:
+            return REFUSED
+        return self.answer or self.made(authorization.partition(":")[0].rpartition("-app-")[2])
+
+    def made(self, app: str, **more: Any) -> Reply:
+        token = self.tokens.mint(ORG, app).token
+        told = {"AccessKeyId": "A", "SecretAccessKey": "S", "Token": token, "Expiration": "2027-01-01T00:00:00Z"}
+        return Reply(200, json.dumps(told | more).encode())
+
+
+def told_by(revoked: set[str]) -> IsRevoked:
+    async def is_revoked(claims: Claims) -> bool:
+        return claims.jti in revoked
+
+    return is_revoked
+
+
+def sidecar(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
+    """One that verifies what it makes."""
+    verifying = Tokens([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
+    return RelayedCredentials(control, verifying, clock, told_by(revoked))
