@@ -125,7 +125,7 @@ class Purse:
 
     def take(self, worst: int) -> bool:
         free = self.free - worst
-        if free < 0:
+        if free < 0 or self._own.is_closed:  # then what is free here is back in the bucket
             return False
         self.free = free
         self.taken += worst

@@ -214,8 +214,9 @@ class Lease:
         self.used = [0] * len(self.names)
         is_informed = now - self._level_at < LEVEL_HORIZONS * self.horizon
         share, is_rationed = self._share(wants, now, is_informed)
-        is_burst = is_rationed and self._is_burst(now)
-        content = 1.0 if is_rationed and not is_burst else 1 / BURST_SHARE
+        is_crowded = self.horizon > FIRST_HORIZON  # many halves asked for at once would be in each other's way
+        is_burst = is_rationed and not is_crowded and self._is_burst(now)
+        content = 1.0 if is_crowded or (is_rationed and not is_burst) else 1 / BURST_SHARE
         if not is_informed:
             content = 0.0  # there may be more than was thought
         return Plan(wants, needs, used, (1, 2) if is_burst else share, content)

@@ -308,7 +308,7 @@ class Sidecar:
         fleet.outcome.calls += not is_again
         admission = self.leasing.at_once("app", fleet.buckets, costs)
         if admission is None:
-            fleet.outcome.waited += 1
+            fleet.outcome.waited += not is_again
             fleet.tasks.once(self._waits(costs, is_again))
         else:
             self._done(admission, costs, is_again)

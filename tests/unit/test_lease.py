@@ -282,6 +282,14 @@ def test_in_a_burst_less_than_was_wanted_is_enough_to_ask_again_at_once() -> Non
     assert rationed(found, 7.0).content == 1
 
 
+def test_where_many_are_in_each_others_way_there_is_no_burst() -> None:
+    found = lease()
+    found.horizon = 2 * FIRST_HORIZON
+    plan = rationed(found, 5.0)
+    assert plan.share != (1, 2)
+    assert plan.content == 1
+
+
 def test_a_refusal_ends_a_burst() -> None:
     found = lease()
     rationed(found, 5.0)

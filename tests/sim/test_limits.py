@@ -1,0 +1,222 @@
+"""Fleets that lease a limit keep to it, use it up and share it out, whatever goes wrong between them and the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from proxy.limits.bucket import MILLI, Bucket, Limit
+from proxy.limits.lease import IDLE_SECONDS, MOST_IDLE_SECONDS
+from proxy.tasks import Tasks
+from tests.support.effort import tries
+from tests.support.limits import RPM, TPM, Fleet, LeapingLoop, LoopClock, Setup, leaping, measured
+
+SEEDS = range(tries(1))
+found = cache(measured)
+
+
+def played(setup: Setup, work: Callable[[Fleet], Awaitable[None]]) -> None:
+    async def within(loop: LeapingLoop) -> None:
+        async with Tasks(LoopClock(loop)) as tasks:
+            await work(Fleet(setup, loop, tasks))
+
+    leaping(within)
+
+
+def holds(fleet: Fleet) -> None:
+    for ledger in fleet.ledgers.values():
+        assert ledger.beyond <= 1e-6
+        assert not ledger.is_owing
+
+
+# The figures.
+
+
+@pytest.mark.parametrize("sidecars", [1, 8])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_below_the_limit_nobody_waits_and_writes_are_few(sidecars: int, seed: int) -> None:
+    outcome = found(Setup(sidecars, 0.8, seconds=40, warm_up=30, comes_again=True, seed=seed))
+    assert outcome.refused <= 0.01 * outcome.calls
+    assert outcome.waited <= 0.02 * outcome.calls
+    assert outcome.items <= 0.15 * outcome.let_in
+    assert outcome.transactions <= 0.08 * outcome.let_in
+    assert outcome.ledger.beyond <= 0
+
+
+@pytest.mark.parametrize("sidecars", [1, 8])
+@pytest.mark.parametrize("load", [1.5, 3.0])
+def test_above_the_limit_all_of_it_is_used(sidecars: int, load: float) -> None:
+    outcome = found(Setup(sidecars, load, seconds=40, warm_up=60))
+    assert 0.97 <= outcome.utilisation <= 1.05
+    assert outcome.waited <= 0.05 * outcome.calls
+    assert outcome.items <= 0.15 * outcome.let_in
+    assert outcome.ledger.beyond <= 0
+    assert not outcome.ledger.is_owing
+
+
+def test_over_some_minutes_all_get_nearly_as_much() -> None:
+    least, most = found(Setup(8, 1.5, seconds=200, warm_up=60)).fairness
+    assert least >= 0.8
+    assert most <= 1.2
+
+
+def test_who_wants_less_than_its_share_gets_all_of_it() -> None:
+    setup = Setup(8, 1.5, seconds=100, warm_up=60, demands=(0.3, 0.7), seed=3)
+    outcome = found(setup)
+    for got, share in zip(outcome.each, setup.demands, strict=False):
+        assert got >= 0.95 * share * setup.share * setup.seconds * 0.9  # Poisson: a tenth more or less came
+    assert min(outcome.each[2:]) > max(outcome.each[:2])
+
+
+def test_who_comes_again_when_it_was_told_to_is_let_in() -> None:
+    outcome = found(Setup(8, 1.0, burst=2.0, seconds=120, warm_up=60, comes_again=True, seed=2))
+    assert outcome.came_in >= 0.8 * outcome.came_again
+
+
+# The bound.
+
+
+@pytest.mark.parametrize("seed", range(tries(2)))
+@pytest.mark.parametrize("is_unsure", [False, True])
+def test_the_bound_holds_whatever_goes_wrong(is_unsure: bool, seed: int) -> None:
+    """Sidecars crash, stand still, lose answers and their store; new ones come."""
+
+    async def work(fleet: Fleet) -> None:
+        fleet.start()
+        for number in range(12):
+            await asyncio.sleep(fleet.chance.uniform(1, 4))
+            victim = fleet.sidecars[number % len(fleet.sidecars)]
+            match number % 4:
+                case 0:
+                    victim.is_dead = True
+                case 1:
+                    victim.is_paused = not victim.is_paused
+                case 2:
+                    victim.line.lost_answers = 5
+                case 3:
+                    victim.line.is_away = not victim.line.is_away
+        holds(fleet)
+        assert fleet.outcome.let_in > 500
+
+    played(Setup(6, 2.0, burst=2.0, is_unsure=is_unsure, seed=seed), work)
+
+
+@pytest.mark.parametrize("burst", [2.0, 5.0])
+def test_the_bound_holds_from_a_full_bucket_on_and_is_nearly_reached(burst: float) -> None:
+    outcome = found(Setup(8, 3.0, share=0.5, burst=burst, seconds=60, warm_up=0))
+    assert outcome.ledger.beyond <= 0
+    assert outcome.ledger.excess >= 0
+
+
+def test_the_bound_is_not_an_idle_one() -> None:
+    """Sidecars that do not go by the bucket break it, and that is seen."""
+
+    async def work(fleet: Fleet) -> None:
+        fleet.start()
+        await asyncio.sleep(10)
+        for sidecar in fleet.sidecars:
+            for holder in sidecar.leasing._holders.values():
+                holder.lease.held = [held + 500 * MILLI for held in holder.lease.held]
+        await asyncio.sleep(10)
+        assert fleet.ledgers[RPM].beyond > 0
+        assert fleet.ledgers[RPM].is_owing
+
+    played(Setup(4, 3.0, burst=2.0), work)
+
+
+def test_nothing_is_held_for_long_by_who_is_idle() -> None:
+    async def work(fleet: Fleet) -> None:
+        await fleet.warm_up()
+        for sidecar in fleet.sidecars:
+            sidecar.turns += 1  # and no more calls
+        assert any(sidecar.held for sidecar in fleet.sidecars)
+        await asyncio.sleep(IDLE_SECONDS + 2)
+        assert all(sidecar.held == 0 for sidecar in fleet.sidecars)
+
+    played(Setup(4, 0.8), work)
+    assert MOST_IDLE_SECONDS <= 20
+
+
+# Nothing is lost or counted twice. What never refills shows that to the thousandth.
+
+
+def _without_refill(fleet: Fleet) -> None:
+    def still(bucket: Bucket) -> Bucket:
+        limits = tuple(Limit(limit.name, 10**6 * limit.capacity, 0, 60_000) for limit in bucket.limits)
+        return replace(bucket, limits=limits)
+
+    fleet.buckets = [still(bucket) for bucket in fleet.buckets]
+    fleet.ledgers.clear()
+
+
+def _books(fleet: Fleet) -> dict[str, tuple[int, int]]:
+    """By limit: what is gone from the app's bucket, and what was told to have been used."""
+    (bucket, _) = fleet.buckets
+    item = fleet.store.memory.items[bucket.key]
+    return {
+        limit.name: (limit.capacity - int(str(item[f"{limit.name}_tk"])), int(str(item[f"{limit.name}_tc"])))
+        for limit in bucket.limits
+    }
+
+
+@pytest.mark.parametrize("is_unsure", [False, True])
+def test_after_all_stopped_the_store_has_what_was_used_and_not_a_thousandth_more(is_unsure: bool) -> None:
+    async def work(fleet: Fleet) -> None:
+        _without_refill(fleet)
+        fleet.start()
+        for number in range(8):
+            await asyncio.sleep(2)
+            fleet.sidecars[number % 3].line.lost_answers = number % 4
+            fleet.sidecars[(number + 1) % 3].line.is_away = number % 2 == 0
+        for sidecar in fleet.sidecars:
+            sidecar.line.is_away, sidecar.line.lost_answers = False, 0
+            sidecar.turns += 1
+            await sidecar.leasing.stop()
+        await asyncio.sleep(60)  # the last calls end, and what was unsure is settled
+        assert [sidecar.limiter.pending for sidecar in fleet.sidecars] == [0, 0, 0]
+        gone = _books(fleet)
+        assert gone[RPM] == (fleet.outcome.let_in * MILLI, fleet.outcome.let_in * MILLI)
+        assert gone[TPM][0] == gone[TPM][1] == fleet.really_used[TPM]
+
+    played(Setup(3, 1.0, is_unsure=is_unsure), work)
+
+
+def test_a_crash_loses_what_was_held_and_no_more() -> None:
+    async def work(fleet: Fleet) -> None:
+        _without_refill(fleet)
+        fleet.start()
+        await asyncio.sleep(15.3)
+        victim, *others = fleet.sidecars
+        for holder in victim.leasing._holders.values():
+            if holder.asking is not None:
+                await holder.asking.wait()
+        victim.is_dead = True
+        held = victim.leasing.held()[RPM]
+        for sidecar in others:
+            sidecar.turns += 1
+            await sidecar.leasing.stop()
+        await asyncio.sleep(5)
+        gone, told = _books(fleet)[RPM]
+        assert gone == fleet.outcome.let_in * MILLI + held
+        assert told <= fleet.outcome.let_in * MILLI
+        assert 0 < held <= 40 * fleet.setup.share * MILLI
+
+    played(Setup(3, 1.0), work)
+
+
+def test_what_a_crash_lost_comes_back_with_the_refill() -> None:
+    async def work(fleet: Fleet) -> None:
+        await fleet.warm_up()
+        for sidecar in fleet.sidecars[:4]:
+            sidecar.is_dead = True
+        await asyncio.sleep(20)
+        fleet.forget()
+        await asyncio.sleep(40)
+        used = fleet.counted().let_in / (fleet.rate * 40)
+        assert used == pytest.approx(1.0, abs=0.05)  # four of eight that want three times their share each
+
+    played(Setup(8, 3.0), work)

@@ -1,0 +1,45 @@
+"""A process whose journal somebody brought to the store, as if it were no more: what it holds is not its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from functools import partial
+from typing import cast
+
+from proxy.hard.holds import Holds, give_back_former
+from proxy.hard.purse import Held, Purse, Why
+from proxy.hard.purses import Purses
+from proxy.recording.aggregator import spent_so_far
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.support.clock import settle
+from tests.support.hard_fleet import NAME, Wire, World, simulated_run
+
+
+@simulated_run(1000)
+async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) -> None:
+    async with Tasks(world.clock) as tasks:
+        store, folder = cast(Store, Wire(world)), world.folder / "own"
+        folder.mkdir()
+        holds = Holds(folder, world.ulids(world.clock).new())
+        purses = Purses(store, world.clock, tasks, holds, partial(spent_so_far, store))
+        purse = purses.of(NAME, world.quota, world.version)
+        held = await _held(purse, 100)
+        assert held is not None
+        held.close()
+        shutil.copytree(folder, world.folder / "copy")
+        assert await give_back_former(store, world.clock, world.folder / "copy") == 100
+        assert await _held(purse, 200) is None
+        assert purse.told.why is Why.CLOSED
+        assert purse.free > 0
+        assert await _held(purse, 1) is None
+        bucket = world.bucket()
+        assert bucket is not None
+        assert bucket.left == 1000
+
+
+async def _held(purse: Purse, worst: int) -> Held | None:
+    asking = asyncio.get_running_loop().create_task(purse.hold(worst))
+    await settle()
+    return asking.result()
