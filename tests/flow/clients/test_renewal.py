@@ -120,6 +120,8 @@ def test_a_short_life_has_it_fetch_for_every_call(client: Client, lived: dict[Cl
     calls = len(found.outcomes)
     if client is AWS_CLI:  # once to have any, and once more as they seem to end soon
         assert len(found.fetches) == 2 * calls
+    elif client is JAVASCRIPT:  # which fetches beside the call: on a busy machine two calls may share a fetch
+        assert 0.9 * calls <= len(found.fetches) <= calls + 2
     else:
         assert calls <= len(found.fetches) <= calls + 2
 
