@@ -26,6 +26,7 @@ from proxy.stores.contract import Store
 
 PREFIX = "holds-"
 KEPT_PREFIX = "kept-holds-"  # of a journal that lost lines: nobody knows what was spent, so nothing goes back
+AT_A_TIME = 16  # holds that are given back
 
 _log = logging.getLogger("proxy.hard")
 
@@ -103,10 +104,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 async def _given_back(store: Store, clock: Clock, path: Path) -> int:
-    holder, back = path.name.removeprefix(PREFIX), 0
-    for name in await asyncio.to_thread(_names, path):
-        if not name.is_long_over(clock.now()):
-            back += await _closed(store, clock, name, holder)
+    """Several at a time, since the end of a process waits for it. The file goes when all have come back."""
+    holder, gate = path.name.removeprefix(PREFIX), asyncio.Semaphore(AT_A_TIME)
+
+    async def closed(name: Name) -> int:
+        async with gate:
+            return await _closed(store, clock, name, holder)
+
+    names = [name for name in await asyncio.to_thread(_names, path) if not name.is_long_over(clock.now())]
+    back = sum(await asyncio.gather(*map(closed, names)))
     await asyncio.to_thread(path.unlink, missing_ok=True)
     return back
 
