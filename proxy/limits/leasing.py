@@ -42,6 +42,7 @@ SWEEP_SECONDS = 1.0
 FORGOTTEN_SECONDS = 60.0  # after its last call, when nothing of a caller is left
 LOOKED_AT = 64  # callers, for one that can make room
 AT_A_TIME = 500  # callers in a sweep, before others have a turn
+STOPPED_AT_A_TIME = 16  # callers, whose rest goes back to the store
 
 _log = logging.getLogger("proxy.limits")
 
@@ -313,11 +314,16 @@ class Leasing:
                 for holder in holders:
                     if holder.asking is not None:
                         await holder.asking.wait()
-        for holder in holders:
-            if holder.asking is None:
+        gate = asyncio.Semaphore(STOPPED_AT_A_TIME)
+
+        async def given_back(holder: Holder) -> None:
+            async with gate:
                 await self._give_back(holder)
-            else:
+
+        for holder in holders:
+            if holder.asking is not None:  # nobody waits for it any longer
                 self._tasks.once(self._given_back_at_last(holder))
+        await asyncio.gather(*(given_back(holder) for holder in holders if holder.asking is None))
 
 
 def _refused(holder: Holder, costs: Costs, wait_ms: int | None) -> Admission:
