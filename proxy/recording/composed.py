@@ -85,6 +85,7 @@ class Recording:
     async def _close_holds(self) -> None:
         try:
             async with asyncio.timeout(LAST_CLOSING_SECONDS):
+                await self.close_former_holds()  # where this run was too short for it
                 await self.holds.give_back(self.store, self.clock)
         except (StoreError, OSError, TimeoutError) as failure:
             why = str(failure) or "no answer"
