@@ -34,7 +34,7 @@ run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock,
 	@$(BIN)/price-keeper dev
 
 test: $(VENV)/.dev   ## every test a newcomer needs
-	$(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile $(UNIT)
+	$(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile --no-loadscope-reorder $(UNIT)
 
 $(VENV)/.clients: requirements/clients.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/clients

@@ -305,7 +305,9 @@ class Fleet(RuleBasedStateMachine):
         today = span(self.period, now, known_zone(self.zone))
         item = self.world.store.items.get(schema.sticky_state(scope, today.key)) or {}
         override = override_of(item, now)
-        active = override.label if override else item.get(sticky.LABEL) if self.is_sticky else None
+        # An override for a label that has left the chain says nothing, so what is sticky holds.
+        is_override = override is not None and override.label in self.ordering
+        active = override.label if is_override else item.get(sticky.LABEL) if self.is_sticky else None
         index = self.ordering.index(active) if active in self.ordering else 0
         quotas = {name: usd * USD for name, usd in self.quotas.items()}
         may = policy.candidates(label, self.ordering, quotas, index)
