@@ -1,0 +1,9 @@
+"""How fast it is: this sidecar with everything on, beside what one would use instead, in one run on one machine.
+
+machine      cores, pinning, and what the system says of a process: time used, memory
+upstream     what stands for Bedrock, quick enough not to be the limit
+contenders   what is compared: nobody between, nginx, a plain proxy, LiteLLM, and this
+load         requests as fast as they are answered, by wrk and h2load
+paced        latency added at a quiet pace
+streams      event streams, frame by frame
+"""

@@ -1,0 +1,119 @@
+"""The machine: which core does what, and what the system says of a process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from proxy.errors import PriceKeeperError
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+STOP_SECONDS = 15.0
+START_SECONDS = 90.0  # LiteLLM takes half a minute on a slow machine
+
+CORES = sorted(os.sched_getaffinity(0))
+PROXY_CORE, OTHER_CORE = CORES[0], CORES[-1]  # one for what is measured, the other for load and upstream
+
+
+class CannotMeasure(PriceKeeperError):
+    """Something that the measurement needs is not there."""
+
+
+def found(program: str) -> str | None:
+    """Where a program is; distributions put servers where users' paths do not lead."""
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+
+
+def needed(program: str, package: str) -> str:
+    path = found(program)
+    if path is None:
+        raise CannotMeasure(f"{program} is needed to measure (Debian's package {package})")
+    return path
+
+
+@contextmanager
+def process(
+    command: Sequence[str],
+    core: int | Sequence[int],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    output: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """On its core alone; ended whatever happens."""
+    cores = {core} if isinstance(core, int) else set(core)
+    sink = output.open("wb") if output is not None else subprocess.DEVNULL
+    started = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=None if environment is None else dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    try:
+        yield started
+    finally:
+        started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+        if output is not None:
+            sink.close()  # type: ignore[union-attr]
+
+
+def wait_until(is_so: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise CannotMeasure(f"{what}: not in {seconds:g} s")
+        time.sleep(0.01)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in listed for each in family(int(child)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and its children, to the nanosecond."""
+    spent = 0
+    for member in family(pid):
+        for thread in Path(f"/proc/{member}/task").iterdir():
+            spent += int((thread / "schedstat").read_text().split()[0])
+    return spent / 1e9
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process and its children have for themselves: shared pages count once, by their parts."""
+    total = 0
+    for member in family(pid):
+        for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def described() -> str:
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
+    return f"{len(CORES)} cores of {model}, {system}, CPython {platform.python_version()}"
