@@ -8,7 +8,7 @@ TOGETHER ?= 2
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test clients test-clients fuzz soak check bench format lock clean help
+.PHONY: setup run test clients test-clients fuzz soak check bench bench-parts format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -64,7 +64,16 @@ check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/mypy
 	$(BIN)/cfn-lint deploy/cloudformation/*.yaml
 
-bench: $(VENV)/.dev  ## measure, on this machine
+# What the comparison alone needs, in an environment of its own.
+$(VENV)/.bench: requirements/bench.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(VENV)/bench
+	$(VENV)/bench/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/bench.lock
+	@touch $@
+
+bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, LiteLLM and others, on this machine: writes docs/performance.md; needs nginx and wrk; takes 20 minutes
+	$(BIN)/python -m bench.speed
+
+bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, how far budgets are passed
 	$(BIN)/python -m bench.sqlite_counters
 	$(BIN)/python -m bench.signing_and_frames
 	$(BIN)/python -m bench.metering
@@ -81,6 +90,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	$(LOCK) requirements/run.in -o requirements/run.lock
 	$(LOCK) -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
 	$(LOCK) requirements/clients.in -o requirements/clients.lock
+	$(LOCK) requirements/bench.in -o requirements/bench.lock
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only

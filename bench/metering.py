@@ -121,7 +121,7 @@ class Bench:
         assert terms is not None
         meter = metering.meter(terms, self.account, CALLER, TARGETS, 480)
         meter.sent_to(TARGETS[0])
-        meter.head(200, HEADERS)
+        meter.head(200, dict(HEADERS))
         meter.data(ANSWER)
         meter.end(True)
         meter.close()
@@ -135,7 +135,7 @@ class Bench:
         FrameWatcher({}).feed(self.stream)
 
     def read(self) -> None:
-        reader_of(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], STREAM).feed(self.stream)
+        reader_of(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], dict(STREAM)).feed(self.stream)
 
 
 def best_of(works: list[Callable[[], None]], rounds: int, times: int) -> list[float]:

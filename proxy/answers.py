@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import traceback
+from collections.abc import Sequence
 
 import orjson
 
-from proxy.errors import Refusal
+from proxy.errors import OurFault, Refusal
 from proxy.exchange import Header, Responder
 
 _JSON = (b"content-type", b"application/json")
+_log = logging.getLogger("proxy.answers")
 _USELESS_TO_REPEAT = (b"x-should-retry", b"false")  # obeyed by the clients of Anthropic and OpenAI
 
 
@@ -22,6 +26,16 @@ def refuse(responder: Responder, refusal: Refusal, more: tuple[Header, ...] = ()
     responder.start(refusal.status, (*_head(refusal), *more), len(body))
     responder.write(body)
     responder.finish()
+
+
+def answer_failure(responder: Responder, told: Sequence[Header], failure: Exception) -> None:
+    """Of what was nobody's intention, the log alone says more. `told` begins with the request's id."""
+    if not isinstance(failure, Refusal):
+        # Its message is left out, as it could hold a piece of what the caller sent.
+        where, number = "".join(traceback.format_tb(failure.__traceback__)), told[0][1].decode()
+        _log.error("request %s failed: %s\n%s", number, type(failure).__name__, where)
+        failure = OurFault("an internal error; the sidecar's log has its cause")
+    refuse(responder, failure, tuple(told))
 
 
 def answer_json(responder: Responder, value: object, more: tuple[Header, ...] = ()) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -29,24 +29,29 @@ from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.config import Store as StoreConfig
 from proxy.control import api
+from proxy.control.calls import Route
 from proxy.control.composed import parts_of
 from proxy.control.health import Readiness
 from proxy.control.parts import Parts
 from proxy.control.probes import probes
-from proxy.control.serving import Control, listening
+from proxy.control.serving import Control, listening, listening_within
 from proxy.errors import ConfigError
 from proxy.forwarding.forwarder import Forwarder
 from proxy.limits.leasing import SWEEP_SECONDS, Leasing
 from proxy.limits.limiter import Limiter
 from proxy.limits.store_time import StoreTime
 from proxy.metering.price_updates import add_to as add_prices
+from proxy.recording.adoption import Adoption
 from proxy.recording.composed import Recording, opened_recording
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from proxy.surface.listener import Listener
+from proxy.surface.outbox import Outbox
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
+from proxy.workers.crew import opened_crew, telemetry_of
+from proxy.workers.place import ALONE, Place
 
 if TYPE_CHECKING:
     from proxy.stores.dynamodb import DynamoStore
@@ -54,6 +59,10 @@ if TYPE_CHECKING:
 PURGE_INTERVAL_SECONDS = 300.0
 PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
 DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
+
+# Objects more than were let go. What a call makes is in no cycle, so nothing waits for the collector, and to have it
+# look at the calls under way again and again would cost each of them a fortieth.
+COLLECTED_AFTER = (20_000, 20, 20)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -141,34 +150,35 @@ async def run(
     on_started: OnStarted,
     clock: Clock | None = None,
     role: Role = "both",
+    place: Place = ALONE,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends."""
-    clock = clock or SystemClock()
-    stop = Stop()
+    clock, config, adoption = clock or SystemClock(), place.configured(config), adoption_in(config, place)
+    stop = Stop(place.lifeline)
     asyncio.get_running_loop().set_default_executor(Aside())
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
     if role == "control" and not tokens.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
-    readiness, telemetry = Readiness(clock), Telemetry()
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
+        crew = await running.enter_async_context(opened_crew(place))
+        readiness, telemetry = Readiness(clock), telemetry_of(place, crew)
         served = Control(api.routes(readiness, telemetry, role), clock.now)
-        control = await running.enter_async_context(listening(served, config.listen.control, clock))
-        if config.listen.health is not None:
-            alone = Control(probes(readiness, telemetry), clock.now)
-            await running.enter_async_context(listening(alone, config.listen.health, clock))
+        control = await _control_ports(config, place, served, probes(readiness, telemetry), clock, running)
         tasks = await running.enter_async_context(Tasks(clock))
         time = StoreTime(clock)
         store = await running.enter_async_context(opened_store(config.store, clock, tasks, time))
         bedrock = None if role == "control" else await _bedrock(config, environ, clock, tasks, running)
         leasing = leases(store, clock, tasks, time)
-        core = await _core(config, environ, clock, tokens, telemetry, tasks, store, leasing, running)
-        data = None if bedrock is None else await _data_port(core, bedrock, await _handing_out(core, role, running))
+        recording = await running.enter_async_context(opened_recording(config, store, clock, adoption))
+        core = await _core(config, environ, clock, tokens, telemetry, tasks, store, recording, leasing, running)
+        data = None if bedrock is None else await _data_port(core, bedrock, role, place.count, running)
         gc.freeze()  # what is here now stays; the collector need not look at it again
+        gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
-        if role != "sidecar":
+        if role != "sidecar" and place.is_first:
             served.started(_parts(core))
         checks = {"store": store.probe, "journal": core.recording.recorder.check, "revocation": core.revocation.check}
-        readiness.started(checks)
+        readiness.started({**checks, **crew.checks()})
         await on_started(Started(None if data is None else data.address, control, tokens, store))
         await stop.comes()
         readiness.stop()
@@ -181,6 +191,25 @@ async def run(
             await core.leasing.stop()
 
 
+def adoption_in(config: Config, place: Place) -> Adoption | None:
+    """By the first worker alone, whose folder those of the others lie in."""
+    return Adoption(Path(config.journal.dir), place.count) if place.is_first else None
+
+
+async def _control_ports(
+    config: Config, place: Place, served: Control, few: Sequence[Route], clock: Clock, running: AsyncExitStack
+) -> Address:
+    """Where all of it is served. `few` are what the others of several workers tell the first one."""
+    address = config.listen.control
+    if not place.is_first:
+        own = listening_within(Control(few, clock.now), place.socket_of(place.number), clock)
+        await running.enter_async_context(own)
+        return address
+    if config.listen.health is not None:
+        await running.enter_async_context(listening(Control(few, clock.now), config.listen.health, clock))
+    return await running.enter_async_context(listening(served, address, clock))
+
+
 async def _core(
     config: Config,
     environ: Mapping[str, str],
@@ -189,11 +218,13 @@ async def _core(
     telemetry: Telemetry,
     tasks: Tasks,
     store: Store,
+    recording: Recording,
     leasing: Leasing,
     running: AsyncExitStack,
 ) -> _Core:
-    recording = await running.enter_async_context(opened_recording(config, store, clock))
     alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
+    if recording.adoption is not None:
+        recording.adoption.on_alerts = alerts.found
     standings = Standings(config, store, recording.recorder, clock, tasks, alerts)
     revocation = dataplane.revocation(config, store, clock, tasks)
     recording.add_to(telemetry)
@@ -245,11 +276,15 @@ class _DataPort:
     forwarder: Forwarder
 
 
-async def _data_port(core: _Core, bedrock: dataplane.Bedrock, credentials: HandsOut) -> _DataPort:
+async def _data_port(
+    core: _Core, bedrock: dataplane.Bedrock, role: Role, workers: int, running: AsyncExitStack
+) -> _DataPort:
+    credentials = await _handing_out(core, role, running)
     config, clock, tasks = core.config, core.clock, core.tasks
     tariffs = await dataplane.prices(config, core.store, clock, tasks)
     add_prices(core.telemetry, tariffs)
-    forwarder = dataplane.forwarding(bedrock, clock, tasks)
+    outbox = Outbox()
+    forwarder = dataplane.forwarding(bedrock, clock, tasks, outbox)
     admitting = dataplane.admitting(config, core.store, clock, tasks, core.leasing)
     admitting.add_to(core.telemetry)
     hard = dataplane.hard_budgets(config, core.store, clock, tasks, core.recording, core.standings, tariffs, forwarder)
@@ -270,7 +305,7 @@ async def _data_port(core: _Core, bedrock: dataplane.Bedrock, credentials: Hands
         hard,
         credentials,
     )
-    listener, port = await dataplane.listening(handler, config, clock, tasks)
+    listener, port = await dataplane.listening(handler, config, clock, tasks, outbox, workers)
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 
@@ -292,22 +327,28 @@ async def _bedrock(
 
 
 class Stop:
-    """SIGTERM and SIGINT: they break off what goes on inside `breaks_off_the_start`, until somebody waits for them."""
+    """SIGTERM and SIGINT: they break off what goes on inside `breaks_off_the_start`, until somebody waits for them.
+    So does the end of `lifeline`, a pipe that somebody holds for as long as this process is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, lifeline: int | None = None) -> None:
         self._came = asyncio.Event()
         self._start: asyncio.Timeout | None = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._come)
         loop.add_signal_handler(signal.SIGHUP, _cannot_reload)
+        if lifeline is not None:
+            loop.add_reader(lifeline, self._let_go, lifeline)
 
     @asynccontextmanager
     async def breaks_off_the_start(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(None) as start:
                 self._start = start
-                yield
+                try:
+                    yield
+                finally:
+                    self._start = None  # what is over cannot be broken off any more
         except TimeoutError:
             if not start.expired():
                 raise
@@ -315,6 +356,11 @@ class Stop:
     async def comes(self) -> None:
         self._start = None
         await self._came.wait()
+
+    def _let_go(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        _log.error("the supervisor of the workers is gone, so this one ends")
+        self._come()
 
     def _come(self) -> None:
         self._came.set()

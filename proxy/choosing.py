@@ -48,6 +48,16 @@ class Chosen(NamedTuple):
     held: Held | None = None
 
 
+class Road(NamedTuple):
+    """How calls of one operation come to one label. `is_everybodys`: it is no app's own."""
+
+    choice: Choice
+    terms: Terms
+    targets: list[Target]
+    told: tuple[Header, ...]
+    is_everybodys: bool
+
+
 class Choosing:
     def __init__(
         self,
@@ -65,6 +75,30 @@ class Choosing:
         self._targets = targets
         self._admit = admit
         self._hard = hard
+
+    def configured(self, model: str) -> Choice | None:
+        return self._labels.configured(model)
+
+    def known(self, caller: Caller) -> Payer | None:
+        """Who pays, without asking anybody; None also where a call is paid for beforehand."""
+        payer = self._standings.known(caller)
+        return None if payer is None or payer.standing.plan.enforcement == "hard" else payer
+
+    def decided(self, payer: Payer, choice: Choice, terms: Terms, asked: Asked, told: Told) -> Decision:
+        """Of a budget that is not hard. `told` hears why not. Raises a Refusal."""
+        self._admit()
+        try:
+            return _decided(payer, choice, terms, asked)
+        except Refusal as refusal:
+            told += _refusal_told(choice, refusal)
+            raise
+
+    def road(
+        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
+    ) -> Road:
+        choice, terms = self._instead(payer, asked, request, choice, terms, decision)
+        targets = self._targets(choice, asked)
+        return Road(choice, terms, targets, _choice_told(choice), type(choice) is not OwnChoice)
 
     async def named(self, caller: Caller, asked: Asked) -> Choice:
         """What the caller asks for. Raises InvalidRequest and Busy."""
@@ -85,7 +119,7 @@ class Choosing:
                 return await self._held(payer, asked, request, choice, terms, told)
             decision = _decided(payer, choice, terms, asked)
         except Refusal as refusal:
-            told += (*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else []))
+            told += _refusal_told(choice, refusal)
             raise
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
         told += (*_choice_told(choice), *decision_told(decision))
@@ -142,6 +176,10 @@ def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: Asked, dry:
     if terms.counted_as != choice.label:
         return standing.allows_hard(terms.counted_as, dry)
     return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)
+
+
+def _refusal_told(choice: Choice, refusal: Refusal) -> Told:
+    return [*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else [])]
 
 
 def _choice_told(choice: Choice) -> tuple[Header, ...]:

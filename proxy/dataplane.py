@@ -46,8 +46,9 @@ from proxy.selection.labels import Labels
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.surface.calls import OF_A_MODEL, Asked, refused_at_head
-from proxy.surface.limits import fitting, raised_descriptors
+from proxy.surface.limits import fitting, raised_descriptors, share
 from proxy.surface.listener import Listener
+from proxy.surface.outbox import Outbox
 from proxy.surface.tls import server_context
 from proxy.tasks import Tasks
 
@@ -87,9 +88,9 @@ async def real(config: Upstream, environ: Mapping[str, str], clock: Clock, tasks
     return Bedrock(config.endpoint, SignatureV4(credentials, clock.now))
 
 
-def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks) -> Forwarder:
+def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks, outbox: Outbox) -> Forwarder:
     """Whoever asks for it closes it, when nothing is under way any more."""
-    forwarder = Forwarder(bedrock.authorizer, clock)
+    forwarder = Forwarder(bedrock.authorizer, clock, put=outbox.put)
     tasks.every("time of upstream calls", CHECK_SECONDS, forwarder.check_time)
     return forwarder
 
@@ -169,6 +170,7 @@ def pipeline(
         or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_revoked),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
+        once=tasks.once,
     )
 
 
@@ -213,12 +215,23 @@ def _targets(config: Config, bedrock: Bedrock) -> Targets:
     return targets
 
 
-async def listening(handler: Pipeline, config: Config, clock: Clock, tasks: Tasks) -> tuple[Listener, int]:
+async def listening(
+    handler: Pipeline, config: Config, clock: Clock, tasks: Tasks, outbox: Outbox, workers: int = 1
+) -> tuple[Listener, int]:
+    """`workers` are the processes that share the port."""
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
-    limits = fitting(raised_descriptors())
+    limits = share(fitting(raised_descriptors()), workers)
     listener = Listener(
-        handler, clock, tasks, limits, refused_at_head=refused_at_head, new_request_id=handler.new_request_id
+        handler,
+        clock,
+        tasks,
+        limits,
+        refused_at_head=refused_at_head,
+        new_request_id=handler.new_request_id,
+        at_once=handler.at_once,
+        outbox=outbox,
     )
-    port = await listener.listen(config.listen.data.host, config.listen.data.port, context)
+    data = config.listen.data
+    port = await listener.listen(data.host, data.port, context, is_shared=workers > 1)
     return listener, port

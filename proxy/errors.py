@@ -20,6 +20,7 @@ PriceKeeperError
 │   ├── Busy               503: a limit of this process is reached; trying again helps
 │   ├── SessionLimitRace   503: others kept logging this client in at the same time; carries the store's reasons
 │   ├── CannotRecord       503: what it would cost cannot be written down, so it is not sent
+│   ├── WorkerAway         503: another process of this sidecar gives no answer, or says that it is not ready
 │   ├── UpstreamAway       503: Bedrock cannot be reached or gave no answer; trying again helps
 │   └── OurFault           500: a mistake of ours, whose cause stands in the log alone
 └── StoreError             the store could not do what was asked
@@ -147,6 +148,11 @@ class SessionLimitRace(Refusal):
 
 
 class CannotRecord(Refusal):
+    status = 503
+    kind = "ServiceUnavailableException"
+
+
+class WorkerAway(Refusal):
     status = 503
     kind = "ServiceUnavailableException"
 

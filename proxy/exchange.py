@@ -65,3 +65,6 @@ class Responder(Protocol):
 
 
 Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
+
+# Takes what needs to wait for nobody. If it does, it tells at last, once, that nothing of it is under way any more.
+AtOnce: TypeAlias = Callable[[Request, Responder, Callable[[], None]], bool]

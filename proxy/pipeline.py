@@ -7,21 +7,19 @@ Admission is by the caller's limits, and by whether what a call costs could be r
 
 from __future__ import annotations
 
-import logging
 import os
-import traceback
-from functools import partial
-from hashlib import sha256
+from collections.abc import Callable, Coroutine
 from itertools import count
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol
 
-from proxy.answers import answer_json, refuse
+from proxy.answers import answer_failure, answer_json
 from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
 from proxy.choosing import Choosing, Chosen, Told, off_the_loop
-from proxy.errors import OurFault, Refusal, UnknownOperation
+from proxy.errors import UnknownOperation
 from proxy.exchange import Request, Responder
+from proxy.express import Express
 from proxy.forwarding import chat_usage, request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder
 from proxy.forwarding.joining import Joining
@@ -30,16 +28,9 @@ from proxy.metering import guardrails
 from proxy.metering.streams import usage_event_only
 from proxy.model import Caller
 from proxy.recording.entries import Ended
-from proxy.recording.meter import Terms
 from proxy.recording.metering import FREE_OF_CHARGE, Metered, Metering
 from proxy.selection.admitting import Admitting
-from proxy.surface.calls import Asked, headers_upstream, understood
-
-INVOCATION = b"amz-sdk-invocation-id"
-TELLING = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
-
-Headers: TypeAlias = "list[tuple[str, str]]"
-_log = logging.getLogger("proxy.pipeline")
+from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, understood
 
 
 class Waiting(Ended, Protocol):
@@ -61,7 +52,9 @@ class Pipeline:
         credentials: HandsOut,
         simulated_prefix: bytes | None,
         tells_who_calls: bool,
+        once: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
+        """`once` runs what has to wait, of calls that did not have to at first."""
         self._identify = identify
         self._admitting = admitting
         self._choosing = choosing
@@ -73,6 +66,23 @@ class Pipeline:
         self._tells_who_calls = tells_who_calls
         self._run = os.urandom(6).hex()
         self._numbers = count(1)
+        self._express = Express(
+            identify,
+            admitting,
+            choosing,
+            forwarder,
+            joining,
+            metering,
+            simulated_prefix,
+            self.new_request_id,
+            self._wait_for_limits,
+            once,
+        )
+
+    def at_once(self, request: Request, responder: Responder, over: Callable[[], None]) -> bool:
+        """Whether nobody has to be asked first, and the call is on its way, or answered. If so, `over` is told once
+        when nothing of it is under way any more."""
+        return not self._tells_who_calls and self._express(request, responder, over)
 
     def new_request_id(self) -> bytes:
         """Each new in this process, and in all likelihood among all."""
@@ -92,25 +102,52 @@ class Pipeline:
         caller = self._identify.known(request) or await self._identify.learned(request)
         asked = await off_the_loop(request.body, understood, request)
         headers = headers_upstream(request, self._simulated_prefix)
-        key = _retry_key(request, caller, headers)
+        await self._share(request, caller, asked, headers, responder, told)
+
+    async def _wait_for_limits(
+        self, request: Request, caller: Caller, asked: Asked, headers: Headers, responder: Responder, told: Told
+    ) -> None:
+        with _Answering(responder, told):
+            await self._share(request, caller, asked, headers, responder, told, is_counted=True)
+
+    async def _share(
+        self,
+        request: Request,
+        caller: Caller,
+        asked: Asked,
+        headers: Headers,
+        responder: Responder,
+        told: Told,
+        *,
+        is_counted: bool = False,
+    ) -> None:
+        """`is_counted`: the caller's limits know of this call, and have not enough for it here."""
+        key = retry_key(request, caller, headers)
         if key is None:
-            await self._carry_out(request, caller, asked, headers, responder, told)
+            await self._carry_out(request, caller, asked, headers, responder, told, is_counted)
         elif not self._joining.join(key, responder):
             shared = self._joining.share(key, responder)
             try:
                 with _Answering(shared, told):
-                    await self._carry_out(request, caller, asked, headers, shared, told)
+                    await self._carry_out(request, caller, asked, headers, shared, told, is_counted)
             finally:
                 shared.abort()  # whatever became of the call: if it has no answer by now, nobody is to wait for one
 
     async def _carry_out(
-        self, request: Request, caller: Caller, asked: Asked, headers: Headers, responder: Responder, told: Told
+        self,
+        request: Request,
+        caller: Caller,
+        asked: Asked,
+        headers: Headers,
+        responder: Responder,
+        told: Told,
+        is_counted: bool,
     ) -> None:
         choice = await self._choosing.named(caller, asked)
         terms = self._metering.terms(choice, asked.operation, request.method)
-        guess = partial(_tokens_of, terms, len(request.body))
+        tokens = 0 if terms is None else terms.tokens(len(request.body))
         with _Open() as waiting:
-            waiting.add(await self._admitting.admitted(caller, guess, told))
+            waiting.add(await self._admitting.admitted(caller, tokens, told, is_counted=is_counted))
             chosen = await self._choosing.chosen(caller, asked, request, choice, terms, told)
             waiting.add(chosen.held)
             await self._send(request, caller, chosen, headers, responder, told, waiting)
@@ -188,17 +225,10 @@ class _Answering:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, _: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, _: type[BaseException] | None, failure: BaseException | None, __: TracebackType | None) -> bool:
         if not isinstance(failure, Exception):
             return False
-        if not isinstance(failure, Refusal):
-            # Its message is left out, as it could hold a piece of what the caller sent.
-            where, number = "".join(traceback.format_tb(trace)), self._told[0][1].decode()
-            _log.error("request %s failed: %s\n%s", number, type(failure).__name__, where)
-            failure = OurFault("an internal error; the sidecar's log has its cause")
-        refuse(self._responder, failure, tuple(self._told))
+        answer_failure(self._responder, self._told, failure)
         return True
 
 
@@ -227,23 +257,5 @@ class _Open:
             each.close()
 
 
-def _tokens_of(terms: Terms | None, body_bytes: int) -> int:
-    """That a call is taken to use."""
-    if terms is None:
-        return 0
-    guess = terms.guess(body_bytes)
-    return guess.input + guess.output
-
-
 def _as_it_is(body: bytes) -> bytes:
     return body
-
-
-def _retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
-    """The same for a call sent again, and for no other call whose answer might be another one."""
-    invocation = request.headers.get(INVOCATION)
-    if invocation is None:
-        return None
-    telling = sorted([header for header in headers if header[0].startswith(TELLING)])
-    whole = repr((caller.client_id, request.method, request.target, invocation, telling)).encode()
-    return sha256(whole + sha256(request.body).digest()).digest()

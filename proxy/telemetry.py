@@ -65,6 +65,7 @@ HOLD_REFUSALS = _metric("hard_budget_refusals_total", "counter", "worst cases of
 ALERTS_RAISED = _metric("alerts_raised_total", "counter", "alerts that this process raised, by threshold in percent")
 WEBHOOKS_DELIVERED = _metric("webhooks_delivered_total", "counter", "alerts that the webhook's receiver has taken")
 WEBHOOKS_FAILED = _metric("webhooks_failed_total", "counter", "attempts that failed, by whether it was the last one")
+WORKERS_UP = _metric("workers_up", "gauge", "processes on the data port that told what they have counted")
 WEBHOOKS_WAITING = _metric("webhooks_waiting", "gauge", "alerts that the webhook's receiver has not taken yet")
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
@@ -78,10 +79,14 @@ class Telemetry:
         self._readings.append((metric, read))
 
     def text(self) -> str:
-        return "".join(_described(metric) + "".join(_lines(metric.name, read())) for metric, read in self._readings)
+        return "".join(described(metric) + "".join(_lines(metric.name, read())) for metric, read in self._readings)
+
+    async def told(self) -> str:
+        """Of this process, and of those that it speaks for."""
+        return self.text()
 
 
-def _described(metric: Metric) -> str:
+def described(metric: Metric) -> str:
     return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
 
 

@@ -5,5 +5,9 @@ upstream     what stands for Bedrock, quick enough not to be the limit
 contenders   what is compared: nobody between, nginx, a plain proxy, LiteLLM, and this
 load         requests as fast as they are answered, by wrk and h2load
 paced        latency added at a quiet pace
-streams      event streams, frame by frame
+streams      event streams, frame by frame; driver: the program at both their ends (frames, ends: of what, and where)
+starts       from nothing to the first answer, with either store
+flame        where the time goes
+suite        all of that in its order, with the figures (`figures`) of every round
+report       the page, from the figures: goals, sections with their prose, plots
 """

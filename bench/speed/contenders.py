@@ -6,9 +6,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.speed.machine import PROXY_CORE, CannotMeasure, process, wait_until
@@ -150,14 +150,14 @@ litellm_settings:
 
 
 def litellm_program() -> Path:
-    return ROOT / ".venv" / "litellm" / "bin" / "litellm"
+    return ROOT / ".venv" / "bench" / "bin" / "litellm"
 
 
 @contextmanager
 def _litellm(folder: Path, upstream: int) -> Iterator[Running]:
     program = litellm_program()
     if not program.exists():
-        raise CannotMeasure("LiteLLM is not installed: make .venv/.litellm")
+        raise CannotMeasure("LiteLLM is not installed: make .venv/.bench")
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(LITELLM.format(label=LABEL, model=MODEL))
@@ -182,6 +182,7 @@ def _litellm(folder: Path, upstream: int) -> Iterator[Running]:
 
 # ---------------------------------------------------------------- this
 
+# Prices stand there, since nothing of this leaves the machine: AWS's price list is not asked.
 OURS = """\
 listen:
   data: 127.0.0.1:{port}
@@ -197,10 +198,12 @@ labels:
   premium:
     model: {model}
     format: anthropic
+    price_source: config
     prices_usd_per_1m: {{input: 3.00, output: 15.00, cache_read: 0.30, cache_write_5m: 3.75, cache_write_1h: 6.00}}
   standard:
     model: amazon.nova-lite-v1:0
     format: nova
+    price_source: config
     prices_usd_per_1m: {{input: 0.06, output: 0.24, cache_read: 0.015, cache_write_5m: 0}}
 """
 SQLITE = "  engine: sqlite\n  path: {folder}/store.db"
@@ -214,7 +217,7 @@ def everything_on() -> dict[str, Value]:
         "timezone": "UTC",
         "model_ordering": [LABEL, "standard"],
         "quotas": {LABEL: AMPLE, "standard": AMPLE},
-        "limits": {"rpm": 100_000_000, "tpm": 100_000_000_000},
+        "limits": {"rpm": 100_000_000, "tpm": 1_000_000_000},
     }
 
 
@@ -233,26 +236,43 @@ def token(config_text: str, app: str = "shop") -> str:
     return tokens.mint(ORG, app, 24 * 3600).token
 
 
-def keeper_config(folder: Path, upstream: int, port: int, control: int) -> str:
-    store = SQLITE.format(folder=folder)
-    return OURS.format(port=port, control=control, upstream=upstream, store=store, folder=folder, model=MODEL)
+def keeper_config(folder: Path, upstream: int, port: int, control: int, store: str = SQLITE) -> str:
+    engine = store.format(folder=folder)
+    return OURS.format(port=port, control=control, upstream=upstream, store=engine, folder=folder, model=MODEL)
+
+
+def configured(folder: Path, upstream: int, store: str = SQLITE) -> Running:
+    """A folder in which a sidecar can be started, and where it will answer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    text = keeper_config(folder, upstream, port, free_port(), store)
+    (folder / "config.yaml").write_text(text)
+    return Running(port, None, "", {"authorization": f"Bearer {token(text)}"}, http2_port=port)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), **KEEPER}
 
 
 @contextmanager
-def keeper(folder: Path, upstream: int, *options: str, core: int | list[int] = PROXY_CORE) -> Iterator[Running]:
-    folder.mkdir(parents=True, exist_ok=True)
-    port, control = free_port(), free_port()
-    text = keeper_config(folder, upstream, port, control)
-    (folder / "config.yaml").write_text(text)
-    asyncio.run(prepared(folder / "store.db"))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), **KEEPER}
+def serving(
+    folder: Path, running: Running, *options: str, core: int | Sequence[int] = PROXY_CORE, pause: float = 0.01
+) -> Iterator[Running]:
+    """What was configured there, started and asked until it answers."""
     command = [sys.executable, "-m", "proxy.cli", "serve", "--config", "config.yaml", *options]
-    with process(command, core, folder=folder, environment=environment, output=folder / "out") as started:
-        running = Running(port, started.pid, "", {"authorization": f"Bearer {token(text)}"}, http2_port=port)
-        wait_until(lambda: started.poll() is not None or _serves(running), "the sidecar answers")
+    with process(command, core, folder=folder, environment=environment(folder), output=folder / "out") as started:
+        wait_until(lambda: started.poll() is not None or _serves(running), "the sidecar answers", pause=pause)
         if started.poll() is not None:
             raise CannotMeasure(f"the sidecar ended: {(folder / 'out').read_text()[-500:]}")
-        yield running
+        yield replace(running, pid=started.pid)
+
+
+@contextmanager
+def keeper(folder: Path, upstream: int, *options: str, core: int | Sequence[int] = PROXY_CORE) -> Iterator[Running]:
+    running = configured(folder, upstream)
+    asyncio.run(prepared(folder / "store.db"))
+    with serving(folder, running, *options, core=core) as served:
+        yield served
 
 
 @contextmanager

@@ -23,7 +23,7 @@ ANSWER = json.dumps(
         "metrics": {"latencyMs": 812},
         "output": {"message": {"role": "assistant", "content": [{"text": "An answer of some length. " * 138}]}},
         "stopReason": "end_turn",
-        "usage": {"inputTokens": 412, "outputTokens": 830, "totalTokens": 1242},
+        "usage": {"inputTokens": 41, "outputTokens": 83, "totalTokens": 124},
     },
     separators=(",", ":"),  # as Bedrock writes it
 ).encode()

@@ -70,6 +70,9 @@ class Deliveries:
             self.given_up += 1
             _log.error("alert %s is not delivered: too many wait, and it is not on the disk", alert.id)
 
+    def found(self, names: set[str]) -> None:
+        self._outbox.names |= names
+
     def is_left(self, alert: Alert) -> bool:
         """Whether it is on the disk and nobody delivers it."""
         return alert.name in self._outbox.names and alert.name not in self._on_the_way

@@ -73,6 +73,11 @@ class Alerts:
     def deliveries(self) -> Deliveries | None:
         return self._deliveries
 
+    def found(self, names: set[str]) -> None:
+        """More that were left over are on the disk now."""
+        if self._deliveries is not None:
+            self._deliveries.found(names)
+
     def start(self, tasks: Tasks) -> None:
         tasks.start("alerts left over", self._keep_settling)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from proxy.audit import Actor
 from proxy.control.bodies import MOST_BYTES
 from proxy.control.problems import Problem
@@ -114,17 +116,25 @@ class Route:
 
 
 def dumped(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a number of more than 64 bits, or half a character
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def tag_of(value: Any) -> str:
     """Strong: equal tags mean equal bytes."""
-    return f'"{hashlib.sha256(dumped(value)).hexdigest()[:32]}"'
+    return _tag(dumped(value))
+
+
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
 def read(value: Any, cache: str = ASK_AGAIN) -> Answer:
     """What may be asked for again by its tag."""
-    return Answer(value, cache=cache, tag=tag_of(value))
+    body = dumped(value)
+    return Answer(body, cache=cache, tag=_tag(body))
 
 
 def names_tag(header: str, tag: str | None) -> bool:

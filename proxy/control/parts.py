@@ -16,6 +16,7 @@ from proxy.config.prices import PSEUDO_LABELS
 from proxy.control.access import Access
 from proxy.control.rates import Rates
 from proxy.control.turns import Turns
+from proxy.metering.pricing import Tariff
 from proxy.recording.submitted import Submissions
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
@@ -41,6 +42,8 @@ class Parts:
     sessions: Sessions
     retrieval_pace: Lookups
     retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
+
+    tariffs: dict[str, Tariff] = field(default_factory=dict)  # of labels that usage was told of
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ def probes(readiness: Readiness, telemetry: Telemetry) -> tuple[Route, ...]:
         return Answer(told, 200 if told["status"] == "ready" else 503)
 
     async def metrics(_: object, __: Call) -> Answer:
-        return Answer(telemetry.text().encode(), content_type=CONTENT_TYPE)
+        return Answer((await telemetry.told()).encode(), content_type=CONTENT_TYPE)
 
     return (
         _probe("/health", "health", "Whether the process lives", health, {200: "Health"}),

@@ -87,7 +87,7 @@ class SharedRates:
         if who.startswith(NOBODY):
             return self._strangers.taken(who)
         admission = await self._leasing.admit(f"control {who}", self._bucket_of(who), {_CALLS: MILLI})
-        left = self._leasing.remaining(admission).get(_CALLS, 0) // MILLI
+        left = dict(self._leasing.remaining(admission)).get(_CALLS, 0) // MILLI
         left = max(0, min(left, self._burst - 1))
         reset = (self._burst - left) / self._per_second
         if not admission.is_admitted:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote_to_bytes
 from uuid import uuid4
 
 from aiohttp import web
@@ -23,14 +24,14 @@ from proxy.control.bodies import Budgets, body_of
 from proxy.control.calls import Answer, Call, Principal, Route, Who, dumped, names_tag
 from proxy.control.connections import DEFAULT, Crowd, Limits, Since, check_host, is_loopback
 from proxy.control.parts import Parts
-from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of, too_many
+from proxy.control.problems import ERRORS, Problem, invalid, problem_of, too_many
 from proxy.control.rates import NOBODY, Taken
-from proxy.errors import SlowDown
+from proxy.control.routing import Routing
+from proxy.errors import ListenFailed, SlowDown
 from proxy.model import is_app_id, is_org_id
 from proxy.surface.sockets import bound
 
 SHUTDOWN_SECONDS = 2.0  # for requests that are under way
-MOST_PATH_SEGMENTS = 16
 MOST_QUERY = 1000  # characters of one value; aiohttp bounds the whole line
 KEEP_ALIVE_SECONDS = 75.0
 
@@ -52,7 +53,7 @@ class Control:
     """Answers requests by a table of routes; those that need the parts, once it has been given them."""
 
     def __init__(self, routes: Sequence[Route], now: Callable[[], float]) -> None:
-        self._routes = routes
+        self._routing = Routing(routes)
         self._now = now
         self._parts: Parts | None = None
         self._bodies = Budgets()
@@ -80,7 +81,7 @@ class Control:
         return Answer(problem.body(request_id, self._now()), problem.status, headers=problem.headers)
 
     async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> Answer:
-        route, path = self._found(request)
+        route, path = self._routing.found(request.method, request.rel_url.raw_path)
         if route.group == "probes":
             return await route.handle(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
         parts = self._parts
@@ -122,36 +123,9 @@ class Control:
         with few_guesses():
             return _unless_known(request, route, await route.handle(parts, call))
 
-    def _found(self, request: web.BaseRequest) -> tuple[Route, dict[str, str]]:
-        path = request.rel_url.raw_path.split("/", MOST_PATH_SEGMENTS)[1:]
-        fitting = [(route, values) for route in self._routes if (values := _matched(route.segments, path)) is not None]
-        if not fitting:
-            raise not_found("there is nothing here")
-        for route, values in fitting:
-            if route.serves(request.method):
-                return route, values
-        allowed = {"Allow": ", ".join(sorted({route.method for route, _ in fitting}))}
-        raise Problem(405, ERRORS[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
-
 
 def _probe(request_id: str, request: web.BaseRequest) -> Call:
     return Call(request_id, _NOBODY, request.remote or "", {}, {}, request.headers)
-
-
-def _matched(segments: Sequence[str], path: Sequence[str]) -> dict[str, str] | None:
-    """What stands in the places of names; what is no text stands for nothing that there is."""
-    if len(segments) != len(path):
-        return None
-    values = {}
-    for segment, found in zip(segments, path, strict=True):
-        if segment.startswith("{"):
-            try:
-                values[segment[1:-1]] = unquote_to_bytes(found).decode()
-            except UnicodeDecodeError:
-                return None
-        elif segment != found:
-            return None
-    return values
 
 
 def _count_mistake(parts: Parts, address: str) -> None:
@@ -312,14 +286,47 @@ async def listening(
     control: Control, address: Address, clock: Clock, limits: Limits = DEFAULT
 ) -> AsyncIterator[Address]:
     sockets = await bound(address.host, address.port)
-    crowd, is_for_loopback = Crowd(clock, limits), all(is_loopback(each.getsockname()[0]) for each in sockets)
+    is_for_loopback = all(is_loopback(each.getsockname()[0]) for each in sockets)
+    async with _served(control, sockets, clock, limits, is_for_loopback):
+        yield Address(address.host, sockets[0].getsockname()[1])
+
+
+@asynccontextmanager
+async def listening_within(control: Control, path: Path, clock: Clock) -> AsyncIterator[None]:
+    """For other processes of this sidecar, which have the folder to themselves."""
+    async with _served(control, [_bound_within(path)], clock, DEFAULT, is_for_loopback=False):
+        yield
+    _remove(path)
+
+
+def _bound_within(path: Path) -> socket.socket:
+    _remove(path)  # that of a process that was killed
+    kernel = socket.socket(socket.AF_UNIX)
+    try:
+        kernel.bind(str(path))
+    except OSError as failure:
+        kernel.close()
+        raise ListenFailed(f"cannot listen on {path}: {failure.strerror or failure}") from None
+    return kernel
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+@asynccontextmanager
+async def _served(
+    control: Control, sockets: Sequence[socket.socket], clock: Clock, limits: Limits, is_for_loopback: bool
+) -> AsyncIterator[None]:
+    crowd = Crowd(clock, limits)
     runner = web.ServerRunner(_Server(control, crowd, is_for_loopback), shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     watch = asyncio.create_task(crowd.watch())
     try:
         for each in sockets:
             await web.SockSite(runner, each).start()
-        yield Address(address.host, sockets[0].getsockname()[1])
+        yield
     finally:
         watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from proxy.calendar_days import org_date
 from proxy.control.bodies import SMALL_BYTES
-from proxy.control.calls import Answer, Call, Route, Who, dumped
+from proxy.control.calls import Answer, Call, Route, Who
+from proxy.control.charging import Charging
 from proxy.control.fields import Fields, Kind, Moment, Text, Whole
 from proxy.control.overrides import LABEL
 from proxy.control.parts import Parts
@@ -19,16 +19,14 @@ from proxy.metering.pricing import Priced, cost, label_tariff
 from proxy.metering.profiles import UNREAD
 from proxy.metering.usage import Usage
 from proxy.model import Caller, client_id_of
-from proxy.recording.entries import PICO_PER_MICRO, counts_of
+from proxy.recording.entries import PICO_PER_MICRO, Counter, counts_of
 from proxy.recording.flush import DAY_SECONDS, micros
-from proxy.recording.submitted import OLDEST_SECONDS, NameTaken, Submission
+from proxy.recording.submitted import OLDEST_SECONDS, Charged, NameTaken, Submission
 from proxy.reporting import money
-from proxy.selection.payer import counters_at
 from proxy.selection.plan import Plan, plan_of
 from proxy.stores import schema
 
 MOST_ITEMS = 100
-AT_ONCE = 8  # of a batch
 AHEAD_SECONDS = 300.0  # by which the teller's clock may be ahead
 MOST_TOKENS = 10**9
 
@@ -49,9 +47,14 @@ _COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswi
 
 
 async def post(parts: Parts, call: Call) -> Answer:
-    plan = await _plan(parts, call)
-    status, told = await _submitted(parts, call, plan, call.body, "")
-    return Answer(told, status)
+    charging = await _charging(parts, call)
+    what, counters = await _read(parts, charging, call.body, "")
+    try:
+        kept, is_new = await parts.submissions.submit(what, counters)
+    except NameTaken as failure:
+        raise _taken(failure, "") from None
+    _tell(parts, counters if is_new else ())
+    return Answer(_kept(what.request_id, kept, is_new), _status(is_new))
 
 
 async def post_batch(parts: Parts, call: Call) -> Answer:
@@ -60,23 +63,58 @@ async def post_batch(parts: Parts, call: Call) -> Answer:
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
     if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
         raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
-    plan, gate = await _plan(parts, call), asyncio.Semaphore(AT_ONCE)
+    charging = await _charging(parts, call)
+    told: dict[int, dict[str, Any]] = {}
+    good: dict[int, Charged] = {}
+    for index, item in enumerate(items):
+        try:
+            good[index] = await _read(parts, charging, item, _below(index))
+        except Exception as failure:
+            told[index] = _refused(parts, call, failure)
+    await _count(parts, call, good, told)
+    return Answer({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
 
-    async def one(index: int, item: Any) -> dict[str, Any]:
-        async with gate:
-            return {"index": index, **await _told(parts, call, plan, item, index)}
 
-    results = await asyncio.gather(*(one(index, item) for index, item in enumerate(items)))
-    return Answer({"results": results}, 207)
+async def _count(parts: Parts, call: Call, good: Mapping[int, Charged], told: dict[int, dict[str, Any]]) -> None:
+    outcomes = await parts.submissions.submit_all(list(good.values()))
+    new: dict[Counter, None] = {}
+    for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
+        if isinstance(outcome, NameTaken):
+            told[index] = _refused(parts, call, _taken(outcome, _below(index)))
+        elif isinstance(outcome, Exception):
+            told[index] = _refused(parts, call, outcome)
+        else:
+            kept, is_new = outcome
+            told[index] = {"status": _status(is_new), "usage": _kept(what.request_id, kept, is_new)}
+            new |= dict.fromkeys(counters if is_new else ())
+    _tell(parts, new)
 
 
-async def _told(parts: Parts, call: Call, plan: Plan, item: Any, index: int) -> dict[str, Any]:
-    try:
-        status, told = await _submitted(parts, call, plan, item, f"items.{index}.")
-    except Exception as failure:
-        problem = problem_of(failure, call.request_id)
-        return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
-    return {"status": status, "usage": told}
+def _below(index: int) -> str:
+    return f"items.{index}."
+
+
+def _status(is_new: bool) -> int:
+    return 201 if is_new else 200
+
+
+def _refused(parts: Parts, call: Call, failure: Exception) -> dict[str, Any]:
+    problem = problem_of(failure, call.request_id)
+    return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
+
+
+def _taken(failure: NameTaken, below: str) -> Problem:
+    return Problem(409, ERRORS[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
+
+
+def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
+    for counter in counters:
+        parts.standings.spent_elsewhere(counter)
+
+
+async def _charging(parts: Parts, call: Call) -> Charging:
+    caller = Caller(call.path["org"], call.path["app"], client_id_of(call.path["org"], call.path["app"]))
+    return Charging(caller, await _plan(parts, call))
 
 
 async def _plan(parts: Parts, call: Call) -> Plan:
@@ -89,30 +127,17 @@ async def _plan(parts: Parts, call: Call) -> Plan:
     return plan_of(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
 
 
-async def _submitted(parts: Parts, call: Call, plan: Plan, body: Any, below: str) -> tuple[int, dict[str, Any]]:
-    """The status and what is told of it. Raises Problem, or what the store may raise."""
+async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> Charged:
+    """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
     given = BODY.read(body, below)
-    now = parts.clock.now()
-    at = _moment(given, now, below)
-    caller = Caller(call.path["org"], call.path["app"], client_id_of(call.path["org"], call.path["app"]))
-    priced = await _priced(parts, caller, given, below)
-    counters = counters_at(caller, plan, given["label"], at)
-    about = {
-        "label": given["label"],
-        "day": org_date(at, plan.zone).isoformat(),
-        "cost_usd_micros": micros(priced.pico),
-    }
-    counts = counts_of(_usage(given), priced.pico)
+    day = charging.day(_moment(given, parts.clock.now(), below))
+    caller = charging.caller
     assert caller.app is not None
+    priced = await _priced(parts, caller, given, below)
+    about = {"label": given["label"], "day": day.date, "cost_usd_micros": micros(priced.pico)}
+    counts = counts_of(_usage(given), priced.pico)
     what = Submission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
-    try:
-        kept, is_new = await parts.submissions.submit(what, counters)
-    except NameTaken as failure:
-        path = f"{below}request_id"
-        raise Problem(409, ERRORS[409], "this request id stands for another usage", [(path, str(failure))]) from None
-    for counter in counters if is_new else ():
-        parts.standings.spent_elsewhere(counter)
-    return (201 if is_new else 200), _kept(given["request_id"], kept, is_new)
+    return what, day.counters(given["label"])
 
 
 def _kept(request_id: str, kept: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
@@ -136,13 +161,17 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
 
 async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Priced:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
-    label = parts.config.labels.get(given["label"])
+    name = given["label"]
+    label = parts.config.labels.get(name)
     if label is not None:
-        return cost(label_tariff(label), _usage(given))
+        tariff = parts.tariffs.get(name)
+        if tariff is None:
+            tariff = parts.tariffs[name] = label_tariff(label)
+        return cost(tariff, _usage(given))
     own = await parts.standings.own_labels.of(caller)
     if own is UNREAD:
         raise StoreUnavailable("the app's own labels cannot be read")
-    profile = own.by_name.get(given["label"])
+    profile = own.by_name.get(name)
     if profile is None:
         known = ", ".join((*parts.config.labels, *own.by_name))
         raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
@@ -154,9 +183,9 @@ def _usage(given: Mapping[str, Any]) -> Usage:
 
 
 def _digest(given: Mapping[str, Any]) -> str:
-    """Of what was told, whatever else the same words may come to later."""
+    """Of what was told, whatever else the same words may come to later. It is kept, so it has to stay as it is."""
     told = {name: given[name] for name in sorted(given) if given[name] != 0 or name not in _COUNTED.values()}
-    return sha256(dumped(told)).hexdigest()
+    return sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
 
 
 _PATH = "/api/v1/orgs/{org}/apps/{app}/usage"

@@ -15,6 +15,7 @@ from uuid import uuid4
 from proxy.doctor.findings import Finding, ok, skipped, trouble, warning
 from proxy.doctor.patient import Patient
 from proxy.doctor.store_file import nearest
+from proxy.recording.adoption import folders_of_workers
 from proxy.recording.flush import KEEP_MARKERS_SECONDS
 from proxy.recording.folder import LOCK
 from proxy.recording.segment import SUFFIX
@@ -72,10 +73,11 @@ def journal_leftovers(patient: Patient) -> Finding:
         return skipped("the folder is not there yet")
     if is_held(folder):
         return skipped("what lies there belongs to the sidecar that runs")
-    left = sorted(path.stem for path in folder.glob(f"*{SUFFIX}") if is_ulid(path.stem))
-    if not left:
+    folders = [folder, *(each for each in folders_of_workers(folder) if not is_held(each))]
+    paths = [path for each in folders for path in each.glob(f"*{SUFFIX}") if is_ulid(path.stem)]
+    if not paths:
         return ok("nothing waits to be brought to the store")
-    size = sum((folder / f"{name}{SUFFIX}").stat().st_size for name in left)
+    left, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
     found = f"segments that wait to be brought to the store: {len(left)}, {_size(size)}"
     replay = f"price-keeper replay {folder}"
     if patient.clock.now() - made_at(left[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:

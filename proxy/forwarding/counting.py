@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
@@ -118,7 +118,7 @@ class _Unwatched:
 
     def not_carried_out(self) -> None: ...
 
-    def head(self, status: int, headers: list[Header]) -> None: ...
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
 
     def data(self, data: bytes) -> None: ...
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +34,8 @@ DRAIN_BYTES = 32 * 1024 * 1024
 class Tap(Protocol):
     """Sees what goes by. It must not raise: the caller's answer does not depend on it."""
 
-    def head(self, status: int, headers: list[Header]) -> None: ...
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        """Names in lower case; of a header that comes twice, the last."""
 
     def data(self, data: bytes) -> None: ...
 
@@ -53,30 +53,42 @@ class Outcome:
     trouble: str = ""
 
 
+_GOOD = Outcome(200, True, False)  # as most are
+
+
+def _has_other_coding(headers: list[Header]) -> bool:
+    return any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in headers)
+
+
 class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
+
+    __slots__ = ("_added", "_connection", "_drained_bytes", "_held_back", "_is_drained", "_is_held_back", "_is_over",
+                 "_now", "_over", "_responder", "_status", "_tap")  # fmt: skip
 
     def __init__(
         self,
         responder: Responder,
         connection: Connection,
-        added: tuple[Header, ...],
+        added: Sequence[Header],
         tap: Tap,
-        holds_back: Callable[[int, list[Header]], bool],
+        held_back: int | None,
         now: Callable[[], float],
+        over: Callable[[Outcome], None],
     ) -> None:
+        """An answer of the status `held_back` is not shown. `over` is told once how the answer came to its end."""
         self._responder = responder
         self._connection = connection
         self._added = added
         self._tap = tap
-        self._holds_back = holds_back
+        self._held_back = held_back
         self._now = now
+        self._over: Callable[[Outcome], None] | None = over
         self._status = 0
         self._is_held_back = False
         self._is_drained = False
         self._drained_bytes = 0
         self._is_over = False
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         if responder.is_gone:
             self.caller_left()
 
@@ -84,28 +96,23 @@ class Relay:
 
     def head(self, status: int, headers: list[Header]) -> None:
         self._status = status
-        if self._holds_back(status, headers):
+        if status == self._held_back:
             self._is_held_back = True
             return
-        shown, length, nominated = [], None, b""
-        for header in headers:
-            name, value = header
-            if name not in _OURS_ALONE:
-                shown.append(header)
-            elif name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                self._status = 0
-                self._connection.give_up("Bedrock's answer comes in a transfer coding that nobody asked for")
-                return
-            elif name == b"connection":
-                nominated = value.lower()
+        found = dict(headers)
+        if b"transfer-encoding" in found and _has_other_coding(headers):
+            self._status = 0
+            self._connection.give_up("Bedrock's answer comes in a transfer coding that nobody asked for")
+            return
+        shown = [header for header in headers if header[0] not in _OURS_ALONE]
+        nominated = found.get(b"connection", b"").lower()
         if nominated not in _PLAIN_CONNECTION:
             names = {name.strip() for name in nominated.split(b",")}
             shown = [header for header in shown if header[0] not in names]
-        self._tap.head(status, headers)
+        self._tap.head(status, found)
         shown += self._added
-        self._responder.start(status, shown, length)
+        length = found.get(b"content-length")
+        self._responder.start(status, shown, None if length is None else int(length))
 
     def data(self, data: bytes, is_last: bool) -> None:
         self._is_over = is_last
@@ -118,7 +125,7 @@ class Relay:
                 self._show(data, is_last)
         finally:  # whoever waits must be told in any case
             if is_last:
-                self._end(Outcome(self._status, True, self._is_held_back))
+                self._end(_GOOD if self._status == 200 else Outcome(self._status, True, self._is_held_back))
 
     def broken(self, why: str) -> None:
         self._is_over = True
@@ -144,8 +151,9 @@ class Relay:
             self._responder.finish()
 
     def _end(self, outcome: Outcome) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        over, self._over = self._over, None
+        if over is not None:
+            over(outcome)
 
     # The flow: how fast the caller reads.
 

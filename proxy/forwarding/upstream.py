@@ -7,7 +7,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import httptools
 
@@ -26,6 +26,9 @@ class Endpoint(NamedTuple):
     host: str
     port: int
     is_tls: bool
+
+
+Put: TypeAlias = Callable[[Callable[[bytes], None], bytes], None]
 
 
 class Sink(Protocol):
@@ -93,7 +96,8 @@ class Connection(asyncio.Protocol):
                 sink.head(self._status, self._headers)
                 if self._sink is None:  # it wants none of it
                     return
-            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            parts = self._parts
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
             if self._is_whole:
                 self._end(sink, body)
@@ -114,8 +118,10 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self._begin()
         self.since = self._pool.now()
-        self.transport.write(head + body if len(body) <= JOINED_BYTES else head)
-        if len(body) > JOINED_BYTES:
+        if len(body) <= JOINED_BYTES:
+            self._pool.put(self.transport.write, head + body)
+        else:
+            self.transport.write(head)
             self.transport.write(body)
 
     def _begin(self) -> None:
@@ -209,11 +215,19 @@ class CannotConnect(Exception):
         super().__init__(why)
 
 
+def write_now(write: Callable[[bytes], None], data: bytes) -> None:
+    write(data)
+
+
 class Pool:
     """The connections to one endpoint."""
 
-    def __init__(self, endpoint: Endpoint, now: Callable[[], float], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, now: Callable[[], float], tls: ssl.SSLContext | None, put: Put = write_now
+    ) -> None:
+        """By `put` calls are written."""
         self.endpoint = endpoint
+        self.put = put
         self.now = now
         self._tls = tls
         self._idle: deque[Connection] = deque()

@@ -320,10 +320,13 @@ class Lease:
         self.used = [0] * len(self.names)
         return given, used
 
-    def about(self) -> dict[str, int]:
+    def about(self) -> list[tuple[str, int]]:
         """What is held, and what the bucket had when it was last seen; by limit."""
-        each = zip(self.names, self.held, self._left, self._capacity, strict=True)
-        return {name: min(most, held + left) for name, held, left, most in each}
+        found, held, left, capacity = [], self.held, self._left, self._capacity
+        for place, name in enumerate(self.names):
+            most, amount = capacity[place], held[place] + left[place]
+            found.append((name, amount if amount < most else most))
+        return found
 
     @property
     def is_empty(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -77,23 +77,32 @@ class Leasing:
             sums.update(dict(zip(holder.lease.names, holder.lease.held, strict=True)))
         return sums
 
-    def remaining(self, admission: Admission) -> dict[str, int]:
+    def remaining(self, admission: Admission) -> Sequence[tuple[str, int]]:
         """What is here and, as far as is known, in the store; by limit."""
         holder = admission.holder
-        return {} if holder is None else holder.lease.about()
+        return () if holder is None else holder.lease.about()
 
     # For the calls.
 
     async def admit(
-        self, name: str, buckets: Buckets, costs: Amounts, *, is_exact: bool = False, serves_alone: bool = True
+        self,
+        name: str,
+        buckets: Buckets,
+        costs: Amounts,
+        *,
+        is_exact: bool = False,
+        serves_alone: bool = True,
+        is_counted: bool = False,
     ) -> Admission:
         """`name` is the caller's, and `buckets` its limits on all levels. `serves_alone`: also while the store is away.
+        `is_counted`: of a call that `at_once` had not enough for.
 
         Raises Busy where the store is away and it does not.
         """
         if is_exact:
             return await self._admitted_exactly(name, buckets, costs, serves_alone)
-        return self.at_once(name, buckets, costs) or await self._asked(name, buckets, costs, serves_alone)
+        found = None if is_counted else self.at_once(name, buckets, costs)
+        return found or await self._asked(name, buckets, costs, serves_alone)
 
     def at_once(self, name: str, buckets: Buckets, costs: Amounts) -> Admission | None:
         """As far as nobody has to be waited for."""

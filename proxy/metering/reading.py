@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeAlias
 
 import orjson
 
-from proxy.exchange import Header
 from proxy.forwarding.eventstream import FrameWatcher
 from proxy.forwarding.model_path import Operation
 from proxy.metering import bodies, usual
@@ -48,24 +47,24 @@ class Reader(Protocol):
         """Whether the answer, which began well, told of an error on its way."""
 
 
-def reader_of(operation: Operation, format: str, kind: bytes, headers: list[Header]) -> Reader:
+def reader_of(operation: Operation, format: str, kind: bytes, headers: Mapping[bytes, bytes]) -> Reader:
     """`kind` is the answer's content type."""
     if kind == JSON:  # as most are
         return _whole(operation, format, headers)
     if kind.startswith(EVENT_STREAM):
         if operation is Operation.CONVERSE_STREAM:
             return _Frames(ConverseStream(format), CONVERSE_WANTED)
-        return _Frames(InvocationStream(dict(headers)), INVOCATION_WANTED)
+        return _Frames(InvocationStream(headers), INVOCATION_WANTED)
     if kind.startswith(SERVER_SENT_EVENTS):
         return ChatStream()
     return _whole(operation, format, headers)
 
 
-def _whole(operation: Operation, format: str, headers: list[Header]) -> Reader:
+def _whole(operation: Operation, format: str, headers: Mapping[bytes, bytes]) -> Reader:
     if operation is Operation.CONVERSE:
         return _Whole(bodies.converse, usual.converse)
     meaning = _MEANINGS.get(operation)
-    return _Whole(meaning or (lambda document: bodies.invocation(format, document, dict(headers))))
+    return _Whole(meaning or (lambda document: bodies.invocation(format, document, headers)))
 
 
 _MEANINGS: Mapping[Operation, Meaning] = {

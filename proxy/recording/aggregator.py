@@ -107,11 +107,11 @@ class Listed(NamedTuple):
 
 
 async def listed(
-    store: Store, utc_days: Iterable[date], org: str | None = None, *, consistent: bool = False
+    store: Store, utc_days: Iterable[date], org: str | None = None, app: str | None = None, *, consistent: bool = False
 ) -> list[Listed]:
-    """What was written to on these UTC days, of one org or of all."""
+    """What was written to on these UTC days: of one app, of one org with its apps, or of all."""
     found: dict[tuple[str, str, str], Listed] = {}
-    sort = Prefix(f"{Scope(org).key}#") if org is not None else None
+    sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
         query = Query("request-dedup", schema.active_counters(day_text(day)), sort, consistent=consistent)
         async for row in every_row(store, query):

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy import telemetry as metrics
@@ -15,6 +15,7 @@ from proxy.clock import Clock
 from proxy.config import Config
 from proxy.errors import JournalUnusable, StoreError
 from proxy.hard.holds import Holds, give_back_former
+from proxy.recording.adoption import Adoption
 from proxy.recording.aggregator import Aggregator
 from proxy.recording.beginning import begun
 from proxy.recording.entries import PICO_PER_USD
@@ -32,6 +33,7 @@ from proxy.telemetry import Telemetry
 LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_CLOSING_SECONDS = 2.0
 CLOSING_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
+ADOPTING_SECONDS = 5.0  # between two looks for journals of workers that are no more
 AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
 
 _log = logging.getLogger("proxy.recording")
@@ -47,6 +49,8 @@ class Recording:
     clock: Clock
     folder: Path
     has_former_holds: bool = True
+    adoption: Adoption | None = None
+    _adopting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def start(self, config: Config, tasks: Tasks) -> None:
         tasks.start("flush timer", self.recorder.keep_time)
@@ -54,6 +58,23 @@ class Recording:
         tasks.every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
         tasks.every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
         tasks.every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
+        if self.adoption is not None:
+            tasks.every("journals of former workers", ADOPTING_SECONDS, self.adopt, jitter=AGGREGATE_JITTER)
+
+    async def adopt(self) -> None:
+        """Takes over what has become free, and gives up each folder of which all is in the store."""
+        if self.adoption is None:
+            return
+        async with self._adopting:
+            for left in await asyncio.to_thread(lambda adoption: list(adoption.take()), self.adoption):
+                self.leftovers.add(left)
+                self.recorder.take_over(left.sealed)
+            await self._end_adopted(self.adoption)
+
+    async def _end_adopted(self, adoption: Adoption) -> None:
+        for folder in adoption.held:
+            if not self.recorder.waits_in(folder):
+                await adoption.end(folder, self.store, self.clock)
 
     async def close_former_holds(self) -> None:
         """As soon as all that was spent of them is in the store; once."""
@@ -86,6 +107,9 @@ class Recording:
         try:
             async with asyncio.timeout(LAST_CLOSING_SECONDS):
                 await self.close_former_holds()  # where this run was too short for it
+                if self.adoption is not None:
+                    async with self._adopting:
+                        await self._end_adopted(self.adoption)
                 await self.holds.give_back(self.store, self.clock)
         except (StoreError, OSError, TimeoutError) as failure:
             why = str(failure) or "no answer"
@@ -115,14 +139,23 @@ class Recording:
 
 
 @asynccontextmanager
-async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncIterator[Recording]:
-    """Raises JournalInUse and JournalUnusable."""
+async def opened_recording(
+    config: Config, store: Store, clock: Clock, adoption: Adoption | None = None
+) -> AsyncIterator[Recording]:
+    """What is adopted at once goes first, and counts as what this process has spent itself. Raises JournalInUse and
+    JournalUnusable."""
     folder = Path(config.journal.dir)
-    with locked(folder):
+    with ExitStack() as held:
+        held.enter_context(locked(folder))
         try:
             left = await asyncio.to_thread(recover, folder)
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as failure:
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
+        if adoption is not None:
+            held.callback(adoption.close)
+            for each in await asyncio.to_thread(list, adoption.take()):
+                left.add(each)
+                left.sealed[:0] = each.sealed
         ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
         journal = await begun(folder, left, sender, lambda: Journal(folder, ulids))
         recorder = Recorder(
@@ -135,4 +168,4 @@ async def opened_recording(config: Config, store: Store, clock: Clock) -> AsyncI
             refuses_without_store=config.on_store_down == "refuse",
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
-        yield Recording(recorder, left, aggregator, Holds(folder, ulids.new()), store, clock, folder)
+        yield Recording(recorder, left, aggregator, Holds(folder, ulids.new()), store, clock, folder, adoption=adoption)

@@ -18,6 +18,15 @@ def has_no_room(failure: OSError) -> bool:
     return failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def _is_removed(path: Path, file: int) -> bool:
+    """Asked twice, as not every file system counts names, or keeps the number of a file."""
+    found = os.fstat(file)
+    try:
+        return not found.st_nlink and not os.path.samestat(os.stat(path), found)
+    except FileNotFoundError:
+        return True
+
+
 @contextmanager
 def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
     """Makes the folder unless told not to. The lock goes with the process, whatever becomes of it."""
@@ -30,6 +39,8 @@ def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
         raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_removed(folder / LOCK, lock):  # with the folder, by its owner, between the two lines above
+            raise BlockingIOError
     except BlockingIOError:
         os.close(lock)
         raise JournalInUse(f"another process writes to the journal in {folder}; each needs one of its own") from None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from proxy.exchange import Header
 from proxy.metering.guardrail_traces import Guarded
 from proxy.metering.guardrails import guardrail_cost
 from proxy.metering.pricing import Price, Priced
@@ -36,10 +35,10 @@ class GuardedMeter(Meter):
         super().__init__(*of_the_call)
         self._asked_units = asked_units
 
-    def head(self, status: int, headers: list[Header]) -> None:
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         super().head(status, headers)
         if self._reader is not None:
-            self._reader = Guarded(self._reader, dict(headers).get(CONTENT_TYPE, b""), self._asked_units)
+            self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
 
     def _seen(self, reader: Reader) -> Usage:
         usage = super()._seen(reader)

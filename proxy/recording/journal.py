@@ -39,6 +39,7 @@ class Sealed:
     estimates: tuple[bytes, ...] = ()  # receipts that go before the seal
     is_frozen: bool = True  # the seal stands in it
     is_left_over: bool = False  # from a process that may have sent it, long ago
+    is_foreign: bool = False  # found when others had begun to go by what this process keeps count of
     parts_sent: int = 0
 
     def secure(self) -> None:
@@ -67,7 +68,7 @@ class Sealed:
 
 class Journal:
     def __init__(self, folder: Path, ulids: Ulids) -> None:
-        self._folder = folder
+        self.folder = folder
         self._ulids = ulids
         self._number = 0
         self._open: dict[int, Intent] = {}
@@ -190,7 +191,7 @@ class Journal:
     def _following(self, before: str) -> Segment:
         """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
         carried = [intent.carried(number) for number, intent in self._open.items()]
-        segment = Segment(self._folder, self._ulids.new())
+        segment = Segment(self.folder, self._ulids.new())
         try:
             segment.append_all((head(segment.ulid, before), *carried, ready(before, len(carried))))
         except OSError:
@@ -213,7 +214,7 @@ class Journal:
     def _fails(self, failure: OSError, how: str = "written") -> str:
         """What is the trouble. The log is told when it begins."""
         if not self.trouble:
-            _log.error("the journal in %s cannot be %s: %s", self._folder, how, failure.strerror)
+            _log.error("the journal in %s cannot be %s: %s", self.folder, how, failure.strerror)
         return str(failure.strerror)
 
 

@@ -150,6 +150,12 @@ class Leftovers:
     lost: int = 0
     newest: str = ""  # of the segments there were
 
+    def add(self, other: Leftovers) -> None:
+        """How much was found elsewhere."""
+        self.spoilt += other.spoilt
+        self.estimated += other.estimated
+        self.lost += other.lost
+
 
 def recover(folder: Path) -> Leftovers:
     """Under the journal's lock. Doing it again, after being killed in the middle, comes to the same. Raises OSError and

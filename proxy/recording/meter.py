@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from proxy.exchange import Header
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
 from proxy.metering.pricing import Price, Priced
@@ -36,6 +35,11 @@ class Terms:
     price_at: PriceAt
     guess: Callable[[int], Usage]
     expected: Expected
+
+    def tokens(self, body_bytes: int) -> int:
+        """That a call is taken to use."""
+        guess = self.guess(body_bytes)
+        return guess[0] + guess[1]
 
 
 class Meter:
@@ -92,14 +96,10 @@ class Meter:
         """Where it was sent it has surely not been carried out."""
         self._is_sent = False
 
-    def head(self, status: int, headers: list[Header]) -> None:
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self._status = status
-        kind = b""
-        for name, value in headers:
-            if name == REQUEST_ID:
-                self._request_id = value.decode("latin-1")
-            elif name == CONTENT_TYPE:
-                kind = value
+        self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
+        kind = headers.get(CONTENT_TYPE, b"")
         self._reader = reader_of(self._terms.operation, self._terms.format, kind, headers)
 
     def data(self, data: bytes) -> None:

@@ -14,7 +14,6 @@ from proxy.clock import Clock
 from proxy.config import Config
 from proxy.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from proxy.errors import InvalidRequest
-from proxy.exchange import Header
 from proxy.forwarding.forwarder import Tap, Target
 from proxy.forwarding.model_path import Operation
 from proxy.hard.worst import Worst
@@ -68,7 +67,7 @@ class Free:
 
     def not_carried_out(self) -> None: ...
 
-    def head(self, status: int, headers: list[Header]) -> None: ...
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
 
     def data(self, data: bytes) -> None: ...
 

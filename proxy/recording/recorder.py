@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from proxy.clock import Clock
 from proxy.errors import CannotRecord, StoreError
@@ -91,7 +92,7 @@ class Recorder:
         """Pico-dollars by counter: what is in the journal, and not certainly in the store."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
         for sealed in (*self._waiting, *self.sender.left):
-            for counter, counts in sealed.unsent():
+            for counter, counts in () if sealed.is_foreign else sealed.unsent():
                 sums[counter] = sums.get(counter, 0) + counts.pico
         return sums
 
@@ -103,14 +104,24 @@ class Recorder:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether something that former processes left is not, or not certainly, in the store."""
-        return bool(self.sender.left) or any(sealed.is_left_over for sealed in self._waiting)
+        """Whether something that former processes left in this journal is not, or not certainly, in the store."""
+        waiting, left = self._in(self.journal.folder)
+        return bool(left) or any(sealed.is_left_over for sealed in waiting)
+
+    def waits_in(self, folder: Path) -> bool:
+        """Whether anything of the journal there is not, or not certainly, in the store."""
+        return any(self._in(folder))
+
+    def _in(self, folder: Path) -> tuple[list[Sealed], list[Sealed]]:
+        """Of the journal there: what waits, and what is left to a person."""
+        waiting = [sealed for sealed in self._waiting if sealed.path.parent == folder]
+        return waiting, [sealed for sealed in self.sender.left if sealed.path.parent == folder]
 
     @property
     def is_all_in(self) -> bool:
         """Whether everything ever spent here is in the store, and no call is under way."""
         journal = self.journal
-        return not (journal.open_calls or journal.tally.requests or self._waiting or self.sender.left)
+        return not (journal.open_calls or journal.tally.requests or self.waits_in(journal.folder))
 
     @property
     def is_certain(self) -> bool:
@@ -122,6 +133,15 @@ class Recorder:
         if self.journal.trouble:
             raise CannotRecord(f"the journal cannot be written: {self.journal.trouble}")
         self.admit()
+
+    def take_over(self, found: Iterable[Sealed]) -> None:
+        """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our
+        own has."""
+        for sealed in found:
+            sealed.is_foreign = True
+            self._waiting.append(sealed)
+            self._waiting_pico += sealed.seal.pico
+            self._due.set()
 
     # Background work.
 

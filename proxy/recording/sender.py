@@ -55,7 +55,7 @@ class Sender:
             for number, part in tuple(enumerate(seal.parts))[sealed.parts_sent :]:
                 await self._send_part(seal.ulid, number, part)
                 sealed.parts_sent += 1
-                if self.books is not None:
+                if self.books is not None and not sealed.is_foreign:
                     for counter, counts in part:
                         if not counter.is_hold:
                             self.books.acknowledged(counter, counts.pico)

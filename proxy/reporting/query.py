@@ -38,10 +38,19 @@ class Report:
 
 
 async def report(
-    store: Store, asked: Asked, org: str | None, names: Mapping[str, str | None], zone: ZoneInfo, now: float
+    store: Store,
+    asked: Asked,
+    org: str | None,
+    names: Mapping[str, str | None],
+    zone: ZoneInfo,
+    now: float,
+    app: str | None = None,
 ) -> Report:
-    """Of one org or of all. `names` are those of the registry; `zone` is that of orgs that say nothing of theirs."""
-    listed = await aggregator.listed(store, listing_days(asked, now), org, consistent=True)
+    """Of one org or of all. `names` are those of the registry; `zone` is that of orgs that say nothing of theirs.
+
+    Of one `app` alone nothing else of its org is read: its own counters are exact, whatever those of the org hold.
+    """
+    listed = await aggregator.listed(store, listing_days(asked, now), org, app, consistent=True)
     orgs = [org] if org is not None else [Scope.of_key(each.counter.scope).org for each in listed]
     known = await tenants(store, orgs, names, zone, now)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from proxy import telemetry as metrics
 from proxy.errors import SlowDown
 from proxy.exchange import Header
@@ -20,7 +18,7 @@ LONGEST_WAIT_SECONDS = 60.0
 
 _NOTHING_USED = {REQUESTS: 0, TOKENS: 0}
 _NO_TOKENS = {TOKENS: 0}
-_TOLD = {REQUESTS: b"requests", TOKENS: b"tokens"}
+_REMAINING = {REQUESTS: b"x-ratelimit-remaining-requests", TOKENS: b"x-ratelimit-remaining-tokens"}
 _IN_WORDS = {REQUESTS: "requests", TOKENS: "tokens"}
 
 
@@ -60,22 +58,44 @@ class Admitting:
         self._leasing = leasing
         self._serves_alone = serves_alone
 
-    async def admitted(self, caller: Caller, guess: Callable[[], int], told: list[Header]) -> Limited | None:
-        """None where there are no limits. `guess` is how many tokens the call is taken to use; `told` is what the
-        answer gets. Raises SlowDown and Busy."""
+    def known(self, caller: Caller) -> CallersLimits | None:
+        """Without asking anybody; None if somebody has to be asked first."""
+        return self._kept.known(caller)
+
+    def at_once(self, limits: CallersLimits, tokens: int, told: list[Header]) -> Limited | None:
+        """As `admitted`, of limits that there are; None, and the call counts as wanted, where there is not enough of
+        them here. Raises SlowDown."""
+        if limits.is_exact:
+            return None
+        tokens = limits.taken_for(tokens)
+        costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
+        admission = self._leasing.at_once(limits.name, limits.buckets, costs)
+        return None if admission is None else self._let_in(limits, admission, tokens, told)
+
+    async def admitted(
+        self, caller: Caller, tokens: int, told: list[Header], *, is_counted: bool = False
+    ) -> Limited | None:
+        """None where there are no limits. `tokens` are those that the call is taken to use; `told` is what the answer
+        gets. `is_counted`: `at_once` has been asked. Raises SlowDown and Busy."""
         limits = self._kept.known(caller) or await self._kept.learned(caller)
         if not limits.buckets:
             return None
-        tokens = guess()
-        most = limits.most_at_once(TOKENS)
-        if most is not None:
-            # Whatever it is taken for, it comes in when half of all is there: what it used is counted afterwards.
-            tokens = min(tokens, most // (2 * MILLI))
+        tokens = limits.taken_for(tokens)
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
         admission = await self._leasing.admit(
-            limits.name, limits.buckets, costs, is_exact=limits.is_exact, serves_alone=self._serves_alone
+            limits.name,
+            limits.buckets,
+            costs,
+            is_exact=limits.is_exact,
+            serves_alone=self._serves_alone,
+            is_counted=is_counted,
         )
-        told += _headers(limits, self._leasing.remaining(admission))
+        return self._let_in(limits, admission, tokens, told)
+
+    def _let_in(self, limits: CallersLimits, admission: Admission, tokens: int, told: list[Header]) -> Limited:
+        told += limits.told
+        for name, amount in self._leasing.remaining(admission):
+            told.append((_REMAINING[name], b"%d" % (amount // MILLI if amount > 0 else 0)))
         if not admission.is_admitted:
             raise _refusal(limits, admission)
         return Limited(self._leasing, admission, tokens)
@@ -94,15 +114,6 @@ class Admitting:
         telemetry.add(metrics.LEASES, lambda: len(self._leasing))
         held = self._leasing.held
         telemetry.add(metrics.LEASED, lambda: [({"limit": name}, n / MILLI) for name, n in held().items()])
-
-
-def _headers(limits: CallersLimits, remaining: dict[str, int]) -> list[Header]:
-    headers = []
-    for name, rate in limits.rates.items():
-        headers.append((b"x-ratelimit-limit-%b" % _TOLD[name], b"%d" % rate))
-        if name in remaining:
-            headers.append((b"x-ratelimit-remaining-%b" % _TOLD[name], b"%d" % max(0, remaining[name] // MILLI)))
-    return headers
 
 
 def _refusal(limits: CallersLimits, admission: Admission) -> SlowDown:

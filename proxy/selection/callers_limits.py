@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from proxy.clock import Clock
 from proxy.errors import StoreError
-from proxy.limits.bucket import Bucket
-from proxy.limits.settings import Limits, limits_of
+from proxy.exchange import Header
+from proxy.limits.bucket import MILLI, Bucket
+from proxy.limits.settings import REQUESTS, TOKENS, Limits, limits_of
 from proxy.model import Caller, Scope
 from proxy.selection.spent import NEVER
 from proxy.stores import schema
@@ -26,6 +27,8 @@ SOON_SECONDS = 50.0  # after which a call has them read again, and goes on
 ASK_AGAIN_SECONDS = 3.0  # while the store is away
 WAIT_SECONDS = 2.0  # for the store, of a call
 MOST_CALLERS = 20_000
+
+_LIMIT = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
 
 _log = logging.getLogger("proxy.selection")
 
@@ -39,10 +42,13 @@ class CallersLimits:
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
 
-    def most_at_once(self, name: str) -> int | None:
-        """Of a limit, in thousandths; None where there is none of this name."""
-        found = [limit.capacity for bucket in self.buckets for limit in bucket.limits if limit.name == name]
-        return min(found, default=None)
+    most_tokens: int | None = None  # at once, if there is a limit to them
+    told: tuple[Header, ...] = ()  # to whoever is let through
+
+    def taken_for(self, tokens: int) -> int:
+        """Whatever a call is taken for, it comes in when half of all is there: what it used is counted afterwards."""
+        most = self.most_tokens
+        return tokens if most is None or tokens <= most // 2 else most // 2
 
 
 @dataclass(slots=True)
@@ -142,4 +148,7 @@ def _together(name: str, found: list[Limits]) -> CallersLimits:
         for rate, number in limits.rates.items():
             rates[rate] = min(number, rates.get(rate, number))
     buckets = tuple(limits.bucket for limits in reversed(found))
-    return CallersLimits(name, buckets, rates, any(limits.is_exact for limits in found))
+    most = [limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS]
+    told = tuple((_LIMIT[rate], b"%d" % number) for rate, number in rates.items())
+    is_exact = any(limits.is_exact for limits in found)
+    return CallersLimits(name, buckets, rates, is_exact, min(most, default=None), told)

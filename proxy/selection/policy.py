@@ -20,6 +20,8 @@ from enum import Enum
 class Mode(Enum):
     """How much of its quota the label that serves has used."""
 
+    __hash__ = object.__hash__  # each is there once, and an Enum's own is slow for what is looked up in every call
+
     NORMAL = "NORMAL"
     TIGHT = "TIGHT"
     EXCEEDED = "EXCEEDED"

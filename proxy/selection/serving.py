@@ -14,10 +14,21 @@ _MODES = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
 EXCEEDED = _MODES[Mode.EXCEEDED]
 
 
-def decision_told(decision: Decision) -> list[Header]:
-    headers = [_MODES[decision.mode]]
-    if decision.percent is not None:
-        headers.append((b"x-price-keeper-quota-pct", b"%d" % decision.percent))
-    if decision.instead is not None:
-        headers.append((b"x-price-keeper-shadow-label", decision.instead.encode() or b"none"))
-    return headers
+_QUOTA = b"x-price-keeper-quota-pct"
+_told: dict[tuple[Mode, int | None], tuple[Header, ...]] = {}  # a hundred of each mode, as nearly all calls are told
+_MOST_TOLD = 1000
+
+
+def decision_told(decision: Decision) -> tuple[Header, ...]:
+    _, mode, percent, instead = decision
+    found = _told.get((mode, percent)) or _made(mode, percent)
+    if instead is not None:
+        return (*found, (b"x-price-keeper-shadow-label", instead.encode() or b"none"))
+    return found
+
+
+def _made(mode: Mode, percent: int | None) -> tuple[Header, ...]:
+    made: tuple[Header, ...] = (_MODES[mode],) if percent is None else (_MODES[mode], (_QUOTA, b"%d" % percent))
+    if len(_told) < _MOST_TOLD:
+        _told[mode, percent] = made
+    return made

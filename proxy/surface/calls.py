@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from hashlib import sha256
+from typing import NamedTuple, TypeAlias
 
 import orjson
 
@@ -12,6 +13,7 @@ from proxy.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from proxy.exchange import Request
 from proxy.forwarding import json_splice
 from proxy.forwarding.model_path import Operation, Target, legal, split
+from proxy.model import Caller
 
 _LISTS_TOO = Operation.ASYNC_INVOKES
 _READ_ONLY = Operation.ASYNC_INVOKE
@@ -44,6 +46,11 @@ _PASSED_ON = {
 _OF_BEDROCK = b"x-amzn-bedrock-"
 _TOKEN = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _NAMES_REMEMBERED = 256
+
+_INVOCATION = b"amz-sdk-invocation-id"
+_TELLING = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
+
+Headers: TypeAlias = "list[tuple[str, str]]"
 
 _BIDIRECTIONAL = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].encode()
 
@@ -136,7 +143,7 @@ def _string(body: bytes, span: tuple[int, int] | None) -> str:
     return value if isinstance(value, str) else ""
 
 
-def headers_upstream(request: Request, extra_prefix: bytes | None) -> list[tuple[str, str]]:
+def headers_upstream(request: Request, extra_prefix: bytes | None) -> Headers:
     """Those on the list and no others: what says who calls ends here. `extra_prefix` is the simulator's."""
     prefixes = (_OF_BEDROCK,) if extra_prefix is None else (_OF_BEDROCK, extra_prefix)
     passed = []
@@ -153,6 +160,17 @@ def headers_upstream(request: Request, extra_prefix: bytes | None) -> list[tuple
             text = _printable(told, text)
         passed.append((told, text))
     return passed
+
+
+def retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
+    """The same for a call sent again, and for no other call whose answer might be another one. None for a call that
+    does not say which it is."""
+    invocation = request.headers.get(_INVOCATION)
+    if invocation is None:
+        return None
+    telling = sorted([header for header in headers if header[0].startswith(_TELLING)])
+    whole = repr((caller.client_id, request.method, request.target, invocation, telling)).encode()
+    return sha256(whole + sha256(request.body).digest()).digest()
 
 
 @lru_cache(_NAMES_REMEMBERED)

@@ -39,6 +39,7 @@ class Http1Connection(asyncio.Protocol):
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
         self._listener = listener
         self._limits = listener.limits
+        self.outbox = listener.outbox
         self._is_surplus = is_surplus
         self._slice = min(SLICE_BYTES, self._limits.head_bytes)
         self._requests = RequestReader(self, listener)
@@ -133,6 +134,7 @@ class Http1Connection(asyncio.Protocol):
             self._close()
 
     def cut(self) -> None:
+        self.outbox.flush()
         reset(self._transport)
 
     # What the reader of requests calls.
@@ -160,6 +162,7 @@ class Http1Connection(asyncio.Protocol):
         """Tells a client that waits for it to go on, as soon as it is its turn."""
         if self._requests.owes_continue and self._can_serve():
             self._requests.owes_continue = False
+            self.outbox.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # From bytes to answers.
@@ -255,6 +258,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.close()
 
     def _hear_no_more(self) -> None:
+        self.outbox.flush()
         self._is_deaf = True
         self._requests.drop()
         self._keep_unread(b"")

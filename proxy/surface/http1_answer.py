@@ -19,14 +19,16 @@ _NO_BODY = (204, 304)
 class Answer:
     """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
 
-    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_takes_chunks", "_transport", "flow",
-                 "has_started", "is_gone", "keeps_alive")  # fmt: skip
+    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_outbox", "_takes_chunks", "_transport",
+                 "flow", "has_started", "is_gone", "keeps_alive")  # fmt: skip
 
     def __init__(
         self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool
     ) -> None:
         self._connection = connection
+        self._outbox = connection.outbox
         self._transport = transport
+        self._length: int | None = None
         self.keeps_alive = keeps_alive
         self._takes_chunks = takes_chunks
         self._is_chunked = False
@@ -43,19 +45,21 @@ class Answer:
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self.has_started = True
-        head = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        for name, value in headers:
-            head += (name, b": ", value, b"\r\n")
+        self._length = length
+        framing = b""
         if length is not None:
-            head.append(b"content-length: %d\r\n" % length)
+            framing = b"content-length: %d\r\n" % length
         elif status not in _NO_BODY:
             if self._takes_chunks:
                 self._is_chunked = True
-                head.append(b"transfer-encoding: chunked\r\n")
+                framing = b"transfer-encoding: chunked\r\n"
             else:
                 self.keeps_alive = False  # the end of the connection is the end of the body
-        head.append(b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n")
-        self._head = b"".join(head)  # goes out with the first bytes of the body, in one packet
+        end = b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n"
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        lines = b"\r\n".join(map(b": ".join, headers))
+        # It goes out with the first bytes of the body, in one packet.
+        self._head = b"%b%b\r\n%b%b" % (line, lines, framing, end) if headers else line + framing + end
 
     def write(self, data: bytes) -> None:
         if self.is_gone or not data:
@@ -63,14 +67,22 @@ class Answer:
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
+            is_all = len(data) == self._length
             data = self._head + data
             self._head = b""
-        self._transport.write(data)
+            if is_all and self.keeps_alive:
+                self._outbox.put(self._transport.write, data)
+                return
+        self._send(data)
 
     def flush(self) -> None:
         if self._head and not self.is_gone:
-            self._transport.write(self._head)
+            self._send(self._head)
             self._head = b""
+
+    def _send(self, data: bytes) -> None:
+        self._outbox.flush()  # where something of an answer before this one may be
+        self._transport.write(data)
 
     def finish(self) -> None:
         if self._is_over:
@@ -101,7 +113,7 @@ class Answer:
     def _end(self) -> None:
         self.flush()
         if self._is_chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._send(b"0\r\n\r\n")
 
     def _close(self) -> None:
         self._is_over = self.is_gone = self.has_started = True

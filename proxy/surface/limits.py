@@ -50,6 +50,12 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     )
 
 
+def share(limits: Limits, processes: int) -> Limits:
+    """The memory of the machine is one for all, though a single request must have room; descriptors are each one's."""
+    least = limits.head_bytes + limits.body_bytes
+    return replace(limits, requests_bytes=max(limits.requests_bytes // processes, min(least, limits.requests_bytes)))
+
+
 def raised_descriptors() -> int:
     """How many the process may have, now that it has asked for as many as it can get."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -6,15 +6,17 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Protocol
 
 from proxy.answers import refuse
 from proxy.clock import Clock
 from proxy.errors import Busy, OurFault, Refusal
-from proxy.exchange import Handler, Request, Responder
+from proxy.exchange import AtOnce, Handler, Request, Responder
 from proxy.surface.doors import Door, PlainDoor, TlsDoor
 from proxy.surface.limits import DEFAULT, Limits
+from proxy.surface.outbox import MUCH, Outbox
 from proxy.surface.sockets import bound
 from proxy.tasks import Tasks
 
@@ -44,6 +46,10 @@ def _is_none_refused(_method: bytes, _target: bytes) -> None:
     pass
 
 
+def _none_at_once(_: Request, __: Responder, ___: Callable[[], None]) -> bool:
+    return False
+
+
 class Listener:
     """`refused_at_head` says of a request that has no announced end whether it is any use to hear its body."""
 
@@ -56,8 +62,13 @@ class Listener:
         *,
         refused_at_head: Callable[[bytes, bytes], Refusal | None] = _is_none_refused,
         new_request_id: Callable[[], bytes] | None = None,
+        at_once: AtOnce | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
+        """`at_once` is asked before the handler."""
         self._handler = handler
+        self._at_once = at_once or _none_at_once
+        self.outbox = outbox or Outbox()
         self._clock = clock
         self._tasks = tasks
         self.limits = limits
@@ -74,9 +85,9 @@ class Listener:
         self._too_busy = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
         self.full = Busy("the requests under way fill the memory set aside for them", retry_after=1)
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """The port, which is a free one if 0 was asked for."""
-        sockets = await bound(host, port)
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
+        """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
+        sockets = await bound(host, port, is_shared=is_shared)
         for each in sockets:
             door: Door = PlainDoor(self, each) if tls is None else TlsDoor(self, each, tls, self._tasks)
             self._doors.append(door)
@@ -138,7 +149,9 @@ class Listener:
             self.refuse(responder, self._too_busy)
             return
         self.under_way += 1
-        self._tasks.once(self._handled(request, responder, weight))
+        self.outbox.is_busy = self.under_way >= MUCH
+        if not self._at_once(request, responder, partial(self._over, weight)):
+            self._tasks.once(self._handled(request, responder, weight))
 
     def refuse(self, responder: Responder, refusal: Refusal) -> None:
         refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
@@ -154,8 +167,11 @@ class Listener:
             fault = OurFault("an internal error; the sidecar's log has its cause")
             refuse(responder, fault, ((REQUEST_ID, request_id),))
         finally:
-            self.under_way -= 1
-            self.held_bytes -= weight
+            self._over(weight)
+
+    def _over(self, weight: int) -> None:
+        self.under_way -= 1
+        self.held_bytes -= weight
 
     async def _check_time(self) -> None:
         now = self.now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.exchange import Header
 from proxy.forwarding.eventstream import encode
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
@@ -169,8 +168,8 @@ class Reading:
 
     def not_carried_out(self) -> None: ...
 
-    def head(self, status: int, headers: list[Header]) -> None:
-        self._reader = reader_of(Operation.INVOKE_STREAM, "", dict(headers).get(b"content-type", b""), headers)
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        self._reader = reader_of(Operation.INVOKE_STREAM, "", headers.get(b"content-type", b""), headers)
 
     def data(self, data: bytes) -> None:
         assert self._reader is not None

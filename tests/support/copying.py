@@ -20,12 +20,18 @@ def main(journal: Path, folder: Path) -> None:
     seen: set[str] = set()
     until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until:
-        for name in os.listdir(journal) if journal.exists() else ():
-            if name.endswith(SUFFIX) and name not in seen:
-                with suppress(FileNotFoundError):
-                    os.link(journal / name, folder / name)
-                    seen.add(name)
+        for place in (journal, *journal.glob("worker-*")):
+            with suppress(FileNotFoundError):
+                copy_new(place, folder, seen)
         time.sleep(0.002)
+
+
+def copy_new(journal: Path, folder: Path, seen: set[str]) -> None:
+    for name in os.listdir(journal):
+        if name.endswith(SUFFIX) and name not in seen:
+            with suppress(FileNotFoundError):
+                os.link(journal / name, folder / name)
+                seen.add(name)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Lineup:
     bedrock: str
     store: dict[str, Any]
     port: int = field(default_factory=free_port)
+    options: tuple[str, ...] = ()  # of `serve`
 
     @property
     def url(self) -> str:
@@ -82,7 +83,7 @@ class Lineup:
     @contextmanager
     def serving(self) -> Iterator[Sidecar]:
         keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
-        with sidecar("serve", folder=self.folder, PRICE_KEEPER_JWT_SECRET=SECRET, **keys) as running:
+        with sidecar("serve", *self.options, folder=self.folder, PRICE_KEEPER_JWT_SECRET=SECRET, **keys) as running:
             yield running
 
     def token(self) -> str:

@@ -32,6 +32,7 @@ from proxy.selection.standings import Standings
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface.outbox import Outbox
 from proxy.tasks import Tasks
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
@@ -119,7 +120,8 @@ async def data_port(
         async with opened_recording(whole, store, clock) as recording:
             tariffs = await dataplane.prices(whole, store, clock, tasks)
             standings = Standings(whole, store, recording.recorder, clock, tasks)
-            forwarder = dataplane.forwarding(bedrock, clock, tasks)
+            outbox = Outbox()
+            forwarder = dataplane.forwarding(bedrock, clock, tasks, outbox)
             revocation = dataplane.revocation(whole, store, clock, tasks)
             leasing = Leasing(Limiter(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.every("leases", SWEEP_SECONDS, leasing.sweep)
@@ -139,7 +141,7 @@ async def data_port(
                 dataplane.admitting(whole, store, clock, tasks, leasing),
                 hard,
             )
-            listener, port = await dataplane.listening(pipeline, whole, clock, tasks)
+            listener, port = await dataplane.listening(pipeline, whole, clock, tasks, outbox)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
             yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard)
             await listener.drain(0.5, forwarder.close)

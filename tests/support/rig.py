@@ -8,7 +8,7 @@ import inspect
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -295,7 +295,7 @@ class Tapped:
 
     def not_carried_out(self) -> None: ...
 
-    def head(self, status: int, headers: list[Header]) -> None:
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.status = status
 
     def data(self, data: bytes) -> None:

@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from proxy.config.keys import Prices
-from proxy.exchange import Header
 from proxy.forwarding.eventstream import encode
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
@@ -56,7 +55,7 @@ def terms(operation: Operation, price: Price) -> Terms:
 
 
 def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> Counts:
-    headers: list[Header] = [(b"content-type", kind)]
+    headers = {b"content-type": kind}
     meter.sent_to(TARGET)
     meter.head(200, headers)
     for piece in answer:

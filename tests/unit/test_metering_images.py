@@ -16,7 +16,7 @@ TEXT = "not a word of this is an image, or a sound. " * 100
 
 
 def estimated(answer: bytes, size: int = 65_536) -> int | None:
-    reader = reader_of(Operation.INVOKE, "nova", b"application/json", [])
+    reader = reader_of(Operation.INVOKE, "nova", b"application/json", {})
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
     assert reader.usage() is None

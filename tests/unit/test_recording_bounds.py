@@ -242,7 +242,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), Expected())
     meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())
     meter.sent_to(target)
-    meter.head(200, [])
+    meter.head(200, {})
     meter.end(True)
     assert await rec.recorder.flush()
     assert await rec.counted() == (1, 5)

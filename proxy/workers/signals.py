@@ -1,0 +1,51 @@
+"""Signals for a process without an event loop: they make a file descriptor readable, and wait there to be asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+class Signals:
+    def __init__(self) -> None:
+        self.readable, self._writable = os.pipe()
+        for each in (self.readable, self._writable):
+            os.set_blocking(each, False)
+        self._came: dict[int, None] = {}
+        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        for number in HEEDED:
+            signal.signal(number, self._come)
+
+    def _come(self, number: int, _: FrameType | None) -> None:
+        self._came.setdefault(number)
+
+    def taken(self) -> list[int]:
+        """Those that came since the last time, each once."""
+        with suppress(BlockingIOError):
+            while os.read(self.readable, 512):
+                pass
+        came, self._came = self._came, {}
+        return list(came)
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """What comes meanwhile comes after it; in a child that is forked meanwhile, once it has closed this."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
+
+    def close(self) -> None:
+        """As in a process that has just begun."""
+        signal.set_wakeup_fd(-1)
+        for number in HEEDED:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.close(self.readable)
+        os.close(self._writable)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)

@@ -1,0 +1,123 @@
+"""Two workers on one quota: they pass it by no more than two sidecars may."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from proxy.stores.sqlite import SqliteStore
+from tests.support.crashing import MODELS, ORG, PRICES, Lineup
+from tests.support.fleet import budget
+from tests.support.overspend import Figures, bound
+from tests.support.simulated import Caller, bedrock_process, read_ledger
+from tests.support.threads import Threads
+from tests.support.workers import Crew, lineup_of, serving, until
+
+CALLS = 400  # for which the quota lasts
+CALLERS = 8
+CALL_MS = 150
+FLUSH_SECONDS = 0.3  # at most, as `Lineup` has it
+QUIET_SECONDS = 3.0  # without a call of the dearer label: then both know
+MESSAGES = [{"role": "user", "content": [{"text": "hello"}]}]
+_LOOKS = re.compile(r'^\w*budget_looks_total{worker="(\d)",failed="false"} (\d+)', re.MULTILINE)
+
+
+def cost(entry: dict[str, Any]) -> float:
+    """USD, by hand: nothing is cached in this load."""
+    usage, prices = entry.get("usage"), PRICES["premium"]
+    if not usage or entry["model"] != MODELS["premium"]:
+        return 0.0
+    return float(usage["input_tokens"] * prices["input"] + usage["output_tokens"] * prices["output"]) / 10**6
+
+
+class Calls(Threads):
+    """Each call on a connection of its own, so that it may come to either worker."""
+
+    def __init__(self, crew: Crew) -> None:
+        super().__init__()
+        self.dearer_at = time.monotonic()
+        self.statuses: set[int] = set()
+        self._crew = crew
+        self._threads = [threading.Thread(target=self._call_on) for _ in range(CALLERS)]
+
+    def _call_on(self) -> None:
+        while not self._stop.is_set():
+            status, label = self._crew.call()
+            self.statuses.add(status)
+            if label == "premium":
+                self.dearer_at = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self.dearer_at > QUIET_SECONDS
+
+
+class Looks:
+    """When each worker was seen to have looked at the store."""
+
+    def __init__(self) -> None:
+        self._counts = {"0": 0, "1": 0}
+        self._at = {number: [time.time()] for number in self._counts}
+
+    def look(self, crew: Crew) -> None:
+        for number, count in _LOOKS.findall(crew.metrics()):
+            if int(count) > self._counts[number]:
+                self._counts[number] = int(count)
+                self._at[number].append(time.time())
+
+    def longest(self, reached: float, last: float) -> float:
+        """From one to the next, of those that were going on when the quota was reached, or began soon after."""
+        pairs = [pair for at in self._at.values() for pair in zip(at, [*at[1:], last], strict=True)]
+        return max((after - before for before, after in pairs if before <= last and after >= reached), default=0.0)
+
+
+def test_two_workers_keep_a_quota_as_two_sidecars_do(tmp_path: Path) -> None:
+    file = tmp_path / "ledger"
+    with bedrock_process("--ledger", str(file)) as bedrock:
+        quota = _quota(bedrock.url, file)
+        bedrock.plan(always={"latency_ms": CALL_MS})
+        lineup, looks = lineup_of(tmp_path, bedrock.url, 2), Looks()
+        asyncio.run(_budgeted(lineup, quota))
+        with serving(lineup) as crew:
+            with Calls(crew) as calls:
+                until(lambda: looks.look(crew) or calls.is_over)
+            shares = crew.samples("recorded_requests_total")
+            assert crew.running.stop() == 0
+    served = [entry for entry in read_ledger(file)[1:] if cost(entry)]
+    figures = _figures(served, quota, looks)
+    spent = sum(map(cost, served))
+    print(f"quota {quota:g}, spent {spent:g}, bound {bound(figures):g} of {figures}; {shares}")
+    assert calls.statuses == {200}
+    assert min(shares.values()) > 0.2 * sum(shares.values())  # so each had to learn of much that it did not spend
+    assert quota <= spent <= quota + bound(figures)
+
+
+def _quota(bedrock: str, file: Path) -> float:
+    caller = Caller(bedrock)
+    caller._call("converse", {"modelId": MODELS["premium"], "messages": MESSAGES})
+    caller.client.close()
+    until(lambda: read_ledger(file)[-1].get("is_done"))
+    return round(cost(read_ledger(file)[-1]) * CALLS, 6)
+
+
+async def _budgeted(lineup: Lineup, quota: float) -> None:
+    store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
+    await budget(store, ORG, {"premium": quota, "economy": 1000})
+    await store.close()
+
+
+def _figures(served: list[dict[str, Any]], quota: float, looks: Looks) -> Figures:
+    so_far, reached = 0.0, served[-1]["arrived"]
+    for entry in served:
+        so_far += cost(entry)
+        if so_far >= quota:
+            reached = entry["arrived"] + CALL_MS / 1000
+            break
+    before = [entry for entry in served if entry["arrived"] <= reached]
+    in_flight = sum(cost(entry) for entry in before if entry["arrived"] > reached - CALL_MS / 1000)
+    burn = sum(map(cost, before)) / (reached - before[0]["arrived"])
+    return Figures(burn, FLUSH_SECONDS, looks.longest(reached, served[-1]["arrived"]), 0.0, in_flight)

@@ -1,0 +1,108 @@
+"""What several workers leave when all are killed, and who brings it to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import Counter
+from proxy.stores.sqlite import SqliteStore
+from tests.support.commands import price_keeper
+from tests.support.crashing import SCOPE, Lineup
+from tests.support.simulated import BedrockProcess, bedrock_process
+from tests.support.workers import lineup_of, serving, until
+
+CALLS = 60
+SLOW = {"dir": "journal", "flush_interval_secs": 300, "flush_interval_max_secs": 300}  # all of it waits in the journals
+
+
+@pytest.fixture
+def bedrock() -> Iterator[BedrockProcess]:
+    with bedrock_process() as running:
+        yield running
+
+
+def requests_in(lineup: Lineup) -> int:
+    async def read() -> int:
+        store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
+        try:
+            day = time.strftime("DAY#%Y%m%d", time.gmtime())
+            return int((await sum_of_shards(store, Counter(SCOPE.key, "premium", day, 8)))["requests"])
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def folders(lineup: Lineup) -> list[str]:
+    return sorted(path.name for path in lineup.journal.glob("worker-*"))
+
+
+def _left_by_three(folder: Path, bedrock: str) -> Lineup:
+    lineup = lineup_of(folder, bedrock, 3, journal=SLOW)
+    with serving(lineup) as crew:
+        assert {crew.call()[0] for _ in range(CALLS)} == {200}
+        assert all(crew.samples("unflushed_usd").values())
+        crew.kill_all()
+    assert requests_in(lineup) == 0
+    assert folders(lineup) == ["worker-1", "worker-2"]
+    return lineup
+
+
+def test_one_process_brings_what_three_left_to_the_store(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup = _left_by_three(tmp_path, bedrock.url)
+    found = price_keeper("doctor", folder=tmp_path, PRICE_KEEPER_JWT_SECRET="a secret of this test, long enough")
+    assert "segments that wait to be brought to the store: 3" in found.stdout
+    lineup_of(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
+    lineup.options = ()
+    with serving(lineup) as crew:
+        until(lambda: folders(lineup) == [])
+        assert requests_in(lineup) == CALLS
+        assert crew.running.stop() == 0
+    assert requests_in(lineup) == CALLS
+
+
+def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup = _left_by_three(tmp_path, bedrock.url)
+    lineup_of(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 2, "flush_interval_max_secs": 2})
+    lineup.options = ()
+    with serving(lineup) as crew:
+        writer = sqlite3.connect(lineup.folder / "price-keeper.db", isolation_level=None)
+        writer.execute("BEGIN IMMEDIATE")  # before the first flush, and until others have given up waiting
+        until(lambda: "spend cannot be flushed, and waits in the journal" in crew.running.errors)
+        assert "price_keeper_journal_segments_waiting 3\n" in crew.metrics()
+        assert folders(lineup) == ["worker-1", "worker-2"]
+        assert "price_keeper_unflushed_usd 0\n" not in crew.metrics()
+        writer.close()
+        until(lambda: folders(lineup) == [])
+        assert requests_in(lineup) == CALLS
+        assert "price_keeper_unflushed_usd 0\n" in crew.metrics()
+        assert crew.running.stop() == 0
+
+
+def test_fewer_workers_leave_alone_what_is_theirs(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup = _left_by_three(tmp_path, bedrock.url)
+    lineup_of(tmp_path, bedrock.url, 2, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
+    lineup.options = ("--workers", "2")
+    with serving(lineup) as crew:
+        until(lambda: requests_in(lineup) == CALLS and folders(lineup) == ["worker-1"])
+        assert crew.running.stop() == 0
+    assert requests_in(lineup) == CALLS
+
+
+def test_a_replay_finds_the_journals_of_all(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup = _left_by_three(tmp_path, bedrock.url)
+    for words in (f"{CALLS} calls of 0.0", "0 calls of 0.0"):
+        done = price_keeper("replay", "journal", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words in done.stdout
+        assert requests_in(lineup) == CALLS
+    with serving(lineup):
+        refused = price_keeper("replay", "journal", folder=tmp_path)
+    assert (refused.returncode, "another process writes to the journal" in refused.stderr) == (1, True)

@@ -1,0 +1,239 @@
+"""`price-keeper serve --workers N`: one data port of several processes, which start, tell, die and end as one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.telemetry import ALL
+from tests.support.commands import ROOT, price_keeper, sidecar
+from tests.support.crashing import SECRET
+from tests.support.servers import free_port
+from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
+from tests.support.workers import Crew, children, is_gone, lineup_of, serving, until
+
+WORKERS = 3
+CALLS = 60  # fresh connections: that one of three workers gets none of them is one in ten thousand millions
+ENVIRONMENT = {
+    "PRICE_KEEPER_JWT_SECRET": SECRET,
+    "AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key,
+    "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key,
+}
+
+
+@pytest.fixture
+def bedrock() -> Iterator[BedrockProcess]:
+    with bedrock_process() as running:
+        yield running
+
+
+@pytest.fixture
+def crew(tmp_path: Path, bedrock: BedrockProcess, sockets: Path) -> Iterator[Crew]:
+    with serving(lineup_of(tmp_path, bedrock.url, WORKERS)) as running:
+        yield running
+    assert "Traceback" not in running.running.errors
+
+
+@pytest.fixture(autouse=True)
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the commands of a test have their folders; a short name, as that of a socket has to be."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
+    assert len(crew.pids) == WORKERS
+    assert {crew.call() for _ in range(CALLS)} == {(200, "premium")}
+    recorded = crew.samples("recorded_requests_total")
+    assert set(recorded) == {"0", "1", "2"}
+    assert all(recorded.values())
+    assert sum(recorded.values()) == CALLS
+    assert crew.ready() == (
+        200,
+        {"store": "ok", "journal": "ok", "revocation": "ok", "worker 1": "ok", "worker 2": "ok"},
+    )
+    text = crew.metrics()
+    assert text.endswith(f"\nprice_keeper_workers_up {WORKERS}\n")
+    told = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert sorted(told) == sorted(metric.name for metric in ALL)  # each once
+    named = [re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(set(named)) == sum(before != after for before, after in zip(["", *named], named, strict=False))
+    assert {path.name for path in crew.lineup.journal.glob("worker-*")} == {"worker-1", "worker-2"}
+    assert (crew.lineup.journal.stat().st_mode & 0o777, (crew.lineup.journal / "worker-1").stat().st_mode & 0o777) == (
+        0o700,
+        0o700,
+    )
+
+
+def test_a_worker_that_hangs_makes_it_not_ready_and_its_samples_missing(crew: Crew) -> None:
+    os.kill(crew.pids[1], signal.SIGSTOP)
+    until(lambda: crew.ready()[0] == 503)
+    assert crew.ready()[1]["worker 1"] == "no answer in 2 seconds"
+    text = crew.metrics()
+    assert 'worker="1"' not in text
+    assert 'worker="2"' in text
+    assert text.endswith("\nprice_keeper_workers_up 2\n")
+    os.kill(crew.pids[1], signal.SIGCONT)
+    until(lambda: crew.ready()[0] == 200)
+    assert set(crew.samples("calls_open")) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_that_dies_is_started_again(crew: Crew, number: int) -> None:
+    os.kill(crew.pids[number], signal.SIGKILL)
+    until(lambda: is_gone(crew.pids[number]))
+    until(lambda: len(children(crew.running.process.pid)) == WORKERS)
+    until(lambda: _is_ready(crew))
+    new = set(children(crew.running.process.pid)) - set(crew.pids)
+    assert len(new) == 1
+    for _ in range(CALLS):
+        assert crew.call()[0] == 200
+    assert all(crew.samples("recorded_requests_total").values())
+    assert f"worker {number} is gone: it was killed by signal 9; started again in 1 s" in crew.running.errors
+    assert crew.running.stop() == 0
+    assert not any(not is_gone(pid) for pid in (*crew.pids, *new))
+
+
+def _is_ready(crew: Crew) -> bool:
+    try:
+        return crew.ready()[0] == 200
+    except OSError:  # it may be the one that has the control port
+        return False
+
+
+def test_stopping_lets_every_worker_end_what_is_under_way(crew: Crew, bedrock: BedrockProcess, sockets: Path) -> None:
+    (folder,) = sockets.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in folder.iterdir()) == ["worker-1", "worker-2"]
+    bedrock.plan(always={"frame_ms": 50, "output_tokens": 90})
+    connections = [crew.request("converse-stream") for _ in range(CALLS)]
+    answers = [connection.getresponse() for connection in connections]
+    assert all(crew.samples("calls_open").values())
+    crew.running.process.send_signal(signal.SIGTERM)
+    for answer in answers:
+        assert answer.status == 200
+        assert b"metadata" in answer.read()  # whole
+    for connection in connections:
+        connection.close()
+    assert crew.running.process.wait(30) == 0
+    assert all(map(is_gone, crew.pids))
+    assert not list(sockets.iterdir())
+    assert crew.running.errors == ""
+
+
+def test_a_supervisor_that_is_killed_leaves_nobody_behind(crew: Crew, sockets: Path) -> None:
+    crew.running.process.kill()
+    until(lambda: all(map(is_gone, crew.pids)), 30)
+    assert not list(sockets.iterdir())
+    assert crew.running.errors.count("the supervisor of the workers is gone, so this one ends") == WORKERS
+    assert not any(path.stat().st_size > 200 for path in crew.lineup.journal.rglob("*.seg"))
+
+
+def test_an_interrupt_of_the_terminal_and_a_hang_up_reach_all(crew: Crew) -> None:
+    crew.running.process.send_signal(signal.SIGHUP)
+    until(lambda: "SIGHUP: a running process cannot take on" in crew.running.errors)
+    for pid in (*crew.pids, crew.running.process.pid):
+        os.kill(pid, signal.SIGINT)
+    assert crew.running.process.wait(30) == 0
+    assert all(map(is_gone, crew.pids))
+
+
+# What it does not start with.
+
+
+def _refused(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    refused = price_keeper("serve", *options, folder=folder, **ENVIRONMENT, **environment)
+    assert refused.returncode != 0
+    assert refused.stdout == ""
+    assert "Traceback" not in refused.stderr
+    return refused
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_a_port_that_somebody_has_is_one_clear_line(tmp_path: Path, sockets: Path, sharing: bool) -> None:
+    lineup = lineup_of(tmp_path, "http://127.0.0.1:9", WORKERS)
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
+        holder.bind(("127.0.0.1", lineup.port))
+        holder.listen()
+        refused = _refused(tmp_path, *lineup.options)
+    assert refused.returncode == 1
+    assert refused.stderr == f"price-keeper: cannot listen on 127.0.0.1:{lineup.port}: Address already in use\n"
+    assert not list(sockets.iterdir())
+
+
+def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path, sockets: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    lineup = lineup_of(tmp_path, "http://127.0.0.1:9", WORKERS, store={"path": "file/price-keeper.db"})
+    refused = _refused(tmp_path, *lineup.options)
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1
+    assert "price-keeper.db" in refused.stderr
+    alone = _refused(tmp_path)
+    assert (alone.returncode, alone.stderr) == (refused.returncode, refused.stderr)
+    assert not list(sockets.iterdir())
+
+
+def test_what_one_worker_alone_meets_stops_all(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        lineup = lineup_of(tmp_path, "http://127.0.0.1:9", WORKERS)
+        refused = _refused(tmp_path, *lineup.options, PRICE_KEEPER__LISTEN__CONTROL=f"127.0.0.1:{port}")
+    assert refused.stderr == f"price-keeper: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    with socket.socket() as again:  # nobody has the data port any more
+        again.bind(("127.0.0.1", lineup.port))
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "words"),
+    [
+        (("--workers", "0"), {}, "a number from 1 to 64, not 0"),
+        (("--workers", "65"), {}, "a number from 1 to 64, not 65"),
+        (("--workers", "two"), {}, "a number from 1 to 64, not two"),
+        (("--workers", "2", "--role", "control"), {}, "--workers: they share a data port"),
+        (("--workers", "2"), {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}, "would simulate a Bedrock of its own"),
+        (("--workers", "2"), {"PRICE_KEEPER_JWT_SECRET": ""}, "PRICE_KEEPER_JWT_SECRET"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], words: str
+) -> None:
+    lineup_of(tmp_path, "http://127.0.0.1:9", 1)
+    refused = price_keeper("serve", *options, folder=tmp_path, **(ENVIRONMENT | environment))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert words in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_free_port_is_the_same_for_all_and_health_has_its_own(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup, port = lineup_of(tmp_path, bedrock.url, 2), free_port()
+    free = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__HEALTH": f"127.0.0.1:{port}"}
+    with sidecar("serve", *lineup.options, folder=tmp_path, **ENVIRONMENT, **free) as running:
+        crew = Crew(lineup, running, lineup.token())
+        assert [crew.call()[0] for _ in range(CALLS)] == [200] * CALLS
+        assert all(crew.samples("recorded_requests_total").values())
+        assert not running.data.endswith((":0", f":{lineup.port}"))
+        assert running.stop() == 0
+
+
+def test_a_sidecar_without_keys_to_sign_has_workers_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup = lineup_of(tmp_path, bedrock.url, 2)
+    lineup.options += ("--role", "sidecar")
+    with serving(lineup) as crew:
+        assert crew.call()[0] == 200
+        assert crew.ready()[0] == 200
+        assert crew.running.stop() == 0
+
+
+def test_the_configuration_of_the_tree_is_good_for_workers() -> None:
+    assert "--workers" in price_keeper("serve", "--help", folder=ROOT).stdout

@@ -1,0 +1,156 @@
+"""Usages told of in batches, with repeats, mistakes and a store that fails: each counts once, as if told by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.errors import Reason, ReasonCode, StoreError, StoreUnavailable, Throttled, TransactionFailed
+from proxy.model import Scope
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import Counter, Counts
+from proxy.recording.submitted import TOGETHER, Charged, NameTaken, Submission, Submissions
+from proxy.stores.contract import Write
+from tests.support.clock import ManualClock
+from tests.support.effort import tries
+from tests.support.memory_store import MemoryStore
+
+ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
+COUNTERS = [Counter(Scope(ORG, "shop").key, label, "DAY#20261118", 8) for label in ("premium", "economy")]
+
+
+class Clock(ManualClock):
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class Failing(MemoryStore):
+    """Each transaction meets the next of these: None is carried out, and an answer that is lost as well."""
+
+    def __init__(self, failures: Sequence[StoreError | None] = ()) -> None:
+        super().__init__()
+        self.failures = list(failures)
+        self.transactions = 0
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        self.transactions += 1
+        await asyncio.sleep(0)
+        failure = self.failures.pop(0) if self.failures else None
+        is_lost = isinstance(failure, StoreUnavailable) and failure.maybe_applied
+        if failure is None or is_lost:
+            await super().transact(writes, token=token)
+        if isinstance(failure, TransactionFailed):
+            raise TransactionFailed([Reason(ReasonCode.CONFLICT)] * len(writes))
+        if failure is not None:
+            raise failure
+
+
+def charged(number: int, tokens: int = 1, counters: Sequence[Counter] = COUNTERS[:1]) -> Charged:
+    """Whoever tells of other tokens under the same number is mistaken."""
+    about = {"label": counters[0].label, "day": "2026-11-18", "cost_usd_micros": tokens}
+    counts = Counts(requests=1, input_tokens=tokens, pico=tokens * 10**6)
+    digest = f"{tokens} for {[counter.label for counter in counters]}"
+    return Submission(ORG, "shop", f"r-{number}", digest, counts, about), counters
+
+
+async def requests_of(store: MemoryStore, counter: Counter = COUNTERS[0]) -> int:
+    return int((await sum_of_shards(store, counter)).get("requests", 0))
+
+
+FAILURES = st.sampled_from(
+    [
+        None,
+        None,
+        StoreUnavailable("lost", maybe_applied=True),
+        StoreUnavailable("away"),
+        Throttled("too much"),
+        TransactionFailed([Reason(ReasonCode.CONFLICT)]),
+    ]
+)
+TOLD = st.builds(
+    charged, st.integers(0, 12), st.sampled_from([1, 1, 1, 2]), st.sampled_from([COUNTERS[:1], COUNTERS[1:], COUNTERS])
+)
+
+
+@settings(max_examples=tries(200))
+@given(st.lists(st.lists(TOLD, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12))
+def test_each_counts_once_whatever_fails(batches: list[list[Charged]], failures: list[StoreError | None]) -> None:
+    asyncio.run(_counts_once(batches, failures))
+
+
+async def _counts_once(batches: list[list[Charged]], failures: list[StoreError | None]) -> None:
+    store, clock = Failing(failures), Clock()
+    submissions, told = Submissions(store, clock), list(batches)
+    outcomes = await asyncio.gather(*(submissions.submit_all(batch) for batch in told))
+    store.failures = []
+    again = [await submissions.submit_all(batch) for batch in told]  # as whoever got no answer does
+    first: dict[str, Charged] = {}
+    for batch, found, repeated in zip(told, outcomes, again, strict=True):
+        for each, outcome, answer in zip(batch, found, repeated, strict=True):
+            if isinstance(answer, tuple):
+                first.setdefault(each[0].request_id, each)
+                assert answer[0]["payload_hash"] == each[0].digest
+            else:
+                assert isinstance(answer, NameTaken)
+                assert not isinstance(outcome, tuple), "what was counted is not refused later"
+    news = [each[0].request_id for run in (outcomes, again) for each in _new(told, run)]
+    assert len(news) == len(set(news)), "nobody else is told that he was the first"
+    for counter in COUNTERS:
+        wanted = [what.counts for what, counters in first.values() if counter in counters]
+        sums = await sum_of_shards(store, counter)
+        assert int(sums.get("requests", 0)) == len(wanted)
+        assert int(sums.get("input_tokens", 0)) == sum(each.input_tokens for each in wanted)
+
+
+def _new(batches: Sequence[Sequence[Charged]], outcomes: Sequence[Sequence[Any]]) -> list[Charged]:
+    return [
+        each
+        for batch, found in zip(batches, outcomes, strict=True)
+        for each, outcome in zip(batch, found, strict=True)
+        if isinstance(outcome, tuple) and outcome[1]
+    ]
+
+
+async def test_a_batch_takes_few_transactions_and_a_repeat_counts_nothing() -> None:
+    store = Failing()
+    submissions, batch = Submissions(store, Clock()), [charged(number) for number in range(100)]
+    assert all(outcome[1] for outcome in await submissions.submit_all(batch) if isinstance(outcome, tuple))
+    assert (store.transactions, await requests_of(store)) == (100 // TOGETHER, 100)
+    found = await submissions.submit_all([*batch[:99], charged(200)])
+    assert [isinstance(outcome, tuple) and outcome[1] for outcome in found] == [False] * 99 + [True]
+    assert await requests_of(store) == 101
+
+
+async def test_one_that_was_counted_before_does_not_keep_the_others_apart() -> None:
+    store = Failing()
+    submissions = Submissions(store, Clock())
+    await submissions.submit(*charged(3))
+    before = store.transactions
+    found = await submissions.submit_all([charged(number, 2 if number == 4 else 1) for number in range(10)])
+    assert [isinstance(outcome, tuple) and outcome[1] for outcome in found] == [True] * 3 + [False] + [True] * 6
+    assert store.transactions - before == 3  # together in vain, together without it, and it by itself
+
+
+async def test_the_same_twice_in_a_batch_counts_once() -> None:
+    store = Failing()
+    found = await Submissions(store, Clock()).submit_all([charged(1), charged(1), charged(1, 2), charged(2)])
+    assert [outcome[1] if isinstance(outcome, tuple) else type(outcome) for outcome in found] == [
+        True,
+        False,
+        NameTaken,
+        True,
+    ]
+    assert await requests_of(store) == 2
+
+
+@pytest.mark.parametrize("away", [StoreUnavailable("away"), Throttled("too much")])
+async def test_what_a_store_that_is_away_did_not_take_is_told_of_each(away: StoreError) -> None:
+    store = Failing([away])
+    found = await Submissions(store, Clock()).submit_all([charged(number) for number in range(TOGETHER + 2)])
+    assert found[:TOGETHER] == [away] * TOGETHER
+    assert await requests_of(store) == 2

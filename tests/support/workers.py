@@ -1,0 +1,130 @@
+"""Several real workers on one data port, in a test's hands: their processes, and what they say of themselves."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from tests.support.commands import SECONDS, Sidecar
+from tests.support.crashing import Lineup
+
+TURN = json.dumps({"messages": [{"role": "user", "content": [{"text": "hello"}]}]}).encode()
+
+
+def until(is_so: Callable[[], object], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be so"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """The oldest first, as they are started in the order of their numbers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+@dataclass
+class Crew:
+    lineup: Lineup
+    running: Sidecar
+    token: str
+    pids: list[int] = field(default_factory=list)
+
+    def metrics(self) -> str:
+        return get(f"{self.running.control}/metrics")[1]
+
+    def ready(self) -> tuple[int, dict[str, str]]:
+        status, body = get(f"{self.running.control}/ready")
+        return status, json.loads(body)["checks"]
+
+    def samples(self, name: str) -> dict[str, float]:
+        """By worker; several of one worker are added up."""
+        found: dict[str, float] = {}
+        for labels, value in re.findall(rf"^price_keeper_{name}{{(.*)}} (\S+)$", self.metrics(), re.MULTILINE):
+            worker = re.findall(r'worker="(\d+)"', labels)[0]
+            found[worker] = found.get(worker, 0) + float(value)
+        return found
+
+    def request(self, path: str = "converse", label: str = "premium") -> http.client.HTTPConnection:
+        """On a connection of its own, with its answer to be had."""
+        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self.running.data).port, timeout=SECONDS)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        connection.request("POST", f"/model/{label}/{path}", TURN, headers)
+        return connection
+
+    def call(self) -> tuple[int, str]:
+        """Its status, and the label that served it."""
+        connection = self.request()
+        try:
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status, answer.headers.get("x-price-keeper-label", "")
+        finally:
+            connection.close()
+
+    def kill_all(self) -> None:
+        for pid in (self.running.process.pid, *children(self.running.process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.running.process.wait()
+        until(lambda: all(map(is_gone, self.pids)))
+
+
+def lineup_of(folder: Path, bedrock: str, workers: int, **sections: Any) -> Lineup:
+    """On SQLite unless they say otherwise. `sections` are laid over those of its configuration."""
+    store = sections.get("store", {"path": "price-keeper.db"})
+    lineup = Lineup(folder, bedrock, store, options=("--workers", str(workers)))
+    lineup.write_config()
+    if sections:
+        file = folder / "config.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | sections))
+    return lineup
+
+
+@contextmanager
+def serving(lineup: Lineup) -> Iterator[Crew]:
+    """No process of it is left behind, whatever happens."""
+    with lineup.serving() as running:
+        pid = running.process.pid
+        crew = Crew(lineup, running, lineup.token(), children(pid))
+        try:
+            yield crew
+        finally:
+            for each in {*children(pid), *crew.pids}:
+                if not is_gone(each):
+                    with suppress(ProcessLookupError):
+                        os.kill(each, signal.SIGKILL)

@@ -1,0 +1,301 @@
+"""Journals of workers that are no more: everything in them comes to the store once, whenever whoever brings it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.alerts.outbox import Outbox
+from proxy.commands.replay import _replayed
+from proxy.config import Config
+from proxy.errors import CannotRecord, JournalInUse, JournalUnusable
+from proxy.hard import rows
+from proxy.recording.adoption import Adoption, folder_of_worker, folders_of_workers
+from proxy.recording.composed import Recording, opened_recording
+from proxy.recording.folder import locked
+from proxy.stores.contract import Store
+from tests.support.clock import ManualClock
+from tests.support.hard_rows import a_name, bucket_of
+from tests.support.memory_store import MemoryStore
+from tests.support.recording import Faulty, recording
+from tests.support.recording import Recording as Left
+from tests.unit.test_holds_of_runs import spend, taken_for
+
+
+def config_of(folder: Path, **more: Any) -> Config:
+    plain = Config(labels=Config.development().labels)
+    return replace(plain, journal=replace(plain.journal, dir=str(folder), **more))
+
+
+@asynccontextmanager
+async def run_of(folder: Path, store: Any, workers: int = 1, **more: Any) -> AsyncIterator[Recording]:
+    """The first of so many workers; killed at the end."""
+    adoption, clock = Adoption(folder, workers), ManualClock()
+    async with opened_recording(config_of(folder, **more), store, clock, adoption) as running:
+        yield running
+        running.recorder.journal._segment.close()
+
+
+async def left_by(folder: Path, store: Store, number: int, pico: int) -> Left:
+    """By a worker that was killed: one call is recorded, one is under way."""
+    async with recording(folder_of_worker(folder, number), store) as left:
+        left.spend(pico)
+        left.begin(guess=7)
+    return left
+
+
+async def counted(store: Store, *lefts: Left) -> list[tuple[int, int]]:
+    for left in lefts:
+        left.store = Faulty(store)
+    return [await left.counted() for left in lefts]
+
+
+async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path, exact_store: Store) -> None:
+    lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (1, 2, 7)]
+    async with run_of(tmp_path, exact_store, workers=2) as running:
+        assert running.recorder.unflushed_pico == (20 + 7) + (70 + 7)
+        assert running.leftovers.estimated == 2
+        assert sum(running.recorder.unflushed().values()) == 104  # for whoever reckons what is spent from now on
+        assert await running.recorder.flush()
+        await running.adopt()
+        assert await counted(exact_store, *lefts) == [(0, 0), (2, 27), (2, 77)]
+        assert folders_of_workers(tmp_path) == [tmp_path / "worker-1"]
+    async with run_of(tmp_path, exact_store) as running:
+        assert await running.recorder.flush()
+        await running.finish()  # also of a run too short to do it meanwhile
+    assert await counted(exact_store, *lefts) == [(2, 17), (2, 27), (2, 77)]
+    assert folders_of_workers(tmp_path) == []
+
+
+async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Path, exact_store: Store) -> None:
+    left, away = await left_by(tmp_path, exact_store, 2, 10**12), Faulty(exact_store)
+    away.is_away = True
+    async with run_of(tmp_path, away, max_unflushed_usd=1) as running:
+        assert not await running.recorder.flush()
+        await running.adopt()
+        assert folders_of_workers(tmp_path) == [tmp_path / "worker-2"]
+        with pytest.raises(CannotRecord, match="waits for the store"):  # what waits there counts, too
+            running.recorder.admit()
+        away.is_away = False
+        assert await running.recorder.flush()
+        await running.adopt()
+        running.recorder.admit()
+    assert folders_of_workers(tmp_path) == []
+    assert await counted(exact_store, left) == [(2, 10**12 + 7)]
+
+
+async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exact_store: Store) -> None:
+    left, books = await left_by(tmp_path, exact_store, 1, 10), _Books()
+    with locked(tmp_path / "worker-1"):
+        async with run_of(tmp_path, exact_store) as running:
+            assert running.recorder.unflushed_pico == 0
+            await running.adopt()
+            assert folders_of_workers(tmp_path) == [tmp_path / "worker-1"]
+    async with run_of(tmp_path / "other", exact_store) as running:
+        running.recorder.sender.books = books
+        os.rename(tmp_path / "worker-1", tmp_path / "other" / "worker-1")  # as if it had been freed just now
+        await running.adopt()
+        assert running.recorder.unflushed_pico == 17
+        # What budgets are reckoned from was read before, so for them it is what others spent.
+        assert running.recorder.unflushed() == {}
+        assert await running.recorder.flush()
+        await running.adopt()
+        assert not (tmp_path / "other" / "worker-1").exists()
+        assert books.told == 0
+    assert await counted(exact_store, left) == [(2, 17)]
+
+
+class _Books:
+    told = 0
+
+    def acknowledged(self, counter: object, pico: int) -> None:
+        self.told += pico
+
+
+async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
+    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with opened_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
+        spend(killed, await taken_for(killed, name, 500), 100, 20)
+        killed.recorder.journal._segment.close()
+    async with run_of(tmp_path, store) as running:
+        await running.adopt()
+        assert (await bucket_of(store._store, name)).left == 500  # what was spent is not in the store yet
+        store.faults = ["before"]
+        assert not await running.recorder.flush()
+        await running.adopt()
+        assert (await bucket_of(store._store, name)).left == 500
+        assert await running.recorder.flush()
+        store.faults = ["before"]
+        await running.adopt()  # the store is away again when it should go back
+        assert (tmp_path / "worker-1" / f"holds-{killed.holds.holder}").exists()
+        await running.adopt()
+        assert (await bucket_of(store._store, name)).left == 980
+        await running.adopt()
+    assert (await bucket_of(store._store, name)).left == 980
+    assert folders_of_workers(tmp_path) == []
+
+
+async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(tmp_path: Path) -> None:
+    store, name = MemoryStore(), a_name()
+    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    worker = tmp_path / "worker-1"
+    async with opened_recording(config_of(worker), store, ManualClock()) as killed:
+        account = await taken_for(killed, name, 500)
+        spend(killed, account, 100, 20)
+        spend(killed, account, 100, 20)
+        killed.recorder.journal._segment.close()
+    (segment,) = worker.glob("*.seg")
+    segment.write_bytes(segment.read_bytes().replace(b'["I",1,', b'?"I",1,'))
+    async with run_of(tmp_path, store) as running:
+        assert await running.recorder.flush()
+        await running.adopt()
+    assert (await bucket_of(store, name)).left == 500
+    assert folders_of_workers(tmp_path) == []
+    assert (tmp_path / f"kept-holds-{killed.holds.holder}").exists()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_whoever_takes_it_over_may_die_at_any_step(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Before the given one of all that changes the disk or the store; the next one ends what it began."""
+    left, name = await left_by(tmp_path, exact_store, 1, 10), a_name()
+    await exact_store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with opened_recording(config_of(tmp_path / "worker-2"), exact_store, ManualClock()) as killed:
+        spend(killed, await taken_for(killed, name, 500), 100, 20)
+        killed.recorder.journal._segment.close()
+    (tmp_path / "worker-1" / "alerts").mkdir()
+    (tmp_path / "worker-1" / "alerts" / "one.json").write_text("{}")
+
+    async def adopted() -> None:
+        async with run_of(tmp_path, exact_store) as running:
+            await running.recorder.flush()
+            await running.adopt()
+
+    died = False
+    with monkeypatch.context() as patch:
+        deaths = _Deaths(steps)
+        for owner, step in ((os, "rename"), (os, "truncate"), (Path, "unlink"), (Path, "rmdir"), (Path, "rename")):
+            patch.setattr(owner, step, deaths.before(getattr(owner, step)))
+        patch.setattr(type(exact_store), "transact", deaths.before(type(exact_store).transact))
+        try:
+            await adopted()
+        except _Killed:
+            died = True
+    assert died or steps > 8, "there are not so many steps"
+    await adopted()
+    assert await counted(exact_store, left) == [(2, 17)]
+    assert (await bucket_of(exact_store, name)).left == 980
+    assert folders_of_workers(tmp_path) == []
+    assert [path.name for path in (tmp_path / "alerts").iterdir()] == ["one.json"]
+
+
+class _Killed(BaseException):
+    pass
+
+
+class _Deaths:
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def before(self, act: Any) -> Any:
+        def do(*arguments: Any, **named: Any) -> Any:
+            if self._left <= 0:
+                raise _Killed
+            self._left -= 1
+            return act(*arguments, **named)
+
+        return do
+
+
+async def test_alerts_that_wait_there_are_delivered_from_here(tmp_path: Path) -> None:
+    there, outbox = tmp_path / "worker-3" / "alerts", Outbox(tmp_path / "alerts")
+    there.mkdir(parents=True)
+    (there / "000000000001-a.json").write_text("{}")
+    (there / "half.tmp").write_text("{")
+    async with run_of(tmp_path, MemoryStore()) as running:
+        assert running.adoption is not None
+        running.adoption.on_alerts = lambda names: outbox.names.update(names)
+        await running.adopt()
+    assert outbox.names == {"000000000001-a"}
+    assert [path.name for path in (tmp_path / "alerts").iterdir()] == ["000000000001-a.json"]
+    assert folders_of_workers(tmp_path) == []
+
+
+async def test_what_is_none_of_ours_stays_and_is_told_once(
+    tmp_path: Path, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = await left_by(tmp_path, exact_store, 1, 10)
+    (tmp_path / "worker-1" / "notes").write_text("of a person")
+    for name in ("worker-0", "worker-02", "worker-x", "worker"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "worker-4").write_text("a file")
+    (tmp_path / "worker-5").symlink_to(tmp_path / "worker-x")
+    async with run_of(tmp_path, exact_store) as running:
+        assert await running.recorder.flush()
+        for _ in range(3):
+            await running.adopt()
+    assert await counted(exact_store, left) == [(2, 17)]
+    assert sorted(path.name for path in (tmp_path / "worker-1").iterdir()) == ["lock", "notes"]
+    assert caplog.text.count("stays where it is") == 1
+    assert (tmp_path / "worker-02").exists()
+
+
+async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
+    tmp_path: Path, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = await left_by(tmp_path, exact_store, 1, 10)
+    (tmp_path / "worker-2" / "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg").mkdir(parents=True)
+    caplog.set_level(logging.ERROR)
+    async with run_of(tmp_path, exact_store) as running:
+        assert await running.recorder.flush()
+        await running.adopt()
+    assert "worker-2 stays where it is" in caplog.text
+    assert await counted(exact_store, left) == [(2, 17)]
+    assert folders_of_workers(tmp_path) == [tmp_path / "worker-2"]
+
+
+async def test_a_lock_whose_folder_goes_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody opened it just before its owner removed the folder, and has a lock on nothing."""
+    import fcntl
+
+    folder, flock = tmp_path / "worker-1", fcntl.flock
+
+    def late(file: int, how: int) -> None:
+        (folder / "lock").unlink()
+        folder.rmdir()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(JournalInUse), locked(folder):
+        pass
+
+
+async def test_a_replay_takes_all_folders_or_none(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lefts = [await left_by(tmp_path, exact_store, number, 10) for number in (0, 1, 2)]
+
+    @asynccontextmanager
+    async def opened(*_: object) -> AsyncIterator[Store]:
+        yield exact_store
+
+    monkeypatch.setattr("proxy.commands.replay.opened_store", opened)
+    config = config_of(tmp_path)
+    with locked(tmp_path / "worker-2"), pytest.raises(JournalInUse):
+        await _replayed(config, tmp_path, ManualClock(), force=False)
+    assert await counted(exact_store, *lefts) == [(0, 0)] * 3
+    for _ in range(2):
+        assert await _replayed(config, tmp_path, ManualClock(), force=False) == 0
+        assert await counted(exact_store, *lefts) == [(2, 17)] * 3
+    assert "6 calls of 0.000000 USD are in the store; 3 of them are estimated" in capsys.readouterr().out
+    with pytest.raises(JournalUnusable):
+        await _replayed(config, tmp_path / "nowhere", ManualClock(), force=False)

@@ -1,0 +1,166 @@
+"""The supervisor alone, with workers that do as a test wishes; it runs in a process of its own, as it forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.workers.place import Place
+from proxy.workers.supervisor import Supervisor
+from tests.support.commands import ROOT, SECONDS
+from tests.support.workers import children, is_gone, until
+
+_BEGIN = """
+import os, signal, sys, time
+from proxy.errors import ConfigError, PriceKeeperError
+from proxy.workers import supervisor
+from proxy.workers.place import Place
+supervisor.STOP_SECONDS = 2.0
+deaths = sys.argv[1]
+def work(place, tell):
+{work}
+def on_started(told):
+    print("all have started", told, flush=True)
+try:
+    sys.exit(supervisor.Supervisor(Place(0, 3), work, on_started).run())
+except PriceKeeperError as failure:
+    print(type(failure).__name__, failure, flush=True)
+    sys.exit(3)
+"""
+_WAITS = """
+    tell({"worker": place.number})
+    signal.sigwait([signal.SIGTERM])
+"""
+_HELD = """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+"""
+
+
+@contextmanager
+def supervised(work: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    code = _BEGIN.replace("{work}", _HELD + work)
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            for pid in (*children(process.pid), process.pid):
+                if not is_gone(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_all_start_and_end_as_one(tmp_path: Path) -> None:
+    with supervised(_WAITS, tmp_path) as process:
+        assert line(process) == "all have started {'worker': 0}"
+        pids = children(process.pid)
+        assert len(pids) == 3
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+        assert all(map(is_gone, pids))
+    assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ('raise ConfigError(["a: is wrong", "b: too"])', "ConfigError a: is wrong"),
+        ('raise PriceKeeperError("it cannot be")', "PriceKeeperError it cannot be"),
+        ('raise OSError(5, "broken")', "PriceKeeperError [Errno 5] broken"),
+        ("os._exit(7)", "PriceKeeperError worker 1 did not start: it ended with 7"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "PriceKeeperError worker 1 did not start: it was killed by signal 9",
+        ),
+    ],
+)
+def test_one_that_cannot_start_ends_all_and_is_the_reason(tmp_path: Path, ending: str, told: str) -> None:
+    with supervised(f"    if place.number == 1:\n        {ending}\n{_WAITS}", tmp_path) as process:
+        assert line(process) == told
+        assert process.wait(SECONDS) == 3
+        assert children(process.pid) == []
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> None:
+    """The second of worker 2 cannot start, the third can; stopping meanwhile does not wait for it."""
+    work = """
+    made = os.path.join(deaths, "made")
+    if place.number == 2:
+        if os.path.exists(made):
+            raise PriceKeeperError("not this time")
+        open(made, "w").close()
+"""
+    with supervised(work + _WAITS, tmp_path) as process:
+        line(process)
+        last = children(process.pid)[-1]
+        os.kill(last, signal.SIGKILL)
+        log = tmp_path / "log"
+        until(lambda: "worker 2 is gone: it was killed by signal 9; started again in 1 s" in log.read_text())
+        until(lambda: "worker 2 is gone: not this time; started again in 2 s" in log.read_text())
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+        assert time.monotonic() - began < 1.5
+    assert "Traceback" not in log.read_text()
+
+
+def test_one_that_does_not_end_is_killed_and_told(tmp_path: Path) -> None:
+    with supervised(f"    tell({{}})\n    time.sleep({SECONDS})\n" + _WAITS, tmp_path) as process:
+        line(process)
+        pids = children(process.pid)
+        process.terminate()
+        assert process.wait(SECONDS) == 1
+        assert all(map(is_gone, pids))
+    assert (tmp_path / "log").read_text() == "workers that do not end are killed: 0, 1, 2\n"
+
+
+def test_a_bug_in_one_is_shown_and_ends_all(tmp_path: Path) -> None:
+    with supervised(f"    if place.number == 1:\n        1 / 0\n{_WAITS}", tmp_path) as process:
+        assert line(process) == "PriceKeeperError worker 1 did not start: it ended with 1"
+        assert process.wait(SECONDS) == 3
+    assert "ZeroDivisionError" in (tmp_path / "log").read_text()
+
+
+def test_one_that_ends_badly_when_all_stop_is_not_passed_over(tmp_path: Path) -> None:
+    work = f"{_WAITS}    if place.number == 1:\n        raise PriceKeeperError('the journal is broken')\n"
+    with supervised(work, tmp_path) as process:
+        line(process)
+        process.terminate()
+        assert process.wait(SECONDS) == 1
+    assert (tmp_path / "log").read_text() == "worker 1 ends: the journal is broken\n"
+
+
+def test_a_stop_while_they_start_is_no_failure(tmp_path: Path) -> None:
+    with supervised("    signal.sigwait([signal.SIGTERM])\n", tmp_path) as process:
+        until(lambda: len(children(process.pid)) == 3)
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+
+
+def test_nobody_is_started_again_once_all_are_to_stop() -> None:
+    alone = Supervisor(Place(0, 2), lambda *_: None, lambda _: None)
+    alone._workers[1].rest(0.0)
+    alone._heed(signal.SIGTERM)
+    assert [worker.due for worker in alone._workers] == [None, None]
+    assert alone._is_over

@@ -1,0 +1,285 @@
+"""What several workers make of a configuration, of each other's samples, and of a death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from proxy.app import Stop
+from proxy.clock import SystemClock
+from proxy.commands.crew import LONGEST_PATH, _folder_for_sockets, served
+from proxy.config import Config
+from proxy.control.calls import Answer, Call, Route, Who
+from proxy.control.serving import Control, listening_within
+from proxy.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerAway
+from proxy.surface.limits import DEFAULT, Limits, share
+from proxy.surface.sockets import reserved
+from proxy.telemetry import CALLS_OPEN, Telemetry
+from proxy.workers import reports
+from proxy.workers.crew import opened_crew, telemetry_of
+from proxy.workers.place import ALONE, Place
+from proxy.workers.samples import merged
+from proxy.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Worker
+
+
+def test_what_is_promised_for_all_is_divided() -> None:
+    config = Config(labels=Config.development().labels)
+    config = replace(config, journal=replace(config.journal, dir="j", max_unflushed_usd=Decimal(100)))
+    found = [Place(number, 8).configured(config).journal for number in range(8)]
+    assert [each.dir for each in found] == ["j", *(f"j/worker-{number}" for number in range(1, 8))]
+    assert {each.max_unflushed_usd for each in found} == {Decimal("12.5")}
+    assert ALONE.configured(config) == config
+    assert list(Place(0, 3).others) == [1, 2]
+    assert list(Place(1, 3).others) == list(ALONE.others) == []
+
+
+def test_room_for_requests_is_shared_but_one_always_fits() -> None:
+    assert share(DEFAULT, 1) == DEFAULT
+    assert share(DEFAULT, 4) == replace(DEFAULT, requests_bytes=DEFAULT.requests_bytes // 4)
+    assert share(DEFAULT, 64).requests_bytes == DEFAULT.head_bytes + DEFAULT.body_bytes
+    assert share(Limits(requests_bytes=1000), 64).requests_bytes == 1000  # never more than there was
+
+
+FIRST = """\
+# HELP a_total things, some {odd} "ones"
+# TYPE a_total counter
+a_total{kind="x y"} 1
+a_total{kind="}"} 2
+# HELP b now
+# TYPE b gauge
+b 3
+"""
+
+
+def test_each_metric_has_the_samples_of_all_together() -> None:
+    second = "# HELP c new\n# TYPE c gauge\nc 9\n" + FIRST.replace(" 3\n", " 4\n")
+    assert merged({0: FIRST, 12: second}).splitlines() == [
+        '# HELP a_total things, some {odd} "ones"',
+        "# TYPE a_total counter",
+        'a_total{worker="0",kind="x y"} 1',
+        'a_total{worker="0",kind="}"} 2',
+        'a_total{worker="12",kind="x y"} 1',
+        'a_total{worker="12",kind="}"} 2',
+        "# HELP b now",
+        "# TYPE b gauge",
+        'b{worker="0"} 3',
+        'b{worker="12"} 4',
+        "# HELP c new",
+        "# TYPE c gauge",
+        'c{worker="12"} 9',
+    ]
+    assert merged({0: ""}) == ""
+
+
+def test_a_worker_that_keeps_dying_rests_longer_and_longer() -> None:
+    worker, now = Worker(1), 1000.0
+    rests = []
+    for _ in range(7):
+        worker.born(1, -1, now)
+        now += 0.5
+        rests.append(worker.rest(now))
+        assert worker.due == now + rests[-1]
+    assert rests == [1, 2, 4, 8, 16, 30, LONGEST_PAUSE_SECONDS]
+    worker.born(1, -1, now)
+    assert worker.rest(now + STEADY_SECONDS) == 1
+    worker.born(1, -1, now)
+    assert worker.rest(now + 1) == 2
+
+
+@pytest.mark.parametrize("failure", [ConfigError(["a: x", "b: y"]), PriceKeeperError("it\nis"), OSError(5, "broken")])
+def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: PriceKeeperError | OSError) -> None:
+    other = os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    worker = Worker(1)
+    worker.born(1, read, 0)
+    assert not worker.hear()
+    line = reports.Line(write)
+    assert line.send(reports.of_failure(failure))
+    assert worker.hear()
+    os.dup2(other, write)  # the number may be another file's by now
+    assert not line.send(reports.of_failure(failure))
+    assert (tmp_path / "other").read_bytes() == b""
+    os.close(write)
+    os.close(other)
+    os.close(read)
+    assert worker.report is not None
+    found = reports.failure_in(worker.report)
+    assert str(found) == str(failure)
+    assert isinstance(found, ConfigError) == isinstance(failure, ConfigError)
+    assert reports.failure_in(reports.of_start({})) is None
+
+
+def test_a_report_may_come_in_pieces_or_not_at_all() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    worker = Worker(1)
+    worker.born(1, read, 0)
+    for piece in (b'{"started"', b": {}"):
+        os.write(write, piece)
+        assert not worker.hear()
+    os.close(write)
+    assert worker.hear()  # the worker has died in the middle
+    assert (worker.report, worker.is_up) == (None, False)
+    os.close(read)
+
+
+def test_a_reserved_port_is_shared_with_us_and_nobody_listens() -> None:
+    (first,) = reserved("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 1)
+        with socket.socket() as ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            ours.bind(("127.0.0.1", port))
+            ours.listen()
+            with pytest.raises(ListenFailed, match="Address already in use"):
+                reserved("127.0.0.1", port)
+    finally:
+        first.close()
+
+
+async def test_the_end_of_the_lifeline_stops_as_a_signal_does() -> None:
+    read, write = os.pipe()
+    with _signals_as_they_were():
+        stop = Stop(read)
+        waiting = asyncio.create_task(stop.comes())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        os.close(write)
+        await asyncio.wait_for(waiting, 10)
+    os.close(read)
+
+
+async def test_a_signal_after_a_failed_start_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    with _signals_as_they_were():
+        stop = Stop()
+        with pytest.raises(LookupError):
+            async with stop.breaks_off_the_start():
+                raise LookupError
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(stop._came.wait(), 10)
+    assert caplog.text == ""
+
+
+@contextmanager
+def _signals_as_they_were() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+# The first worker asks the others.
+
+
+def _other(text: str, status: int = 200, checks: object = None) -> Control:
+    async def metrics(_: object, __: Call) -> Answer:
+        return Answer(text.encode(), content_type="text/plain")
+
+    async def ready(_: object, __: Call) -> Answer:
+        return Answer({"checks": checks}, status)
+
+    def route(path: str, handle: object) -> Route:
+        return Route("GET", path, Who.ANYBODY, path, "", handle, {200: ""}, group="probes")  # type: ignore[arg-type]
+
+    return Control([route("/metrics", metrics), route("/ready", ready)], lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "checks", "told"),
+    [
+        (200, {"store": "ok"}, "ok"),
+        (200, {"store": "ok", "revocation": "the store has not said"}, "revocation: the store has not said"),
+        (503, {"store": "the store is away", "journal": "ok"}, "!store: the store is away"),
+        (503, {}, "!not ready"),
+        (200, None, "!what it says cannot be understood"),
+    ],
+)
+async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, checks: object, told: str) -> None:
+    place = Place(0, 3, tmp_path)
+    async with (
+        listening_within(_other("", status, checks), place.socket_of(1), SystemClock()),
+        opened_crew(place) as crew,
+    ):
+        asked = crew.checks()
+        assert list(asked) == ["worker 1", "worker 2"]
+        with pytest.raises(WorkerAway, match="it is not there"):
+            await asked["worker 2"]()
+        if told.startswith("!"):
+            with pytest.raises(WorkerAway, match=told[1:]):
+                await asked["worker 1"]()
+        else:
+            assert await asked["worker 1"]() == told
+
+
+async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> None:
+    place, own = Place(0, 3, tmp_path), "# HELP price_keeper_calls_open now\n# TYPE price_keeper_calls_open gauge\n"
+    path = place.socket_of(1)
+    path.write_text("of one that was killed")
+    async with (
+        listening_within(_other(f"{own}price_keeper_calls_open 5\n"), path, SystemClock()),
+        opened_crew(place) as crew,
+    ):
+        telemetry = telemetry_of(place, crew)
+        telemetry.add(CALLS_OPEN, lambda: 4)
+        samples = [line for line in (await telemetry.told()).splitlines() if not line.startswith("#")]
+        assert samples == [
+            'price_keeper_calls_open{worker="0"} 4',
+            'price_keeper_calls_open{worker="1"} 5',
+            "price_keeper_workers_up 2",
+        ]
+    assert not path.exists()
+
+
+async def test_one_process_tells_what_it_always_told() -> None:
+    async with opened_crew(ALONE) as crew:
+        telemetry = telemetry_of(ALONE, crew)
+        assert type(telemetry) is Telemetry
+        assert (await telemetry.told()).splitlines()[-1] == "price_keeper_workers_up 1"
+        assert crew.checks() == {}
+
+
+async def test_a_folder_that_is_gone_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ListenFailed, match=r"^cannot listen on .*/none/worker-1: No such file or directory$"):
+        async with listening_within(_other(""), tmp_path / "none" / "worker-1", SystemClock()):
+            pass
+
+
+def test_the_folder_of_the_sockets_is_private_and_its_name_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * LONGEST_PATH)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with _folder_for_sockets() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(str(folder)) <= LONGEST_PATH
+        (folder / "worker-1").write_text("left behind")
+        assert not list(long.iterdir())
+    assert not folder.exists()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(PriceKeeperError, match="name a folder that can be written to in TMPDIR"), _folder_for_sockets():
+        pass
+
+
+@pytest.mark.parametrize(("owner", "name"), [(os, "fork"), (socket, "SO_REUSEPORT")])
+def test_a_system_that_cannot_do_it_is_told_so(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(PriceKeeperError, match="this system has no fork, or no SO_REUSEPORT"):
+        served(Config(labels=Config.development().labels), {}, lambda *_: None, "both", 2)
