@@ -5,10 +5,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
 TOGETHER ?= 2
+COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test clients test-clients fuzz soak check bench bench-parts format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-check bench-parts format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -35,6 +36,32 @@ run: $(VENV)/.run    ## the development mode: embedded store, simulated Bedrock,
 
 test: $(VENV)/.dev   ## every test a newcomer needs
 	$(BIN)/python -m pytest -n $(TOGETHER) --dist loadfile --no-loadscope-reorder $(UNIT)
+
+compiler:
+	@command -v $(CC) > /dev/null || { echo "No C compiler here, which only \`compiled\` and \`test-compiled\` need:"; \
+	  echo "Debian and Ubuntu: apt-get install gcc python3-dev; Fedora: dnf install gcc python3-devel; macOS: xcode-select --install."; \
+	  echo "Without one, everything works as pure Python: make setup"; exit 2; }
+
+# The wheel and the tests are of a copy, so that nothing compiled comes to lie beside the sources.
+$(COMPILED)/.copied: compiler
+	rm -rf $(COMPILED)
+	mkdir -p $(COMPILED)
+	cp -R $(filter-out build data dist,$(wildcard *)) $(COMPILED)
+	@touch $@
+
+compiled: $(VENV)/.dev $(COMPILED)/.copied ## a wheel with the hot path compiled, and .venv/compiled with it; needs a C compiler
+	cd $(COMPILED) && PRICE_KEEPER_COMPILED=1 $(abspath $(BIN))/python -m pip --disable-pip-version-check -q wheel \
+	  --no-deps --no-build-isolation -w dist .
+	$(BIN)/python -m venv $(VENV)/compiled
+	$(VENV)/compiled/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/run.lock
+	$(VENV)/compiled/bin/python -m pip --disable-pip-version-check -q install --no-deps --force-reinstall $(COMPILED)/dist/*.whl
+	@$(VENV)/compiled/bin/price-keeper --version
+	@ls $(COMPILED)/dist/*.whl
+
+test-compiled: $(VENV)/.dev $(COMPILED)/.copied ## the tests, but for those of the sources themselves, with the hot path compiled
+	cd $(COMPILED) && PRICE_KEEPER_COMPILED=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
+	cd $(COMPILED) && PRICE_KEEPER_COMPILED=1 $(abspath $(BIN))/python -m pytest -n $(TOGETHER) --dist loadfile \
+	  --no-loadscope-reorder tests/contract tests/faults tests/flow tests/property tests/sim tests/unit
 
 $(VENV)/.clients: requirements/clients.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/clients
@@ -80,6 +107,9 @@ bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, 
 	$(BIN)/python -m bench.write_units
 	$(BIN)/python -m bench.overspend
 	$(BIN)/python -m bench.overspend --processes 8
+
+bench-check: $(VENV)/.dev ## whether the hot path takes more instructions than what is kept; needs valgrind
+	$(BIN)/python -m bench.check
 
 format: $(VENV)/.dev ## put the sources in order
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
-"""Compiles the data port's hot path where that is asked for; without it, this project is pure Python.
+"""Compiles the data port's hot path where that is asked for: PRICE_KEEPER_COMPILED=1. Without it, all is pure Python.
 
-Everything else that there is to say about the package stands in pyproject.toml.
+What else there is to say about the package stands in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -10,43 +10,54 @@ from typing import Any
 
 from setuptools import setup
 
-# What every call walks through. A class of these may have subclasses in these files alone.
-COMPILED = """
-    proxy/auth/identify.py
-    proxy/auth/revocation.py
-    proxy/choosing.py
-    proxy/express.py
-    proxy/forwarding/forwarder.py
-    proxy/forwarding/relay.py
-    proxy/forwarding/sigv4.py
-    proxy/limits/admission.py
-    proxy/limits/lease.py
-    proxy/limits/leasing.py
-    proxy/metering/guardrails.py
-    proxy/metering/kept.py
-    proxy/metering/pricing.py
-    proxy/metering/reading.py
-    proxy/metering/usage.py
-    proxy/metering/usual.py
-    proxy/recording/entries.py
-    proxy/recording/guarded.py
-    proxy/recording/jobs.py
-    proxy/recording/journal.py
-    proxy/recording/meter.py
-    proxy/recording/metering.py
-    proxy/recording/segment.py
-    proxy/selection/admitting.py
-    proxy/selection/callers_limits.py
-    proxy/selection/payer.py
-    proxy/selection/policy.py
-    proxy/selection/serving.py
-    proxy/selection/standing.py
-    proxy/selection/standings.py
-    proxy/surface/bodies.py
-    proxy/surface/calls.py
-    proxy/surface/http1_answer.py
-    proxy/surface/http1_request.py
-""".split()
+# What nearly every call walks through, and whatever inherits from a class of these.
+COMPILED = [
+    "proxy/auth/identify.py",
+    "proxy/auth/revocation.py",
+    "proxy/choosing.py",
+    "proxy/exchange.py",
+    "proxy/express.py",
+    "proxy/forwarding/eventstream.py",
+    "proxy/forwarding/forwarder.py",
+    "proxy/forwarding/relay.py",
+    "proxy/forwarding/sigv4.py",
+    "proxy/forwarding/upstream.py",
+    "proxy/limits/admission.py",
+    "proxy/limits/bucket.py",
+    "proxy/limits/lease.py",
+    "proxy/limits/leasing.py",
+    "proxy/metering/bodies.py",
+    "proxy/metering/guardrail_traces.py",
+    "proxy/metering/guardrails.py",
+    "proxy/metering/kept.py",
+    "proxy/metering/pricing.py",
+    "proxy/metering/reading.py",
+    "proxy/metering/streams.py",
+    "proxy/metering/usage.py",
+    "proxy/recording/aggregator.py",
+    "proxy/recording/entries.py",
+    "proxy/recording/expected.py",
+    "proxy/recording/guarded.py",
+    "proxy/recording/jobs.py",
+    "proxy/recording/journal.py",
+    "proxy/recording/meter.py",
+    "proxy/recording/metering.py",
+    "proxy/recording/segment.py",
+    "proxy/selection/admitting.py",
+    "proxy/selection/callers_limits.py",
+    "proxy/selection/payer.py",
+    "proxy/selection/policy.py",
+    "proxy/selection/serving.py",
+    "proxy/selection/spent.py",
+    "proxy/selection/standing.py",
+    "proxy/selection/standings.py",
+    "proxy/surface/bodies.py",
+    "proxy/surface/calls.py",
+    "proxy/surface/http1.py",
+    "proxy/surface/http1_answer.py",
+    "proxy/surface/http1_request.py",
+    "proxy/surface/listener.py",
+]
 
 
 def extensions() -> list[Any]:
@@ -54,7 +65,7 @@ def extensions() -> list[Any]:
         return []
     from mypyc.build import mypycify
 
-    return mypycify([*COMPILED, *os.environ.get("MORE", "").split()], opt_level="2", multi_file=True)
+    return mypycify(COMPILED, opt_level="2", multi_file=True)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,19 @@ import asyncio
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from typing import TypeAlias
 from unittest.mock import patch
 
 import uvloop
 
 from bench.speed.contenders import KEEPER, Running, keeper_config, prepared, question, token
-from bench.speed.upstream import ANSWER, REQUEST_ID
+from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID
 from proxy import app
+from proxy.clock import Clock, SystemClock
 from proxy.config import parse
 from proxy.forwarding.forwarder import Forwarder
 from proxy.forwarding.upstream import Connection, Endpoint
@@ -29,6 +31,7 @@ from proxy.surface.listener import Listener
 from proxy.surface.newcomer import Newcomer
 
 CONNECTIONS = 64
+Then: TypeAlias = "Callable[[Wires], Awaitable[None]]"
 UPSTREAM = Endpoint("127.0.0.1", 9, False)
 HEAD = (
     "HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Thu, 19 Nov 2026 00:00:00 GMT\r\nContent-Type: application/json\r\n"
@@ -44,7 +47,9 @@ class Wire(asyncio.Transport):
         self._told = told
         self.protocol: asyncio.BaseProtocol | None = None
 
-    def write(self, _: bytes | bytearray | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if bytes(data[:4]) == b"HTTP" and bytes(data[:12]) != b"HTTP/1.1 200":
+            raise AssertionError(bytes(data[-200:]))  # a refusal is quick, and not what is measured
         self._told()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -135,31 +140,34 @@ def _looking_in() -> Iterator[list[app._DataPort]]:
         yield found
 
 
-async def warm(folder: Path, then: Callable[[Wires], object]) -> None:
+async def warm(folder: Path, then: Then, clock: Clock, body: bytes) -> None:
     text = keeper_config(folder, UPSTREAM.port, 0, 0)
     await prepared(folder / "store.db")
     done = asyncio.Event()
 
     async def started(_: app.Started) -> None:
         port = found[0]
-        asked = question(Running(port.address.port, headers={"authorization": f"Bearer {token(text)}"}))
+        running = Running(port.address.port, headers={"authorization": f"Bearer {token(text)}"})
+        asked = question(running, body=body)
         path = Wires(port.listener, port.forwarder, asked)
         while path.answered < CONNECTIONS:  # the first ones look things up
             await path.answer_all()
             await asyncio.sleep(0.01)
-        await then(path)  # type: ignore[misc]
+        await then(path)
         done.set()
         os.kill(os.getpid(), 15)
 
     with _looking_in() as found:
         os.environ.update(KEEPER)
-        await app.run(parse(text, "the benchmark's", {}), os.environ, started)
+        await app.run(parse(text, "the benchmark's", {}), os.environ, started, clock)
     assert done.is_set()
 
 
-def run(then: Callable[[Wires], object]) -> None:
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(warm(Path(folder), then))
+def run(then: Then, clock: Clock | None = None, body: bytes = QUESTION) -> None:
+    """A clock of tests needs to see what asyncio's own loop has left to do."""
+    made = uvloop.new_event_loop if clock is None else asyncio.new_event_loop
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=made) as runner:
+        runner.run(warm(Path(folder), then, clock or SystemClock(), body))
 
 
 def measured(rounds: int, turns: int) -> float:

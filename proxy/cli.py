@@ -28,6 +28,7 @@ from proxy.commands import (
     tables,
 )
 from proxy.commands import token as token_command
+from proxy.commands.version import Version
 from proxy.config.problems import one_line
 from proxy.errors import ConfigError, PriceKeeperError
 
@@ -88,6 +89,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="price-keeper", description="Keeps every org and app on Amazon Bedrock inside its budget."
     )
+    parser.add_argument("--version", action=Version, nargs=0, help="which version this is, and whether it is compiled")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for group in GROUPS:
         group.add_to(commands)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -52,6 +53,7 @@ from proxy.surface.outbox import Outbox
 from proxy.surface.tls import server_context
 from proxy.tasks import Tasks
 
+PRICES_WAIT_SECONDS = 0.25  # of a start, for the day's prices
 CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
 PATHS_REMEMBERED = 1024  # labels times operations are a few dozen; ids of async calls come and go
 BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
@@ -108,13 +110,30 @@ def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revo
 
 
 async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Tariffs:
-    """Known before the first call, and looked at again from time to time."""
+    """Looked at before the first call, and again from time to time."""
     is_simulated = config.upstream.endpoint == SIMULATED
     follows = any(label.price_source == "aws" for label in config.labels.values())
     tariffs = Tariffs(config, store, AwsPriceList() if follows and not is_simulated else None, clock)
-    await tariffs.refresh()
+    await _begun(tariffs, tasks)
     tasks.every("prices", PRICES_SECONDS, tariffs.refresh, jitter=0.2)
     return tariffs
+
+
+async def _begun(tariffs: Tariffs, tasks: Tasks) -> None:
+    """What the store knows is there in no time. To read AWS's list takes seconds, once a day for a fleet, and longer
+    where there is no way to it: meanwhile the prices of the configuration hold."""
+    is_done = asyncio.Event()
+
+    async def refresh() -> None:
+        try:
+            await tariffs.refresh()
+        finally:
+            is_done.set()
+
+    tasks.start("first look at prices", refresh)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PRICES_WAIT_SECONDS):
+            await is_done.wait()
 
 
 def admitting(config: Config, store: Store, clock: Clock, tasks: Tasks, leasing: Leasing) -> Admitting:

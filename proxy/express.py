@@ -31,6 +31,7 @@ from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, und
 _OPERATIONS = frozenset(
     {Operation.CONVERSE, Operation.CONVERSE_STREAM, Operation.INVOKE, Operation.INVOKE_STREAM},
 )
+_OF_A_MODEL = b"/model/"  # what begins otherwise may name its model in a body, and no stranger's body is read
 MOST_ENTRANCES = 1000
 
 Over = Callable[[], None]
@@ -83,8 +84,10 @@ class Express:
 
     def __call__(self, request: Request, responder: Responder, over: Over) -> bool:
         """Whether the call has been taken; `over` is told once when nothing of it is under way any more."""
+        if request.method != b"POST" or len(request.body) >= LARGE_BYTES:
+            return False
         entrance = self._entrances.get(request.target) or self._opened(request)
-        if entrance is None or request.method != b"POST" or len(request.body) >= LARGE_BYTES:
+        if entrance is None:
             return False
         told: Told = [(b"x-price-keeper-request-id", self._new_request_id())]
         try:
@@ -97,6 +100,8 @@ class Express:
 
     def _opened(self, request: Request) -> _Entrance | None:
         """None where the pipeline is to see what comes of it."""
+        if not request.target.startswith(_OF_A_MODEL):
+            return None
         try:
             asked = understood(request)
             choice = self._choosing.configured(asked.model) if asked.operation in _OPERATIONS else None
@@ -206,20 +211,26 @@ class _Flight:
             self._is_over()
 
     def _fails(self, failure: Exception) -> None:
-        self._meter.close()
+        try:
+            self._meter.close()
+        except Exception as another:  # the caller must get an answer in any case
+            failure = another
         answer_failure(self._responder, self._told, failure)
-        self._is_over()
+        self._let_go()
 
     def _is_over(self) -> None:
+        try:
+            self._meter.close()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         over, self._over = self._over, None
         if over is None:
             return
-        try:
-            self._meter.close()
-            if self._shared is not None:
-                self._shared.abort()  # whatever became of the call: without an answer by now nobody is to wait for one
-        finally:
-            over()
+        over()
+        if self._shared is not None:
+            self._shared.abort()  # whatever became of the call: without an answer by now nobody is to wait for one
 
 
 async def _and_then(rest: Coroutine[Any, Any, None], over: Over) -> None:

@@ -18,7 +18,7 @@ from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
 from proxy.choosing import Choosing, Chosen, Told, off_the_loop
 from proxy.errors import UnknownOperation
-from proxy.exchange import Request, Responder
+from proxy.exchange import AtOnce, Request, Responder
 from proxy.express import Express
 from proxy.forwarding import chat_usage, request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder
@@ -66,7 +66,7 @@ class Pipeline:
         self._tells_who_calls = tells_who_calls
         self._run = os.urandom(6).hex()
         self._numbers = count(1)
-        self._express = Express(
+        express = Express(
             identify,
             admitting,
             choosing,
@@ -78,11 +78,8 @@ class Pipeline:
             self._wait_for_limits,
             once,
         )
-
-    def at_once(self, request: Request, responder: Responder, over: Callable[[], None]) -> bool:
-        """Whether nobody has to be asked first, and the call is on its way, or answered. If so, `over` is told once
-        when nothing of it is under way any more."""
-        return not self._tells_who_calls and self._express(request, responder, over)
+        # Takes the calls that nobody has to be asked for first.
+        self.at_once: AtOnce | None = None if tells_who_calls else express
 
     def new_request_id(self) -> bytes:
         """Each new in this process, and in all likelihood among all."""

@@ -9,5 +9,8 @@ streams      event streams, frame by frame; driver: the program at both their en
 starts       from nothing to the first answer, with either store
 flame        where the time goes
 suite        all of that in its order, with the figures (`figures`) of every round
+control      the control API: how long it takes, and how much it can do; with files of its own (control_*)
+scaling      what a sidecar costs with more apps and more open streams (scaling_*)
+hour         whether a sidecar stays as it is through an hour of load
 report       the page, from the figures: goals, sections with their prose, plots
 """

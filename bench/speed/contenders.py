@@ -281,16 +281,16 @@ def _keeper(folder: Path, upstream: int) -> Iterator[Running]:
         yield running
 
 
-def question(running: Running, path: str = UNARY) -> bytes:
+def question(running: Running, path: str = UNARY, body: bytes = QUESTION) -> bytes:
     """A whole request, as bytes for a socket."""
     lines = {
         "host": f"127.0.0.1:{running.port}",
         "content-type": "application/json",
-        "content-length": str(len(QUESTION)),
+        "content-length": str(len(body)),
         **running.headers,
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"POST {running.prefix}{path} HTTP/1.1\r\n{head}\r\n".encode() + QUESTION
+    return f"POST {running.prefix}{path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 def _serves(running: Running) -> bool:

@@ -35,6 +35,7 @@ DAYS = 28  # of usage that aggregates are asked of
 BUSY_APPS, SELECTING_APPS = 25, 500  # none of which may ask more than 20 times a second
 RECORDS_WANTED, SELECTIONS_WANTED = 5000, 4000
 STAND_IN = "On a stand-in for DynamoDB, on the other core; what it could not keep up with a tenth as often."
+COUNT = {SQLITE_ENGINE: 160, DYNAMODB_ENGINE: 120}  # of each kind
 WARM_UP = 25  # of each kind, before it is timed
 
 
@@ -225,7 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results, began = Results(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for engine in (SQLITE_ENGINE, DYNAMODB_ENGINE):
-            latencies(Path(folder) / engine, engine, BUSY_APPS, 20 if asked.quick else 120, results)
+            count = 20 if asked.quick else COUNT[engine]
+            latencies(Path(folder) / engine, engine, BUSY_APPS, count, results)
         throughput(Path(folder) / "throughput", 1.0 if asked.quick else 10.0, results)
     results.write(asked.output)
     results.print()

@@ -15,6 +15,7 @@ SESSION_TOKEN = b"x-amz-security-token"
 AUTHORIZATION = b"authorization"
 _CREDENTIALS = frozenset({SESSION_TOKEN, AUTHORIZATION})
 _BEARER = b"bearer "
+REMEMBERED = 1000  # headers
 
 
 class Identify(Protocol):
@@ -33,8 +34,15 @@ class ByToken:
     def __init__(self, tokens: Tokens, revocation: Revocation) -> None:
         self._tokens = tokens
         self._revocation = revocation
+        self._bearers: dict[bytes, str] = {}  # the tokens of headers that were good
 
     def known(self, request: Request) -> Caller | None:
+        headers = request.headers
+        shown = headers.get(AUTHORIZATION)
+        token = None if shown is None else self._bearers.get(shown)
+        if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # as nearly always
+            claims = self._tokens.access(token)
+            return claims.caller if self._revocation.known(claims) else None
         first, second = self._shown(request)
         if not self._revocation.known(first) or (second is not None and not self._revocation.known(second)):
             return None
@@ -54,12 +62,21 @@ class ByToken:
         session, bearer = request.headers.get(SESSION_TOKEN), _bearer(request)
         if session is None and bearer is None:
             raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
+        if session is None and bearer is not None:
+            return self._remembered(request.headers[AUTHORIZATION], bearer), None
         if session is None or bearer is None:
-            return self._verified(session or bearer or b""), None
+            return self._verified(session or b""), None
         first, second = self._verified(session), self._verified(bearer)
         if first.caller != second.caller:
             raise AccessDenied("the two tokens of this request name different callers")
         return first, second
+
+    def _remembered(self, header: bytes, bearer: bytes) -> Claims:
+        claims = self._verified(bearer)
+        if len(self._bearers) >= REMEMBERED:
+            self._bearers.clear()
+        self._bearers[header] = bearer.decode("latin-1")
+        return claims
 
     def _verified(self, token: bytes) -> Claims:
         return self._tokens.access(token.decode("latin-1"))

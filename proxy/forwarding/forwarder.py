@@ -109,7 +109,7 @@ class Forwarder:
     ) -> Outcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown. `before` is how
         the first target's answer ended, if that has been tried already."""
-        was_throttled = before is not None and self._is_to_go_on(before, tap)
+        was_throttled = before is not None and self._is_to_go_on(before, tap) and before.status == THROTTLED
         loop = asyncio.get_running_loop()
         for number, target in enumerate(call.targets):
             if number == 0 and before is not None:
@@ -133,7 +133,7 @@ class Forwarder:
             outcome = await ended
             if not self._is_to_go_on(outcome, tap):
                 return outcome
-            was_throttled = True
+            was_throttled = was_throttled or outcome.status == THROTTLED
         if was_throttled:
             raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamAway("Bedrock cannot be reached", retry_after=1)

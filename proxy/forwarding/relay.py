@@ -45,7 +45,8 @@ class Tap(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an answer came to its end. `held_back`: nothing of it was shown to the caller."""
+    """How an answer came to its end. `held_back`: nothing of it was shown to the caller, and the call was surely not
+    carried out."""
 
     status: int  # 0 when not even a head came
     is_whole: bool
@@ -135,7 +136,8 @@ class Relay:
                 # A clean end would look like success to most clients.
                 self._responder.abort()
         finally:
-            self._end(Outcome(self._status, False, self._is_held_back, why))
+            is_held_back = self._is_held_back or not (self._status or self._connection.is_written)
+            self._end(Outcome(self._status, False, is_held_back, why))
 
     def _show(self, data: bytes, is_last: bool) -> None:
         if self._is_drained:

@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = False
         self.since = pool.now()
+        self.is_written = True  # the call, of which nothing waits to be written together with others
         self._status = 0
         self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
         self._is_paused = False
@@ -119,10 +120,15 @@ class Connection(asyncio.Protocol):
         self._begin()
         self.since = self._pool.now()
         if len(body) <= JOINED_BYTES:
-            self._pool.put(self.transport.write, head + body)
+            self.is_written = False
+            self._pool.put(self._write, head + body)
         else:
             self.transport.write(head)
             self.transport.write(body)
+
+    def _write(self, data: bytes) -> None:
+        self.is_written = True
+        self.transport.write(data)
 
     def _begin(self) -> None:
         self._headers = []
@@ -165,7 +171,7 @@ class Connection(asyncio.Protocol):
         self._sink = None
         self.deadline = None
         self.resume()
-        if self.transport.get_write_buffer_size():
+        if not self.is_written or self.transport.get_write_buffer_size():
             self.transport.abort()  # the answer came before it had read the call, which it may never do
         elif self._keeps_alive:
             self._pool.free(self)

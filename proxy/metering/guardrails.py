@@ -70,7 +70,7 @@ def _is_configured(body: bytes) -> bool:
         span = json_splice.members(body, (_CONFIG,)).spans.get(_CONFIG)
     except json_splice.NoJsonObject:
         return True  # or two of them: what Bedrock makes of that is not known, so it must have a price
-    return span is not None and body[slice(*span)].strip(b"{} \t\r\n") not in _NO_GUARDRAIL
+    return span is not None and body[span[0] : span[1]].strip(b"{} \t\r\n") not in _NO_GUARDRAIL
 
 
 def _characters(body: bytes) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
+from proxy.forwarding.forwarder import Target
 from proxy.metering.guardrail_traces import Guarded
 from proxy.metering.guardrails import guardrail_cost
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import Reader
 from proxy.metering.usage import Usage
-from proxy.recording.meter import CONTENT_TYPE, Meter
+from proxy.recording.entries import Account, Ended
+from proxy.recording.journal import Journal
+from proxy.recording.meter import CONTENT_TYPE, Meter, Terms
 
 
 def with_units(price: Price, prices: Mapping[str, int]) -> Price:
@@ -30,9 +32,20 @@ def _both(of_tokens: Callable[[Usage], Priced], prices: Mapping[str, int]) -> Ca
 class GuardedMeter(Meter):
     __slots__ = ("_asked_units",)
 
-    def __init__(self, asked_units: int, *of_the_call: Any) -> None:
+    def __init__(
+        self,
+        asked_units: int,
+        journal: Journal,
+        terms: Terms,
+        account: Account,
+        first: Target,
+        guess: Usage,
+        now: float,
+        ends: tuple[Ended, ...] = (),
+        most: int | None = None,
+    ) -> None:
         """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
-        super().__init__(*of_the_call)
+        super().__init__(journal, terms, account, first, guess, now, ends, most)
         self._asked_units = asked_units
 
     def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:

@@ -4,13 +4,15 @@ answers a repeat under the same `clientRequestToken` with the ARN of the job tha
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import orjson
 
+from proxy.forwarding.forwarder import Target
+from proxy.metering.usage import Usage
 from proxy.model import Caller
-from proxy.recording.entries import Receipt
-from proxy.recording.meter import Meter
+from proxy.recording.entries import Account, Ended, Receipt
+from proxy.recording.journal import Journal
+from proxy.recording.meter import Meter, Terms
 
 MOST_JOBS = 256  # of one caller; repeats come within minutes
 MOST_CALLERS = 1000
@@ -41,8 +43,20 @@ class Jobs:
 class JobMeter(Meter):
     __slots__ = ("_answer", "_caller", "_jobs")
 
-    def __init__(self, jobs: Jobs, caller: Caller, *of_the_call: Any) -> None:
-        super().__init__(*of_the_call)
+    def __init__(
+        self,
+        jobs: Jobs,
+        caller: Caller,
+        journal: Journal,
+        terms: Terms,
+        account: Account,
+        first: Target,
+        guess: Usage,
+        now: float,
+        ends: tuple[Ended, ...] = (),
+        most: int | None = None,
+    ) -> None:
+        super().__init__(journal, terms, account, first, guess, now, ends, most)
         self._jobs = jobs
         self._caller = caller
         self._answer = b""

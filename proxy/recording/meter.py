@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
@@ -40,6 +41,11 @@ class Terms:
         """That a call is taken to use."""
         guess = self.guess(body_bytes)
         return guess[0] + guess[1]
+
+
+@lru_cache(1000)  # versions of prices, of which there are a few a day
+def _source_of(told: str) -> str:
+    return told.partition(" ")[0]
 
 
 class Meter:
@@ -85,7 +91,7 @@ class Meter:
 
     @property
     def price_source(self) -> str:
-        return self._price.told.partition(" ")[0]
+        return _source_of(self._price.told)
 
     def sent_to(self, target: Target) -> None:
         if target is not self._target:

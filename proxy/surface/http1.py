@@ -80,6 +80,7 @@ class Http1Connection(asyncio.Protocol):
             self._read_on()
 
     def eof_received(self) -> bool:
+        self.outbox.flush()  # there may be an answer to it, and what is not answered now is closed by the event loop
         # A client may close its half after its last request and still wait for the answer; not so over TLS.
         self._requests.drop()
         self._is_deaf = True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-AT_ONCE = 8  # messages: with more the first ones would wait longer than the others gain
+AT_ONCE = 32  # messages: with more the first ones would wait longer than the others gain
 MUCH = 4  # requests under way, before which nothing waits
 
 Write: TypeAlias = Callable[[bytes], None]
@@ -43,7 +43,7 @@ class Outbox:
             return
         waiting, self._waiting = self._waiting, []
         for write, data in waiting:
-            with suppress(RuntimeError, OSError):  # whoever is gone hears nothing, and the others are not to suffer
+            with suppress(Exception):  # whoever is gone hears nothing, and the others are not to suffer
                 write(data)
 
     def _flush_what_is_left(self) -> None:

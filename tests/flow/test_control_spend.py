@@ -75,6 +75,20 @@ async def test_usage_submitted_fifty_times_at_once_counts_once(exact_store: Stor
         assert (after[0] - before[0], after[1] - before[1]) == (1, 6000)
 
 
+async def test_a_batch_told_five_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
+    async with rig(exact_store, tmp_path) as api:
+        await api.org()
+        await api.app()
+        mine = str(tmp_path).replace("/", ".")[-100:]
+        batch = {"items": [ONE | {"request_id": f"{mine}-{number}"} for number in range(100)]}
+        before = await counted(api.store, Scope(ORG, "shop"))
+        answers = await asyncio.gather(*(api.ask("POST", f"{SHOP}/usage/batch", batch) for _ in range(5)))
+        statuses = [[each["status"] for each in answer.body["results"]] for answer in answers]
+        assert [sorted(of_one) for of_one in zip(*statuses, strict=True)] == [[200] * 4 + [201]] * 100
+        after = await counted(api.store, Scope(ORG, "shop"))
+        assert (after[0] - before[0], after[1] - before[1]) == (100, 600_000)
+
+
 @pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
 @pytest.mark.parametrize("period", ["day", "week"])
 async def test_it_counts_where_the_quotas_are(tmp_path: Path, quota_scope: str, period: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from proxy.forwarding import forwarder as module
-from proxy.forwarding.upstream import Connection, Endpoint, Pool
+from proxy.forwarding.upstream import Endpoint
+from tests.support.connecting import Make, connecting
 from tests.support.rig import Rig, Through, between, nowhere, on_both_loops, plain, sends, upstream
 from tests.support.wire import Heard, ask, eventually, said
 
@@ -78,7 +80,7 @@ async def test_nothing_is_sent_for_a_caller_who_has_left(joins: bool) -> None:
     async with upstream(sends(OK)) as server:
         through.to(server.endpoint)
         async with between(through) as rig:
-            with SlowToConnect() as slow:
+            with SlowToConnect(server.endpoint.port) as slow:
                 wire = await rig.connect()
                 await wire.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
                 await eventually(lambda: slow.begun)
@@ -100,7 +102,7 @@ async def test_but_it_is_for_one_who_came_back_in_time() -> None:
     async with upstream(sends(OK)) as server:
         through.to(server.endpoint)
         async with between(through) as rig:
-            with SlowToConnect() as slow:
+            with SlowToConnect(server.endpoint.port) as slow:
                 wire = await rig.connect()
                 await wire.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
                 await eventually(lambda: slow.begun)
@@ -117,21 +119,19 @@ async def test_but_it_is_for_one_who_came_back_in_time() -> None:
 class SlowToConnect:
     """Connections to Bedrock are made when they may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
         self.begun = 0
         self.go_on = asyncio.Event()
-        self._patch = pytest.MonkeyPatch()
+        self._connecting = connecting(port, self._connect)
 
     def __enter__(self) -> SlowToConnect:
-        real = Pool.connect
-
-        async def connect(pool: Pool) -> Connection:
-            self.begun += 1
-            await self.go_on.wait()
-            return await real(pool)
-
-        self._patch.setattr(Pool, "connect", connect)
+        self._connecting.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patch.undo()
+        self._connecting.__exit__(None, None, None)
+
+    async def _connect(self, make: Make) -> Any:
+        self.begun += 1
+        await self.go_on.wait()
+        return await make()

@@ -20,10 +20,10 @@ from proxy.auth.clients import hash_secret, new_secret
 from proxy.choosing import LARGE_BYTES
 from proxy.config import Config
 from proxy.config.keys import Upstream
-from proxy.forwarding.forwarder import Forwarder
 from proxy.stores import schema
 from proxy.stores.contract import Put
 from proxy.stores.sqlite import SqliteStore
+from tests.support.connecting import Make, connecting
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, said
@@ -43,7 +43,15 @@ async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
 
 
 def number_of(port: DataPort) -> int:
-    found = urlsplit(port.url).port
+    return port_of(port.url)
+
+
+def bedrocks(port: DataPort) -> int:
+    return port_of(port.bedrock.url)
+
+
+def port_of(url: str) -> int:
+    found = urlsplit(url).port
     assert found
     return found
 
@@ -88,13 +96,12 @@ def decision(heard: Heard) -> list[bytes]:
 
 
 async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
-    port: DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    port: DataPort, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(*_: Any) -> None:
+    async def broken(_: Make) -> None:
         raise RuntimeError(BODY)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Forwarder, "forward", broken)
+    with connecting(bedrocks(port), broken):
         for _ in range(2):
             heard = await asked(port, more=JSON + RETRIED)
             assert said(heard, 500, "InternalServerException") == "an internal error; the sidecar's log has its cause"
@@ -106,34 +113,29 @@ async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
     assert (await asked(port, more=JSON + RETRIED)).status == 200
 
 
-async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(
-    port: DataPort, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def cancelled(*_: Any) -> None:
+async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(port: DataPort) -> None:
+    async def cancelled(_: Make) -> None:
         raise asyncio.CancelledError
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Forwarder, "forward", cancelled)
+    with connecting(bedrocks(port), cancelled):
         for _ in range(2):
             with pytest.raises(CutError):
                 await asked(port, more=JSON + RETRIED)
     assert (await asked(port, more=JSON + RETRIED)).status == 200
 
 
-async def test_whoever_waits_for_the_same_call_hears_of_its_fault_too(
-    port: DataPort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_waits_for_the_same_call_hears_of_its_fault_too(port: DataPort) -> None:
     go_on = asyncio.Event()
 
-    async def broken(*_: Any) -> None:
+    async def broken(_: Make) -> None:
         await go_on.wait()
         raise RuntimeError
 
-    monkeypatch.setattr(Forwarder, "forward", broken)
-    waiting = [asyncio.create_task(asked(port, more=JSON + RETRIED)) for _ in range(3)]
-    await asyncio.sleep(0.1)
-    go_on.set()
-    assert [(await each).status for each in waiting] == [500] * 3
+    with connecting(bedrocks(port), broken):
+        waiting = [asyncio.create_task(asked(port, more=JSON + RETRIED)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        go_on.set()
+        assert [(await each).status for each in waiting] == [500] * 3
 
 
 # Headers.

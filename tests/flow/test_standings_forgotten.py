@@ -31,10 +31,10 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
                 standings._meet_again(ORG)
                 return True
 
-        meet, look = standings._meet_soon, standings.watching.look
+        look = standings.watching.look
         with monkeypatch.context() as patch:
             if moment == "when it was met":
-                patch.setattr(standings, "_meet_soon", lambda who: Forgetful(meet(who)))
+                standings._meeting[ORG, "shop"] = Forgetful(standings._meet_soon(caller))
             else:
                 patch.setattr(standings.watching, "look", lambda watch: Forgetful(look(watch)))
             payer = await standings.learned(caller)

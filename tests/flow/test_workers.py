@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET
 from tests.support.servers import free_port
 from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
-from tests.support.workers import Crew, children, is_gone, lineup_of, serving, until
+from tests.support.workers import Crew, children, is_gone, lineup_of, serving, sockets_apart, until
 
 WORKERS = 3
 CALLS = 60  # fresh connections: that one of three workers gets none of them is one in ten thousand millions
@@ -43,11 +42,9 @@ def crew(tmp_path: Path, bedrock: BedrockProcess, sockets: Path) -> Iterator[Cre
 
 
 @pytest.fixture(autouse=True)
-def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the commands of a test have their folders; a short name, as that of a socket has to be."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
+def sockets() -> Iterator[Path]:
+    with sockets_apart() as folder:
+        yield folder
 
 
 def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
@@ -114,7 +111,7 @@ def test_stopping_lets_every_worker_end_what_is_under_way(crew: Crew, bedrock: B
     (folder,) = sockets.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["worker-1", "worker-2"]
-    bedrock.plan(always={"frame_ms": 50, "output_tokens": 90})
+    bedrock.plan(always={"frame_ms": 50, "output_tokens": 500})
     connections = [crew.request("converse-stream") for _ in range(CALLS)]
     answers = [connection.getresponse() for connection in connections]
     assert all(crew.samples("calls_open").values())

@@ -122,6 +122,30 @@ def test_paths_headers_and_bodies(credentials, region, service, method, path, ho
     assert ours == by_botocore(credentials, region, service, method, url, None, headers, body, at)
 
 
+# Few of each, so that much of what is kept is used again: for the calls of a kind that come in one second.
+NEAR_MIDNIGHT = [TODAY + shift for shift in (-1.0, -0.5, 0.0, 0.5, 1.0)]
+kinds = st.tuples(
+    st.sampled_from([KNOWN[0], Credentials(KNOWN[0].access_key, KNOWN[0].secret_key), KNOWN[1]]),
+    st.sampled_from(["POST", "GET"]),
+    st.sampled_from(["/model/premium/converse", "/model/a%3Ab/invoke"]),
+    st.sampled_from(["bedrock-runtime.us-east-1.amazonaws.com", "127.0.0.1:8080"]),
+    st.sampled_from([[], [("content-type", "a/b")], [("content-type", "a  c")], [("x-amz-a", "1")]]),
+    st.sampled_from([b"", b"{}"]),
+    st.sampled_from(NEAR_MIDNIGHT),
+)
+
+
+@settings(max_examples=tries(60))
+@given(st.lists(kinds, min_size=10, max_size=60))
+def test_calls_of_many_kinds_in_any_order(calls):
+    signer = Signer("us-east-1")
+    for credentials, method, path, host, headers, body, at in calls:
+        lines = signer.sign(credentials, method, path, "", host, headers, sha256(body).hexdigest(), at).decode()
+        ours = dict(line.split(": ", 1) for line in lines.split("\r\n")[:-1])
+        url = f"https://{host}{path}"
+        assert ours == by_botocore(credentials, "us-east-1", "bedrock", method, url, None, headers, body, at)
+
+
 @settings(max_examples=tries(300))
 @given(pairs, st.randoms(use_true_random=False), moments)
 @example([("a", ""), ("a", "1"), ("a-", "0"), ("A", "é"), ("~", "a=b&c+d e/%")], None, TODAY)

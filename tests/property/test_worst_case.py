@@ -205,7 +205,7 @@ def answered(path: str, body: bytes, wished: Wishes, times: int = 1) -> Answer:
 
 def used_by(answer: Answer, operation: Operation, format: str) -> Usage:
     """As metering reads it from the answer, where it tells more than nothing."""
-    headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+    headers = {name.lower().encode(): value.encode() for name, value in answer.headers.items()}
     reader = reader_of(operation, format, answer.headers["Content-Type"].encode(), headers)
     for frame in [answer.body] if answer.frames is None else answer.frames:
         reader.feed(frame)

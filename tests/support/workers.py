@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import yaml
@@ -22,6 +24,7 @@ import yaml
 from tests.support.commands import SECONDS, Sidecar
 from tests.support.crashing import Lineup
 
+_APART = "/tmp/workers-"
 TURN = json.dumps({"messages": [{"role": "user", "content": [{"text": "hello"}]}]}).encode()
 
 
@@ -116,9 +119,20 @@ def lineup_of(folder: Path, bedrock: str, workers: int, **sections: Any) -> Line
 
 
 @contextmanager
+def sockets_apart() -> Iterator[Path]:
+    """Where commands have such folders; of a short name, as that of a socket has to be. One around another is it."""
+    around = os.environ.get("TMPDIR", "")
+    if around.startswith(_APART):
+        yield Path(around)
+        return
+    with TemporaryDirectory(prefix=_APART, ignore_cleanup_errors=True) as folder, patch.dict(os.environ, TMPDIR=folder):
+        yield Path(folder)
+
+
+@contextmanager
 def serving(lineup: Lineup) -> Iterator[Crew]:
-    """No process of it is left behind, whatever happens."""
-    with lineup.serving() as running:
+    """Nothing of it is left behind, whatever happens: neither a process nor the folder of its sockets."""
+    with sockets_apart(), lineup.serving() as running:
         pid = running.process.pid
         crew = Crew(lineup, running, lineup.token(), children(pid))
         try:

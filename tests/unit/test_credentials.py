@@ -11,8 +11,9 @@ import pytest
 
 from proxy.errors import ConfigError, UpstreamAway
 from proxy.forwarding.credentials import ProvidedCredentials
-from proxy.forwarding.forwarder import BearerKey
+from proxy.forwarding.forwarder import BearerKey, Call, Target
 from proxy.forwarding.sigv4 import Credentials
+from proxy.forwarding.upstream import Endpoint
 
 
 def _frozen(number: int) -> SimpleNamespace:
@@ -125,8 +126,9 @@ async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCap
 
 
 def test_a_bearer_key_is_one_word() -> None:
-    lines: Any = BearerKey(" a-key\n").lines
-    assert lines(None, None, "", b"") == b"authorization: Bearer a-key\r\n"
+    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    call = Call("POST", "", [], lambda _: b"", [target])
+    assert BearerKey(" a-key\n").lines(call, target, "", b"") == b"authorization: Bearer a-key\r\n"
     for key in ("", " \n", "a key", "a\r\nx-evil: 1", "k\u00e9y"):
         with pytest.raises(ConfigError) as refused:
             BearerKey(key)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from proxy.config.prices import Guardrails, UnitPrices
-from proxy.exchange import Header
 from proxy.forwarding.model_path import Operation
 from proxy.metering.bodies import METRICS
 from proxy.metering.guardrail_traces import LARGEST_PIECE, Guarded
@@ -175,8 +174,7 @@ def answers(converse: dict[str, Any], invoke: dict[str, Any]) -> Iterator[tuple[
 
 
 def read(operation: Operation, kind: bytes, answer: bytes, size: int = 10**9) -> Guarded:
-    headers: list[Header] = [(b"content-type", kind)]
-    reader = Guarded(reader_of(operation, "anthropic", kind, headers), kind, 5)
+    reader = Guarded(reader_of(operation, "anthropic", kind, {b"content-type": kind}), kind, 5)
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
     return reader

@@ -17,10 +17,10 @@ from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.upstream import Endpoint
 from proxy.metering.guardrails import estimated
-from proxy.metering.pricing import Price, tariff_of
+from proxy.metering.pricing import Price, Priced, tariff_of
 from proxy.metering.reading import EVENT_STREAM
 from proxy.metering.usage import plain_usage
-from proxy.recording.entries import Account, Counter, Counts, Receipt
+from proxy.recording.entries import Account, Counter, Counts
 from proxy.recording.expected import Expected
 from proxy.recording.guarded import GuardedMeter, with_units
 from proxy.recording.journal import Journal
@@ -94,13 +94,14 @@ def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal)
     assert counts.pico > 0
 
 
-@pytest.mark.parametrize("about", ["\ud800", None])
+@pytest.mark.parametrize("unwritable", [Priced(1, frozenset({"\ud800"})), Priced(-(2**70))])
 def test_a_receipt_that_cannot_be_written_is_an_estimate(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, about: str | None
+    journal: Journal, caplog: pytest.LogCaptureFixture, unwritable: Priced
 ) -> None:
-    counts = Counts(1, 0, 1, 1, pico=1 if about else 2**70)
-    monkeypatch.setattr(Meter, "_receipt", lambda *_: Receipt(counts, {"tier": about or ""}))
-    found = recorded(plain(journal, Operation.CONVERSE), journal, b"application/json", b"{}")
+    odd = Price(lambda usage: TOKENS.of(usage) if usage == GUESS else unwritable, "config")
+    meter = Meter(journal, terms(Operation.CONVERSE, odd), ACCOUNT, TARGET, GUESS, 1.0)
+    answer = b'{"usage":{"inputTokens":1,"outputTokens":1}}'
+    found = recorded(meter, journal, b"application/json", answer)
     assert found == Counts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.of(GUESS).pico)
     assert "is estimated" in caplog.text
 

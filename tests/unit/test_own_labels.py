@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 from uuid import uuid4
@@ -22,7 +24,9 @@ from proxy.forwarding.upstream import Endpoint
 from proxy.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
 from proxy.metering.usage import plain_usage
 from proxy.model import Caller, Scope
+from proxy.recording.journal import Journal
 from proxy.recording.metering import Metering
+from proxy.recording.ulid import Ulids
 from proxy.selection import own_labels as limits
 from proxy.selection.labels import Labels
 from proxy.selection.own_labels import OwnLabels
@@ -294,13 +298,16 @@ def choice(found: Own, name: str = "fast") -> OwnChoice:
     return chosen
 
 
-def metering() -> Metering:
-    nothing: Any = None
-    return Metering(CONFIG, nothing, nothing, ManualClock())
+@pytest.fixture
+def metering(tmp_path: Path) -> Iterator[Metering]:
+    clock, no_tariffs = ManualClock(), cast(Any, None)
+    journal = Journal(tmp_path, Ulids(clock.now, os.urandom, ""))
+    yield Metering(CONFIG, journal, no_tariffs, clock)
+    journal.close()
 
 
-def test_terms_are_those_of_the_app_and_go_with_its_profile() -> None:
-    ours, kinds = metering(), (Operation.CONVERSE, Operation.INVOKE)
+def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: Metering) -> None:
+    ours, kinds = metering, (Operation.CONVERSE, Operation.INVOKE)
     one, two = choice(own_of(fast=item(2))), choice(own_of(fast=item(3, "anthropic")))
     for operation in kinds:
         for each, price, format in ((one, 2, "nova"), (two, 3, "anthropic")):
@@ -319,9 +326,9 @@ def test_terms_are_those_of_the_app_and_go_with_its_profile() -> None:
     assert len(ours._terms_of_own) == 0
 
 
-def test_a_job_has_no_price() -> None:
+def test_a_job_has_no_price(metering: Metering) -> None:
     with pytest.raises(InvalidRequest, match="asynchronous jobs of 'fast' have no price here"):
-        metering().terms(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
+        metering.terms(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
 
 
 def standing(scope: Scope, ordering: list[str], **quotas: int) -> Standing:

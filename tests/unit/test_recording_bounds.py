@@ -229,20 +229,21 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
 
 
 async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rec: Recording, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Reader:
-        def usage(self) -> Usage:
+    def of(usage: Usage) -> Priced:
+        if usage != Usage(7, 7):
             raise ValueError("what the model said")
+        return Priced(5)
 
-    monkeypatch.setattr("proxy.recording.meter.reader_of", lambda *_: Reader())
-    price = Price(lambda _: Priced(5), "config")
+    price = Price(of, "config")
     target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     account = Account.of([rec.counter()])
     terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), Expected())
     meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())
     meter.sent_to(target)
-    meter.head(200, {})
+    meter.head(200, {b"content-type": b"application/json"})
+    meter.data(b'{"usage":{"inputTokens":1,"outputTokens":1}}')
     meter.end(True)
     assert await rec.recorder.flush()
     assert await rec.counted() == (1, 5)

@@ -203,6 +203,15 @@ def test_nothing_kept_is_used_where_it_does_not_belong():
     assert len(seen) == len({(credentials, int(at)) for credentials in others for at in moments})
 
 
+def test_more_kinds_than_are_kept():
+    """Each path is one, and so is each content type: what is kept is bounded, and stays right."""
+    signer = Signer("us-east-1")
+    for number in (*range(600), *range(600)):
+        path, headers = f"/model/m{number}/converse", [("content-type", f"a/{number % 3}")]
+        assert signed(signer, path=path, headers=headers) == signed(path=path, headers=headers)
+    assert len(signer._kinds) <= 300
+
+
 def test_the_day_changes_with_the_second_that_does():
     signer = Signer("us-east-1")
     last, first = signed(signer, at=MIDNIGHT - 0.001), signed(signer, at=MIDNIGHT)

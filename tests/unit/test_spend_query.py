@@ -114,6 +114,23 @@ async def test_today_is_told_as_of_the_last_flush(acme: Org) -> None:
     assert (await acme.told())["shop", "premium", "2026-11-18"] == 1_000_501
 
 
+@pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
+async def test_of_one_app_the_same_is_told_as_among_all_of_its_org(acme: Org, quota_scope: str) -> None:
+    acme.quota_scope = quota_scope
+    await acme.register()
+    for app in ("shop", "shop-2", "bot", None):
+        acme.call(app, "premium", len(app or ""))
+        acme.call(app, "guardrails", 7)
+    await acme.flush()
+    store, now = acme.rec.store, acme.rec.clock.now()
+    for app in ("shop", "bot", "unheard-of"):
+        found = await report(store, parse("today"), acme.org, {}, UTC_ZONE, now, app)
+        among_all = await acme.report()
+        assert found.spent == [each for each in among_all.spent if each.app == app]
+        assert found.app_names == among_all.app_names
+        assert (found.first, found.last, found.is_running) == (among_all.first, among_all.last, among_all.is_running)
+
+
 async def test_by_app_the_orgs_total_is_the_sum_of_its_apps(acme: Org) -> None:
     acme.quota_scope = "APP"
     await acme.register()

@@ -1,0 +1,151 @@
+"""Whether the hot path has become slower: its instructions, counted by callgrind, against those of a fixed program.
+
+Time passes by the request, not by the clock, so that as much of the work in the background falls to each of them as
+under load, and two runs count the same to a few in a thousand. What is kept is a ratio, so that it means the same with
+another build of the same Python.
+
+    python -m bench.check              fails when a request takes a tenth more than is kept
+    python -m bench.check --keep       keeps what it takes now
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+from bench import hotpath
+from bench.speed.machine import found
+from proxy.clock import SystemClock
+from tests.support.clock import ManualClock
+
+KEPT = Path(__file__).parent / "check.json"
+TOLERATED = 0.10
+SECONDS_A_TURN = hotpath.CONNECTIONS / 20_000  # as under such a load
+WARM, TURNS = 5, 60
+ROUNDS = 50_000  # of the fixed program
+SECONDS = 300
+# A short one: callgrind's processor has no instructions for hashing, which of a long one would be half of everything.
+QUESTION = b'{"messages":[{"role":"user","content":[{"text":"What is to be said?"}]}]}'
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+# ---------------------------------------------------------------- inside of callgrind
+
+
+def work() -> None:
+    """Dumps what the requests took, and then what the fixed program took."""
+    clock = ManualClock(SystemClock().now())  # tokens are of today
+
+    async def serve(wires: hotpath.Wires) -> None:
+        for _ in range(WARM):
+            await wires.turn()
+        gc.collect()
+        _tell_callgrind("--zero")
+        for _ in range(TURNS):
+            await wires.turn()
+            await clock.advance(SECONDS_A_TURN)
+        _tell_callgrind("--dump")
+        gc.collect()
+        gc.disable()
+        _tell_callgrind("--zero")
+        fixed_program()
+        _tell_callgrind("--dump")
+        os._exit(0)  # a sidecar that drains waits for the clock, which stands still now
+
+    hotpath.run(serve, clock, QUESTION)
+
+
+def _tell_callgrind(what: str) -> None:
+    subprocess.run(["callgrind_control", what, str(os.getpid())], check=True, stdout=subprocess.DEVNULL)
+
+
+def fixed_program() -> int:
+    """Some of all that a request is made of: calls, objects, look-ups, bytes. Never change it."""
+    kept: dict[bytes, tuple[bytes, int]] = {}
+    total = 0
+    for number in range(ROUNDS):
+        name = b"name-%d" % (number % 50)
+        thing = SimpleNamespace(name=name, parts=[b"a", name, b"c"])
+        joined = b"\r\n".join(thing.parts)
+        kept[name] = (joined, len(joined))
+        total += kept[name][1] + int(joined.startswith(b"a\r\n")) + len(str(number))
+    return total
+
+
+# ---------------------------------------------------------------- outside of it
+
+
+def measured(callgrind: str) -> tuple[float, float]:
+    """Instructions of a request, and how many rounds of the fixed program those are."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = Path(folder) / "counts"
+        command = [callgrind, "--tool=callgrind", f"--callgrind-out-file={counts}", sys.executable, "-m", "bench.check"]
+        done = subprocess.run(
+            [*command, "--within"],
+            env={**os.environ, "PYTHONHASHSEED": "0", "TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"callgrind did not count: {done.stderr[-2000:]}")
+        requests, fixed = (_total(counts.with_name(f"counts.{number}")) for number in (1, 2))
+    request = requests / (TURNS * hotpath.CONNECTIONS)
+    return request, request / (fixed / ROUNDS)
+
+
+def _total(dump: Path) -> int:
+    found = re.search(r"^totals: (\d+)$", dump.read_text(), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"callgrind's {dump.name} has no total")
+    return int(found[1])
+
+
+def checked(ratio: float) -> int:
+    kept = _known().get(PYTHON)
+    if kept is None:
+        print(f"nothing is kept for CPython {PYTHON}: python -m bench.check --keep")
+        return 1
+    change = ratio / kept - 1
+    print(f"kept is {kept:.1f}: {change:+.1%}; up to {TOLERATED:+.0%} is let pass")
+    return int(change > TOLERATED)
+
+
+def keep(ratio: float) -> None:
+    KEPT.write_text(json.dumps(_known() | {PYTHON: round(ratio, 2)}, indent=2, sort_keys=True) + "\n")
+
+
+def _known() -> dict[str, float]:
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--keep", action="store_true")
+    options.add_argument("--within", action="store_true", help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.within:
+        work()
+    callgrind = found("valgrind")
+    if callgrind is None:
+        print("valgrind is not here, so the instructions of the hot path are not counted (Debian's package valgrind)")
+        return 0
+    request, ratio = measured(callgrind)
+    print(f"a request takes {request:,.0f} instructions, as many as {ratio:.1f} rounds of the fixed program")
+    if chosen.keep:
+        keep(ratio)
+        return 0
+    return checked(ratio)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

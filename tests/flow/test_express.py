@@ -1,0 +1,347 @@
+"""What can happen to calls on the express lane, and to what waits in the outbox, at the least convenient moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import express
+from proxy.choosing import LARGE_BYTES
+from proxy.errors import CannotRecord
+from proxy.exchange import Request, Responder
+from proxy.forwarding.forwarder import Forwarder, SignatureV4
+from proxy.forwarding.upstream import Endpoint
+from proxy.recording.meter import Meter
+from proxy.stores import schema
+from proxy.stores.contract import Put
+from tests.support.compiled import replaces_a_method
+from tests.support.data_port import APP, ORG
+from tests.support.lanes import Lane, lane
+from tests.support.rig import Exchange, Rig, Tapped, Through, between, echo, on_both_loops, plain, port, upstream
+from tests.support.simulated import CHAT_PATH
+from tests.support.wire import Http2Wire, Wire, ask, eventually, said
+
+PATH = b"/model/premium/converse"
+BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'
+RETRIED = b"amz-sdk-invocation-id: one\r\n"
+
+
+@pytest.fixture
+async def express_lane(tmp_path: Path) -> AsyncIterator[Lane]:
+    async with lane(tmp_path) as opened:
+        await opened.port.ask(PATH.decode(), {"messages": [{"role": "user", "content": [{"text": "hi"}]}]})
+        yield opened
+
+
+def request_of(lane: Lane, more: bytes = b"", *, token: str | None = None, **how: Any) -> bytes:
+    who = f"authorization: Bearer {lane.port.token if token is None else token}\r\n".encode()
+    return ask(how.pop("body", BODY), who + b"content-type: application/json\r\n" + more, **{"path": PATH, **how})
+
+
+@asynccontextmanager
+async def wired(lane: Lane) -> AsyncIterator[Wire]:
+    wire = await Wire.connect(lane.number)
+    try:
+        yield wire
+    finally:
+        wire.close()
+
+
+# Who reads what.
+
+
+async def test_no_strangers_body_is_read_on_the_lane(express_lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> None:
+        raise AssertionError("the body was looked into")
+
+    monkeypatch.setattr(express, "understood", read)
+    async with wired(express_lane) as wire:
+        await wire.send(request_of(express_lane, path=CHAT_PATH.encode(), body=b"{}", token="nobody"))
+        said(await wire.answer(), 403, "AccessDeniedException")
+        large = b'{"model":"premium","messages":[],"x":"%b"}' % (b"y" * LARGE_BYTES)
+        await wire.send(request_of(express_lane, path=CHAT_PATH.encode(), body=large))
+        assert (await wire.answer()).status != 500
+    await express_lane.is_quiet()
+
+
+# What fails on the way.
+
+
+def _raises(*_: Any) -> None:
+    raise RuntimeError("XYZZY")
+
+
+@pytest.mark.parametrize("more", [b"", RETRIED])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (SignatureV4, "lines"),
+        pytest.param(Forwarder, "forward_at_once", marks=replaces_a_method),
+        pytest.param(Forwarder, "_relay", marks=replaces_a_method),
+        (Meter, "sent_to"),
+    ],
+)
+async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
+    express_lane: Lane, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, more: bytes
+) -> None:
+    port = express_lane.port
+    await port.store.put(Put(schema.app_config(ORG, APP), {"version": 1, "limits": {"rpm": 600, "tpm": 10**6}}))
+    before = express_lane.journal.recorded
+    async with wired(express_lane) as wire:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, _raises)
+            for _ in range(2):
+                await wire.send(request_of(express_lane, more))
+                said(await wire.answer(), 500, "InternalServerException")
+        await express_lane.is_quiet()
+        assert express_lane.journal.recorded == before
+        await wire.send(request_of(express_lane, more))
+        assert (await wire.answer()).status == 200
+
+
+@replaces_a_method
+@pytest.mark.parametrize("more", [b"", RETRIED])
+@pytest.mark.parametrize("fault", ["x-simulate-fault: reset\r\n", ""])
+async def test_a_meter_that_fails_keeps_nobody_waiting(
+    express_lane: Lane, monkeypatch: pytest.MonkeyPatch, fault: str, more: bytes
+) -> None:
+    closed = Meter.close
+
+    def close(meter: Meter) -> None:
+        closed(meter)
+        raise RuntimeError
+
+    monkeypatch.setattr(Meter, "close", close)
+    if fault:
+        more += fault.encode()
+    else:
+        monkeypatch.setattr(SignatureV4, "lines", _raises)
+    async with wired(express_lane) as wire:
+        await wire.send(request_of(express_lane, more))
+        said(await wire.answer(), 500, "InternalServerException")
+    monkeypatch.setattr(Meter, "close", closed)
+    await express_lane.is_quiet()
+
+
+@replaces_a_method
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_no_more_is_sent_than_could_be_recorded(
+    express_lane: Lane, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def refused() -> None:
+        raise CannotRecord("the journal is not sound")
+
+    sent = len(express_lane.port.bedrock.ledger)
+    with monkeypatch.context() as patch:
+        if is_known:
+            patch.setattr(express_lane.pipeline._choosing, "_admit", refused)
+        else:
+            patch.setattr(express_lane.journal._segment, "append", full)
+        async with wired(express_lane) as wire:
+            await wire.send(request_of(express_lane))
+            assert (await wire.answer()).status == 503
+    assert len(express_lane.port.bedrock.ledger) == sent
+    await express_lane.is_quiet()
+
+
+# Callers that leave.
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@pytest.mark.parametrize("more", [b"", RETRIED])
+async def test_who_leaves_pays_and_nothing_stays_open(express_lane: Lane, protocol: str, more: bytes) -> None:
+    port, recorded = express_lane.port, express_lane.journal.recorded.requests
+    port.bedrock.always(latency_ms=100)
+    sent = len(port.bedrock.ledger)
+    if protocol == "h1":
+        wire = await Wire.connect(express_lane.number)
+        await wire.send(request_of(express_lane, more))
+    else:
+        client = await Http2Wire.connect(express_lane.number)
+        wire = client.wire
+        head = [(b"authorization", b"Bearer " + port.token.encode()), (b"content-type", b"application/json")]
+        if more:
+            head.append((b"amz-sdk-invocation-id", b"one"))
+        await client.body(client.open(PATH, head, ends=False), BODY)
+    await eventually(lambda: len(port.bedrock.ledger) > sent)
+    wire.reset()
+    await express_lane.is_quiet()
+    assert express_lane.journal.recorded.requests == recorded + 1
+    assert express_lane.journal.recorded.estimated_requests == 0
+
+
+# Requests sent ahead.
+
+
+async def test_what_is_sent_ahead_is_answered_in_order(express_lane: Lane) -> None:
+    """Refusals end within the reading of what was sent, and answers of Bedrock's begin the next request."""
+    refused = request_of(express_lane, token="nobody")
+    async with wired(express_lane) as wire:
+        for pattern in ([403] * 500, [200, 403, 200, 200, 403, 403], [403, 200] * 40):
+            await wire.send(b"".join(refused if each == 403 else request_of(express_lane) for each in pattern))
+            assert [(await wire.answer()).status for _ in pattern] == pattern
+        await wire.send(request_of(express_lane, RETRIED) * 50)
+        assert {(await wire.answer()).status for _ in range(50)} == {200}
+    await express_lane.is_quiet()
+
+
+# The outbox.
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@on_both_loops
+async def test_a_half_closed_client_gets_the_answer_that_waits_in_the_outbox(is_last: bool) -> None:
+    """The answer and the end of what the client says come in one turn of the loop."""
+    through = Through()
+    wires: list[Wire] = []
+
+    async def script(exchange: Exchange) -> None:
+        exchange.writer.write(plain(b"all is well"))
+        if is_last:
+            wires[0].half_close()
+            time.sleep(0.02)  # noqa: ASYNC251 - so that the loop finds both at once
+
+    async with upstream(script) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            wires.append(await rig.connect())
+            always_waits(rig)
+            await wires[0].send(ask(b"hello"))
+            assert (await wires[0].answer()).body == b"all is well"
+
+
+def always_waits(rig: Rig, before: Callable[[], object] = lambda: None) -> None:
+    """Whatever is put; and this happens before it is written."""
+    outbox = rig.listener.outbox
+    put = outbox.put
+
+    def waits(write: Callable[[bytes], None], data: bytes) -> None:
+        outbox.is_busy = True
+        asyncio.get_running_loop().call_soon(before)
+        put(write, data)
+
+    outbox.put = waits  # type: ignore[method-assign]
+
+
+@on_both_loops
+async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
+    async with port(echo) as rig:
+        always_waits(rig, lambda: [connection.drain() for connection in rig.listener._connections])
+        wire = await rig.connect()
+        await wire.send(ask(b"hello"))
+        assert (await wire.answer()).body == b"hello"
+        assert await wire.ending() == "closed"
+
+
+@on_both_loops
+async def test_who_waits_for_100_continue_gets_the_answer_before_first() -> None:
+    def at_once(request: Request, responder: Responder, over: Callable[[], None]) -> bool:
+        responder.start(200, (), len(request.body))
+        responder.write(request.body)
+        responder.finish()
+        over()
+        return True
+
+    async with port(echo) as rig:
+        rig.listener._at_once = at_once
+        always_waits(rig)
+        wire = await rig.connect()
+        second = ask(b"second", b"expect: 100-continue\r\n")
+        await wire.send(ask(b"first") + second[:-6])
+        assert (await wire.answer()).body == b"first"
+        assert (await wire.head())[0] == 100
+        await wire.send(second[-6:])
+        assert (await wire.answer()).body == b"second"
+
+
+class Heeded(Tapped):
+    unsent = 0
+
+    def not_carried_out(self) -> None:
+        self.unsent += 1
+
+
+@asynccontextmanager
+async def hasty(says: bytes) -> AsyncIterator[tuple[Endpoint, list[bytes]]]:
+    """A server that says this, and then listens, or if it says nothing closes: before it was asked."""
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)
+        writer.write(says)
+        if says:
+            heard.append(await reader.read(65536))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], False), heard
+
+
+class Held:
+    """An outbox that nobody flushes until told."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[bytes], None], bytes]] = []
+
+    def put(self, write: Callable[[bytes], None], data: bytes) -> None:
+        self.waiting.append((write, data))
+
+
+@on_both_loops
+async def test_an_answer_before_the_call_was_written_ends_the_connection() -> None:
+    """Or the call would be read by then as the next one, and its answer be taken for another caller's."""
+    held = Held()
+    async with hasty(plain(b"too early", 408)) as (endpoint, heard):
+        through = Through(endpoint, put=held.put)
+        async with between(through) as rig:
+            wire = await rig.connect()
+            await wire.send(ask(b"hello"))
+            assert (await wire.answer()).status == 408
+            assert through.pooled == []
+            for write, data in held.waiting:
+                with suppress(RuntimeError):  # says uvloop
+                    write(data)
+            await eventually(lambda: heard)
+            assert heard == [b""]
+
+
+@on_both_loops
+async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
+    held = Held()
+
+    def put(write: Callable[[bytes], None], data: bytes) -> None:
+        if held.waiting:
+            write(data)
+        else:
+            held.put(write, data)
+
+    async with hasty(b"") as (endpoint, _), upstream(lambda each: each.send(plain(b"here"))) as second:
+        through = Through(endpoint, second.endpoint, new_tap=Heeded, put=put)
+        async with between(through) as rig:
+            wire = await rig.connect()
+            await wire.send(ask(b"hello"))
+            assert (await wire.answer()).body == b"here"
+            assert through.taps[0].unsent == 1
+
+
+@on_both_loops
+async def test_and_is_not_told_as_throttled_where_there_is_none() -> None:
+    async with hasty(b"") as (endpoint, _):
+        through = Through(endpoint, new_tap=Heeded, put=Held().put)
+        async with between(through) as rig:
+            wire = await rig.connect()
+            await wire.send(ask(b"hello"))
+            heard = await wire.answer()
+            assert said(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
+            assert heard[b"retry-after"] == b"1"
+            assert through.taps[0].unsent == 1

@@ -1,0 +1,28 @@
+"""`price-keeper --version`; and that a run of the tests that is to have compiled modules has them."""
+
+from __future__ import annotations
+
+import runpy
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ROOT, called, price_keeper
+from tests.support.compiled import IS_COMPILED
+
+COMPILED: list[str] = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
+
+
+def test_it_says_whether_it_is_compiled(tmp_path: Path) -> None:
+    expected = f"price-keeper {version('bedrock-price-keeper')}, {'compiled' if IS_COMPILED else 'pure Python'}\n"
+    for said in (price_keeper("--version", folder=tmp_path), called("--version", folder=tmp_path)):
+        assert (said.returncode, said.stdout, said.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("path", COMPILED)
+def test_all_of_the_hot_path_is_compiled_or_nothing(path: str) -> None:
+    module = import_module(path.removesuffix(".py").replace("/", "."))
+    assert module.__file__ is not None
+    assert module.__file__.endswith(".py") is not IS_COMPILED

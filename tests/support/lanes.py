@@ -1,0 +1,73 @@
+"""A data port whose calls go through the express lane where they can, or never do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+from proxy import dataplane
+from proxy.exchange import Request, Responder
+from proxy.surface.listener import Listener
+from tests.support.data_port import DataPort, data_port
+from tests.support.wire import eventually
+
+
+@dataclass
+class Lane:
+    port: DataPort
+    listener: Listener
+    taken: int = 0  # calls that made no task of their own
+
+    @property
+    def number(self) -> int:
+        return urlsplit(self.port.url).port or 0
+
+    @property
+    def pipeline(self) -> Any:
+        return self.listener._handler
+
+    @property
+    def journal(self) -> Any:
+        return self.port.recording.recorder.journal
+
+    async def is_quiet(self) -> None:
+        """Nothing is left open by any call, whatever became of it."""
+        holders = self.pipeline._admitting._leasing._holders
+        await eventually(lambda: not self.listener.under_way)
+        await eventually(lambda: not self.journal.open_calls)
+        await eventually(lambda: not self.pipeline._joining._calls or self._has_no_open_share())
+        assert self.listener.held_bytes == 0
+        assert not any(holder.open for holder in holders.values())
+
+    def _has_no_open_share(self) -> bool:
+        return all(shared.is_finished for shared in self.pipeline._joining._calls.values())
+
+
+@asynccontextmanager
+async def lane(folder: Path, *, is_express: bool = True, **config: Any) -> AsyncIterator[Lane]:
+    found: list[Listener] = []
+    real = dataplane.listening
+
+    async def noted(*arguments: Any) -> tuple[Listener, int]:
+        listener, number = await real(*arguments)
+        found.append(listener)
+        return listener, number
+
+    async with AsyncExitStack() as running:
+        with patch.object(dataplane, "listening", noted):
+            port = await running.enter_async_context(data_port(folder, **config))
+        opened = Lane(port, found[0])
+        at_once = opened.listener._at_once
+
+        def counted(request: Request, responder: Responder, over: Callable[[], None]) -> bool:
+            is_taken = is_express and at_once(request, responder, over)
+            opened.taken += is_taken
+            return is_taken
+
+        opened.listener._at_once = counted
+        yield opened

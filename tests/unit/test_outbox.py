@@ -1,0 +1,122 @@
+"""Messages that wait for one another: none is lost, none overtakes another, and none waits beyond its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from proxy.surface.outbox import AT_ONCE, Outbox
+
+Written = list[tuple[str, bytes]]
+
+
+def place(written: Written, name: str) -> Callable[[bytes], None]:
+    return lambda data: written.append((name, data))
+
+
+def busy() -> Outbox:
+    outbox = Outbox()
+    outbox.is_busy = True
+    return outbox
+
+
+async def test_with_little_to_do_nothing_waits() -> None:
+    outbox, written = Outbox(), Written()
+    outbox.put(place(written, "a"), b"1")
+    assert written == [("a", b"1")]
+
+
+async def test_otherwise_it_waits_for_the_end_of_its_turn() -> None:
+    outbox, written = busy(), Written()
+    outbox.put(place(written, "a"), b"1")
+    outbox.put(place(written, "b"), b"2")
+    assert written == []
+    await asyncio.sleep(0)
+    assert written == [("a", b"1"), ("b", b"2")]
+    outbox.put(place(written, "a"), b"3")  # and so in every turn
+    await asyncio.sleep(0)
+    assert written[2:] == [("a", b"3")]
+
+
+async def test_what_comes_when_there_is_little_to_do_again_overtakes_nothing() -> None:
+    outbox, written = busy(), Written()
+    write = place(written, "a")
+    outbox.put(write, b"1")
+    outbox.is_busy = False
+    outbox.put(write, b"2")
+    assert written == []
+    outbox.flush()
+    assert written == [("a", b"1"), ("a", b"2")]
+    outbox.put(write, b"3")
+    assert written[2:] == [("a", b"3")]
+
+
+async def test_no_more_wait_than_are_good_for_the_first() -> None:
+    outbox, written = busy(), Written()
+    for number in range(AT_ONCE + 1):
+        assert written == []
+        outbox.put(place(written, "a"), b"%d" % number)
+        if number + 1 == AT_ONCE:
+            break
+    assert [data for _, data in written] == [b"%d" % number for number in range(AT_ONCE)]
+    outbox.put(place(written, "b"), b"the next")  # and the flush that was due at the end is not the last one
+    await asyncio.sleep(0)
+    assert written[-1] == ("b", b"the next")
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, OSError, AttributeError])  # the last one over TLS, closed twice
+async def test_one_who_is_gone_keeps_nothing_from_the_others(failure: type[Exception]) -> None:
+    outbox, written = busy(), Written()
+
+    def gone(_: bytes) -> None:
+        raise failure
+
+    for write in (place(written, "a"), gone, place(written, "b")):
+        outbox.put(write, b"x")
+    outbox.flush()
+    assert written == [("a", b"x"), ("b", b"x")]
+    outbox.flush()
+    assert len(written) == 2
+
+
+async def test_what_is_put_while_others_are_written_is_written_too() -> None:
+    outbox, written = busy(), Written()
+
+    def answers(data: bytes) -> None:
+        written.append(("a", data))
+        if data == b"1":
+            outbox.put(answers, b"2")
+
+    outbox.put(answers, b"1")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert written == [("a", b"1"), ("a", b"2")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_place_gets_all_of_its_own_in_order(seed: int) -> None:
+    chance, outbox, written, expected = random.Random(seed), Outbox(), Written(), Written()
+    for number in range(300):
+        name, data = chance.choice("abc"), b"%d" % number
+        what = chance.randrange(10)
+        outbox.is_busy = chance.random() < 0.7
+        if what == 0:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert written == expected
+        elif what == 1:  # as everything does that is not put
+            outbox.flush()
+            partial(place(written, name), data)()
+            expected.append((name, data))
+            assert written == expected
+        else:
+            outbox.put(place(written, name), data)
+            expected.append((name, data))
+            assert written == expected[: len(written)]
+            assert len(expected) - len(written) < AT_ONCE
+    outbox.flush()
+    assert written == expected
