@@ -98,6 +98,7 @@ $(VENV)/.bench: requirements/bench.lock | $(VENV)/.python
 	@touch $@
 
 bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, LiteLLM and others, on this machine: writes docs/performance.md; needs nginx and wrk; takes 20 minutes
+	@$(MAKE) compiled || echo "so only the build without compiled modules is measured"
 	$(BIN)/python -m bench.speed
 
 bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, how far budgets are passed

@@ -206,6 +206,7 @@ labels:
     price_source: config
     prices_usd_per_1m: {{input: 0.06, output: 0.24, cache_read: 0.015, cache_write_5m: 0}}
 """
+FROM_SOURCES = (sys.executable, "-m", "proxy.cli")
 SQLITE = "  engine: sqlite\n  path: {folder}/store.db"
 KEEPER = {"PRICE_KEEPER_JWT_SECRET": SECRET, "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "an-example"}
 
@@ -250,17 +251,26 @@ def configured(folder: Path, upstream: int, store: str = SQLITE) -> Running:
     return Running(port, None, "", {"authorization": f"Bearer {token(text)}"}, http2_port=port)
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), **KEEPER}
+def environment(folder: Path, program: Sequence[str] = FROM_SOURCES) -> dict[str, str]:
+    """An installed program is not to find the sources beside it."""
+    path = {"PYTHONPATH": str(ROOT)} if program is FROM_SOURCES else {}
+    return {"PATH": os.environ["PATH"], "HOME": str(folder), **path, **KEEPER}
 
 
 @contextmanager
 def serving(
-    folder: Path, running: Running, *options: str, core: int | Sequence[int] = PROXY_CORE, pause: float = 0.01
+    folder: Path,
+    running: Running,
+    *options: str,
+    core: int | Sequence[int] = PROXY_CORE,
+    pause: float = 0.01,
+    program: Sequence[str] = FROM_SOURCES,
 ) -> Iterator[Running]:
     """What was configured there, started and asked until it answers."""
-    command = [sys.executable, "-m", "proxy.cli", "serve", "--config", "config.yaml", *options]
-    with process(command, core, folder=folder, environment=environment(folder), output=folder / "out") as started:
+    command = [*program, "serve", "--config", "config.yaml", *options]
+    with process(
+        command, core, folder=folder, environment=environment(folder, program), output=folder / "out"
+    ) as started:
         wait_until(lambda: started.poll() is not None or _serves(running), "the sidecar answers", pause=pause)
         if started.poll() is not None:
             raise CannotMeasure(f"the sidecar ended: {(folder / 'out').read_text()[-500:]}")
@@ -268,16 +278,31 @@ def serving(
 
 
 @contextmanager
-def keeper(folder: Path, upstream: int, *options: str, core: int | Sequence[int] = PROXY_CORE) -> Iterator[Running]:
+def keeper(
+    folder: Path,
+    upstream: int,
+    *options: str,
+    core: int | Sequence[int] = PROXY_CORE,
+    program: Sequence[str] = FROM_SOURCES,
+) -> Iterator[Running]:
     running = configured(folder, upstream)
     asyncio.run(prepared(folder / "store.db"))
-    with serving(folder, running, *options, core=core) as served:
+    with serving(folder, running, *options, core=core, program=program) as served:
         yield served
 
 
 @contextmanager
 def _keeper(folder: Path, upstream: int) -> Iterator[Running]:
     with keeper(folder, upstream) as running:
+        yield running
+
+
+@contextmanager
+def _compiled(folder: Path, upstream: int) -> Iterator[Running]:
+    program = ROOT / ".venv" / "compiled" / "bin" / "price-keeper"
+    if not program.exists():
+        raise CannotMeasure("there is no compiled build: make compiled, which needs a C compiler")
+    with keeper(folder, upstream, program=[str(program)]) as running:
         yield running
 
 
@@ -307,6 +332,7 @@ NGINX = Contender("nginx", "nginx", _nginx)
 AIOHTTP = Contender("aiohttp", "a plain aiohttp proxy", _aiohttp)
 LITELLM_PROXY = Contender("litellm", "LiteLLM pass-through", _litellm)
 KEEPER_ON = Contender("keeper", "Price Keeper, everything on", _keeper)
-ALL = (DIRECT, NGINX, AIOHTTP, LITELLM_PROXY, KEEPER_ON)
+KEEPER_COMPILED = Contender("compiled", "Price Keeper, compiled", _compiled)
+ALL = (DIRECT, NGINX, AIOHTTP, LITELLM_PROXY, KEEPER_ON, KEEPER_COMPILED)
 
 __all__ = ["ALL", "Contender", "Running"]

@@ -46,12 +46,15 @@ def _compared(figures: Figures) -> Iterator[Goal]:
     def cost(name: str) -> float | None:
         return figures.middle("workers", name, "cpu_us")
 
-    ours = "keeper"
-    yield _times("requests a second, 64 connections, beside nginx", requests, ours, "nginx", least=0.40)
-    yield _times("the same beside LiteLLM", requests, ours, "litellm", least=100)
-    yield _times("added median latency, 1 connection, beside nginx", delay, ours, "nginx", most=2.0, unit=" µs")
-    yield _times("frames a second, 16 streams, beside nginx", frames, ours, "nginx", least=0.25)
-    yield _times("the same, each frame alone", lone, ours, "nginx", least=0.25)
+    builds = [("compiled", ", compiled"), ("keeper", ", as it comes")]
+    for ours, build in builds if requests("compiled") is not None else [("keeper", "")]:
+        told = f"requests a second, 64 connections, beside nginx{build}"
+        yield _times(told, requests, ours, "nginx", least=0.40)
+        yield _times(f"the same beside LiteLLM{build}", requests, ours, "litellm", least=100)
+        told = f"added median latency, 1 connection, beside nginx{build}"
+        yield _times(told, delay, ours, "nginx", most=2.0, unit=" µs")
+    yield _times("frames a second, 16 streams, beside nginx", frames, "keeper", "nginx", least=0.25)
+    yield _times("the same, each frame alone", lone, "keeper", "nginx", least=0.25)
     yield _times("CPU of a request with `--workers 2`, beside one", cost, "2", "1", most=1.1, unit=" µs")
 
 

@@ -10,7 +10,8 @@ in one go on one machine.
 **Everything is on** here: the caller's token is verified, a label chosen by quotas, rate limits for requests and
 tokens are kept, the call signed for AWS, its spend written to the journal before and after, the answer metered and
 sent to the store. The others do none of this, but that LiteLLM checks one key and signs; it keeps no spend here,
-having no database.
+having no database. Price Keeper is there twice: as it comes, in pure Python, and with its hot path compiled from the
+same sources (`make compiled`).
 
 Bedrock itself takes from some hundred milliseconds to a minute for an answer, which is not in any figure: what
 stands for it answers at once."""
@@ -49,8 +50,19 @@ second say little; the CPU of a request says what the second process costs."""
 FLAME = """\
 ## Where the time goes
 
-By function, on a sidecar that answers calls over HTTP/1.1; the wider, the more time. Open the picture by itself to
-look closer."""
+Of the CPU of a request at 64 connections, some 17 µs are the kernel's: two messages read and two written, as in
+nginx, whose whole request takes about that. The rest is ours, and no part of it stands out: reading the request 5 µs,
+knowing the caller 1.5, limits 4, choosing the label 2, opening the meter with a line of the journal 4, the call's
+head with its signature 5.5, sending 1, reading the answer's head 4, its usage and the second line 5, telling the
+caller 2 (pure Python; compiled, about half of each). The hashes, the parser and JSON are C already.
+
+What has been done to it, and what was tried and left, is written down: [a short way for most calls, and writes that
+go together](decisions/0018-a-short-way-for-most-calls.md), [an optional compiled
+build](decisions/0017-an-optional-compiled-build.md). Over HTTP/2 it is the protocol's library, which is pure Python,
+that takes most of the time.
+
+By function, on a sidecar in pure Python that answers calls over HTTP/1.1; the wider, the more time. Open the picture
+by itself to look closer."""
 
 METHOD = """\
 ## How it was measured

@@ -19,8 +19,9 @@ NAMES = {
     "aiohttp": "plain aiohttp proxy",
     "litellm": "LiteLLM",
     "keeper": "**Price Keeper**",
+    "compiled": "**Price Keeper, compiled**",
 }
-COLOURS = {"keeper": 0, "nginx": 2, "aiohttp": 4, "litellm": 3, "direct": 5}
+COLOURS = {"keeper": 0, "compiled": 1, "nginx": 2, "aiohttp": 4, "litellm": 3, "direct": 5}
 _OTHERS = re.compile(r"http1/.*/others")
 Rows = list[list[str]]
 FLAME = prose.FLAME

@@ -1,0 +1,44 @@
+"""The gate that a slower hot path does not get through; the counting itself needs callgrind (`make bench-check`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import check
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(check, "KEPT", tmp_path / "check.json")
+    return tmp_path / "check.json"
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(50.0, 0), (109.9, 0), (110.1, 1)])
+def test_a_tenth_more_is_too_much(ratio: float, code: int) -> None:
+    check.keep(100.0)
+    assert check.checked(ratio) == code
+
+
+def test_without_anything_kept_nothing_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.checked(1.0) == 1
+    assert "--keep" in capsys.readouterr().out
+
+
+def test_each_python_has_its_own(kept: Path) -> None:
+    kept.write_text(json.dumps({"2.7": 12.0}))
+    check.keep(50.0)
+    assert json.loads(kept.read_text()) == {"2.7": 12.0, check.PYTHON: 50.0}
+
+
+def test_a_dump_without_a_total_is_told(tmp_path: Path) -> None:
+    (tmp_path / "counts.1").write_text("events: Ir\n")
+    with pytest.raises(SystemExit, match="no total"):
+        check._total(tmp_path / "counts.1")
+
+
+def test_the_fixed_program_is_the_same_for_ever() -> None:
+    """Or what is kept would mean something else."""
+    assert check.fixed_program() == 928_890
