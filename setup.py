@@ -57,6 +57,7 @@ COMPILED = [
     "proxy/surface/http1_answer.py",
     "proxy/surface/http1_request.py",
     "proxy/surface/listener.py",
+    "proxy/surface/outbox.py",
 ]
 
 

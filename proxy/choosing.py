@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from proxy.errors import QuotaSpent, Refusal
 from proxy.exchange import Header, Request
@@ -25,7 +25,7 @@ from proxy.selection.standing import Decision
 from proxy.selection.standings import Standings
 from proxy.surface.calls import Asked, located
 
-LARGE_BYTES = 256 * 1024  # of a body, which takes milliseconds to look into
+LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
 Targets = Callable[[Choice, Asked], list[Target]]

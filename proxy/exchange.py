@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from typing import Protocol, TypeAlias
 
 Header: TypeAlias = "tuple[bytes, bytes]"
@@ -68,3 +70,9 @@ Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
 
 # Takes what needs to wait for nobody. If it does, it tells at last, once, that nothing of it is under way any more.
 AtOnce: TypeAlias = Callable[[Request, Responder, Callable[[], None]], bool]
+
+
+def request_ids() -> Callable[[], bytes]:
+    """Each new in this process, and in all likelihood among all."""
+    run, numbers = os.urandom(6).hex(), count(1)
+    return lambda: f"{run}-{next(numbers)}".encode()

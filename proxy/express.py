@@ -7,7 +7,7 @@ anything has changed, or behind the question that is still open.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from proxy.answers import answer_failure
 from proxy.auth.identify import Identify
@@ -28,11 +28,11 @@ from proxy.selection.serving import decision_told
 from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, understood
 
 # Whose bodies are sent as they come.
-_OPERATIONS = frozenset(
+_OPERATIONS: Final = frozenset(
     {Operation.CONVERSE, Operation.CONVERSE_STREAM, Operation.INVOKE, Operation.INVOKE_STREAM},
 )
-_OF_A_MODEL = b"/model/"  # what begins otherwise may name its model in a body, and no stranger's body is read
-MOST_ENTRANCES = 1000
+_OF_A_MODEL: Final = b"/model/"  # what begins otherwise may name its model in a body, and no stranger's body is read
+MOST_ENTRANCES: Final = 1000
 
 Over = Callable[[], None]
 

@@ -7,9 +7,7 @@ Admission is by the caller's limits, and by whether what a call costs could be r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine
-from itertools import count
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -18,7 +16,7 @@ from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
 from proxy.choosing import Choosing, Chosen, Told, off_the_loop
 from proxy.errors import UnknownOperation
-from proxy.exchange import AtOnce, Request, Responder
+from proxy.exchange import AtOnce, Request, Responder, request_ids
 from proxy.express import Express
 from proxy.forwarding import chat_usage, request_metadata
 from proxy.forwarding.forwarder import Call, Forwarder
@@ -64,8 +62,7 @@ class Pipeline:
         self._credentials = credentials
         self._simulated_prefix = simulated_prefix
         self._tells_who_calls = tells_who_calls
-        self._run = os.urandom(6).hex()
-        self._numbers = count(1)
+        self.new_request_id = request_ids()
         express = Express(
             identify,
             admitting,
@@ -80,10 +77,6 @@ class Pipeline:
         )
         # Takes the calls that nobody has to be asked for first.
         self.at_once: AtOnce | None = None if tells_who_calls else express
-
-    def new_request_id(self) -> bytes:
-        """Each new in this process, and in all likelihood among all."""
-        return f"{self._run}-{next(self._numbers)}".encode()
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         told: Told = [(b"x-price-keeper-request-id", self.new_request_id())]

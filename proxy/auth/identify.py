@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.auth.revocation import Revocation
 from proxy.auth.tokens import Claims, Tokens
@@ -11,10 +11,10 @@ from proxy.errors import AccessDenied
 from proxy.exchange import Request
 from proxy.model import Caller
 
-SESSION_TOKEN = b"x-amz-security-token"
-AUTHORIZATION = b"authorization"
-_CREDENTIALS = frozenset({SESSION_TOKEN, AUTHORIZATION})
-_BEARER = b"bearer "
+SESSION_TOKEN: Final = b"x-amz-security-token"
+AUTHORIZATION: Final = b"authorization"
+_CREDENTIALS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
+_BEARER: Final = b"bearer "
 REMEMBERED = 1000  # headers
 
 

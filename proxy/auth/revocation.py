@@ -14,7 +14,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 from proxy import telemetry as metrics
 from proxy.auth.clients import credentials_key, generation_of
@@ -27,23 +27,23 @@ from proxy.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Store, an
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
-HOLDS_SECONDS = 60.0  # from the moment of asking
-DUE_SECONDS = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
+HOLDS_SECONDS: Final = 60.0  # from the moment of asking
+DUE_SECONDS: Final = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
 WAIT_SECONDS = 2.0  # for the store, of a call whose token is not known
-ASK_AGAIN_SECONDS = 3.0  # while the store is away, for all tokens together
+ASK_AGAIN_SECONDS: Final = 3.0  # while the store is away, for all tokens together
 PROBE_SECONDS = (
     5.0  # how often it is looked whether the store is back, so that nobody is let in by the grace for longer
 )
 REMEMBERED = 20_000  # tokens that were asked about
 MARKED = 50_000  # tokens and sessions known to be revoked
-GRACE_SECONDS = 600
+GRACE_SECONDS: Final = 600
 
-_REVOKED = "the token was revoked: ask for a new one"
+_REVOKED: Final = "the token was revoked: ask for a new one"
 
 _log = logging.getLogger("proxy.auth")
 
 _Names = tuple[str, ...]  # under which a token may be revoked: keys of the table
-_NOBODY = ("PROBE",)
+_NOBODY: Final = ("PROBE",)
 
 
 @dataclass(slots=True)

@@ -11,36 +11,36 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 # What the AWS SDKs of today accept (older ones stop at 16 MiB), so a larger frame fails in the client in any case.
-MAX_HEADERS = 128 * 1024
-MAX_PAYLOAD = 24 * 1024 * 1024
+MAX_HEADERS: Final = 128 * 1024
+MAX_PAYLOAD: Final = 24 * 1024 * 1024
 
 # An exception carries a sentence for a person; it is reported unasked, so its share of memory is bounded here.
-MAX_EXCEPTION_PAYLOAD = 64 * 1024
+MAX_EXCEPTION_PAYLOAD: Final = 64 * 1024
 
 # Some decoders read a header's length as a signed number.
-_MAX_HEADER_VALUE = 2**15 - 1
+_MAX_HEADER_VALUE: Final = 2**15 - 1
 
 # Each kind of event has one short block of headers, the same every time. A block of unusual length is parsed anew.
-_BLOCKS_REMEMBERED = 64
-_LONGEST_REMEMBERED = 512
+_BLOCKS_REMEMBERED: Final = 64
+_LONGEST_REMEMBERED: Final = 512
 
 # In a piece up to this size the CRC of a copy is cheaper than that of a view.
-_CHEAP_TO_COPY = 64 * 1024
+_CHEAP_TO_COPY: Final = 64 * 1024
 
-_PRELUDE = struct.Struct("!III")
-_CRC = struct.Struct("!I")
+_PRELUDE: Final = struct.Struct("!III")
+_CRC: Final = struct.Struct("!I")
 _prelude_at, _crc_at = _PRELUDE.unpack_from, _CRC.unpack_from
-_OVERHEAD = _PRELUDE.size + _CRC.size
+_OVERHEAD: Final = _PRELUDE.size + _CRC.size
 
-_STRING = 7
-_TELL_THEIR_LENGTH = (6, _STRING)  # 6 is a byte array
-_FIXED_LENGTHS = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}  # true, false, four integers, a time, a UUID
+_STRING: Final = 7
+_TELL_THEIR_LENGTH: Final = (6, _STRING)  # 6 is a byte array
+_FIXED_LENGTHS: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}  # true, false, four integers, a time, a UUID
 
-_NAMED_BY = {"event": ":event-type", "exception": ":exception-type", "error": ":error-code"}
+_NAMED_BY: Final = {"event": ":event-type", "exception": ":exception-type", "error": ":error-code"}
 
 
 class BrokenStream(ValueError):

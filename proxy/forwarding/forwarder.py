@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from proxy.clock import Clock
@@ -20,10 +20,10 @@ from proxy.forwarding.relay import Tap as Watcher
 from proxy.forwarding.sigv4 import Signer
 from proxy.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
 
-THROTTLED = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
-TOLD_SECONDS = 10.0  # between two lines in the log about one endpoint that cannot be reached
+THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
+TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 
-_SIGNED = frozenset({"conte", "x-amz"})
+_SIGNED: Final = frozenset({"conte", "x-amz"})
 
 _log = logging.getLogger("proxy.forwarding")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.exchange import Header, Responder
 from proxy.forwarding.upstream import Connection
 
 # The framing is each connection's own; every other header of Bedrock's reaches the caller.
-_OURS_ALONE = frozenset(
+_OURS_ALONE: Final = frozenset(
     {
         b"connection",
         b"content-length",
@@ -24,7 +24,7 @@ _OURS_ALONE = frozenset(
     }
 )
 
-_PLAIN_CONNECTION = (b"", b"keep-alive", b"close")  # names no other header that is the connection's own
+_PLAIN_CONNECTION: Final = (b"", b"keep-alive", b"close")  # names no other header that is the connection's own
 
 # When the caller leaves, the rest of the answer is still read, because its usage comes last.
 DRAIN_SECONDS = 120.0
@@ -54,7 +54,7 @@ class Outcome:
     trouble: str = ""
 
 
-_GOOD = Outcome(200, True, False)  # as most are
+_GOOD: Final = Outcome(200, True, False)  # as most are
 
 
 def _has_other_coding(headers: list[Header]) -> bool:

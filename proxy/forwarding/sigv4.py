@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from time import gmtime, strftime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
-_ALGORITHM = "AWS4-HMAC-SHA256"
-_BLOCK_BYTES = 64  # of SHA-256
+_ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_BLOCK_BYTES: Final = 64  # of SHA-256
 _INNER_PAD, _OUTER_PAD = (bytes(code ^ pad for code in range(256)) for pad in (0x36, 0x5C))
-_NO_WORDS = "a method, a host and a body's hash are printable ASCII without spaces"
-_HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
-_SCOPE_PART = re.compile(r"[a-z0-9-]+")
-_DOT_OR_EMPTY_SEGMENT = re.compile(r"/\.{0,2}/|/\.{1,2}\Z")
-_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_OWN_HEADERS = frozenset({"host", "authorization", "x-amz-date", "x-amz-security-token"})
+_NO_WORDS: Final = "a method, a host and a body's hash are printable ASCII without spaces"
+_HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+_SCOPE_PART: Final = re.compile(r"[a-z0-9-]+")
+_DOT_OR_EMPTY_SEGMENT: Final = re.compile(r"/\.{0,2}/|/\.{1,2}\Z")
+_LONE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_OWN_HEADERS: Final = frozenset({"host", "authorization", "x-amz-date", "x-amz-security-token"})
 
 # The paths that recur, every label with every operation. One is some 6 kB at most, so they cannot grow past 5 MB.
-_PATHS_REMEMBERED = 256
+_PATHS_REMEMBERED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 import httptools
 
@@ -18,8 +18,8 @@ FIRST_BYTE_SECONDS = 600.0  # a long answer without streaming is silent until it
 SILENCE_SECONDS = 300.0  # between the parts of an answer that has begun
 IDLE_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we close first
 IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
-JOINED_BYTES = 64 * 1024  # a body up to this size is sent in one piece with its head
-HEAD_BYTES = 64 * 1024  # of an answer; Bedrock's are under 2 kB
+JOINED_BYTES: Final = 64 * 1024  # a body up to this size is sent in one piece with its head
+HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
 
 
 class Endpoint(NamedTuple):

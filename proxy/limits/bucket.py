@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.errors import StoreMisconfigured
 from proxy.stores.contract import Item, Key, Value
 
-MILLI = 1000
+MILLI: Final = 1000
 
 # How far a process's idea of the store's time may be off. Two of them may be twice as far apart, each way of the truth.
-SKEW_MS = 2_000
-FARTHEST_AHEAD_MS = 2 * SKEW_MS
+SKEW_MS: Final = 2_000
+FARTHEST_AHEAD_MS: Final = 2 * SKEW_MS
 
 REFILLED_AT, VERSION = "rf", "v"
 TOKENS, CONSUMED, REMAINDER, CAPACITY, AMOUNT, PERIOD = ATTRIBUTES = ("_tk", "_tc", "_rem", "_cp", "_ra", "_rp")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from proxy.limits.bucket import Bucket, Limit
 
@@ -18,24 +18,24 @@ Costs: TypeAlias = tuple[int, ...]
 TAKEN, TAKEN_BUT_LOW, ASK = 0, -1, -2
 
 LEAST_HORIZON, MOST_HORIZON = 2.0, 30.0  # seconds that a chunk is for
-FIRST_HORIZON = 8.0  # a fleet that starts at once must not find the store busy with itself
-LEAST_RENEWAL = 0.25  # seconds between two questions where there is not enough: small buckets overflow soon
-FEW_CALLS = 8  # a chunk is for so many, within the longest horizon: else thin traffic would write for every call
-LEAST_CALLS = 2  # in a chunk even so, within half of a bucket
-LOW_SHARE = 0.25  # of a chunk: when less is left, more is asked for
-LATENCIES = 4  # of the store, that what is left must last for
-MOST_OF_BUCKET = 4  # a fourth of its capacity in a chunk at most, so that a small one does not run empty or over
-MEMORY_SECONDS = 5.0  # of the mean demand, or a horizon if that is longer
-FOLD_SECONDS = 0.5
+FIRST_HORIZON: Final = 8.0  # a fleet that starts at once must not find the store busy with itself
+LEAST_RENEWAL: Final = 0.25  # seconds between two questions where there is not enough: small buckets overflow soon
+FEW_CALLS: Final = 8  # a chunk is for so many, within the longest horizon: else thin traffic would write for every call
+LEAST_CALLS: Final = 2  # in a chunk even so, within half of a bucket
+LOW_SHARE: Final = 0.25  # of a chunk: when less is left, more is asked for
+LATENCIES: Final = 4  # of the store, that what is left must last for
+MOST_OF_BUCKET: Final = 4  # a fourth of its capacity in a chunk at most, so that a small one does not run empty or over
+MEMORY_SECONDS: Final = 5.0  # of the mean demand, or a horizon if that is longer
+FOLD_SECONDS: Final = 0.5
 IDLE_SECONDS = 5.0  # without a call, and so many mean gaps between calls
 IDLE_GAPS, MOST_IDLE_SECONDS = 5, 20.0
 # The horizon after a question that others were in the way of; after any other, a little is added to the questions a
 # second. Adding and dividing is what brings all of a fleet to the same horizon, whatever each began with.
 LONGER, MORE_A_SECOND = 1.3, 0.01
 FIRST_PAUSE, MOST_PAUSE = 0.5, 8.0  # seconds after a question that others made fail: twice as long after the next
-SLOW_SECONDS = 0.08  # an answer as late as that had others in its way, and was sent again below us
+SLOW_SECONDS: Final = 0.08  # an answer as late as that had others in its way, and was sent again below us
 FAR_LONGER, TOO_SLOW_SECONDS = 2.0, 0.4  # where that happened several times: the store has more to do than it can
-MOST_TOLD = 15.0  # seconds that somebody is told to wait after more is asked for: longer is anybody's guess
+MOST_TOLD: Final = 15.0  # seconds that somebody is told to wait after more is asked for: longer is anybody's guess
 # A bucket that was full for long may be used up at once, by halves: fairness begins when that was tried for so long, or
 # brought no more than an eighth of what was wanted. Then it lasts until there was enough for longer than any horizon.
 BURST_SECONDS, BURST_SHARE, BURST_AFTER = 1.0, 8, 40.0
@@ -44,12 +44,12 @@ BURST_SECONDS, BURST_SHARE, BURST_AFTER = 1.0, 8, 40.0
 # (or `BRIM_SHARE` of a smaller bucket) one may have all of the refill, and below that it falls steeply: so a fleet of a
 # thousand settles at a tenth of that, and not at next to nothing where it would be luck who finds some.
 BRIM_SECONDS, BRIM_SHARE, STEEPNESS = 6.0, 0.75, 3
-SHARE_UNIT = 10**9
-LEVEL_WEIGHT = 0.2  # of the newest level in the mean
-SUNK_WEIGHT = 0.7  # of one that is less than half of it: a burst is over
-SLACK = 1.5  # how far the level may have fallen for as much as is wanted to be fair still
-LEVEL_SECONDS = 60.0  # after which what was seen is worth nothing
-LEVEL_HORIZONS = 3  # after which it is looked at again
+SHARE_UNIT: Final = 10**9
+LEVEL_WEIGHT: Final = 0.2  # of the newest level in the mean
+SUNK_WEIGHT: Final = 0.7  # of one that is less than half of it: a burst is over
+SLACK: Final = 1.5  # how far the level may have fallen for as much as is wanted to be fair still
+LEVEL_SECONDS: Final = 60.0  # after which what was seen is worth nothing
+LEVEL_HORIZONS: Final = 3  # after which it is looked at again
 
 
 class Plan(NamedTuple):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Final
 
 from proxy.clock import Clock
 from proxy.errors import Busy, StoreError, Throttled, TransactionFailed
@@ -35,14 +36,14 @@ from proxy.limits.lease import ASK, TAKEN, TAKEN_BUT_LOW, Costs, Lease, Plan
 from proxy.limits.limiter import RETRY, Grant, Limiter
 from proxy.tasks import Tasks
 
-MOST_CALLERS = 20_000
+MOST_CALLERS: Final = 20_000
 WAIT_SECONDS = 2.0  # of a call, for the store
-AWAY_SECONDS = 1.0  # after a question that the store did not answer: until then no call waits for it
-SWEEP_SECONDS = 1.0
-FORGOTTEN_SECONDS = 60.0  # after its last call, when nothing of a caller is left
-LOOKED_AT = 64  # callers, for one that can make room
-AT_A_TIME = 500  # callers in a sweep, before others have a turn
-STOPPED_AT_A_TIME = 16  # callers, whose rest goes back to the store
+AWAY_SECONDS: Final = 1.0  # after a question that the store did not answer: until then no call waits for it
+SWEEP_SECONDS: Final = 1.0
+FORGOTTEN_SECONDS: Final = 60.0  # after its last call, when nothing of a caller is left
+LOOKED_AT: Final = 64  # callers, for one that can make room
+AT_A_TIME: Final = 500  # callers in a sweep, before others have a turn
+STOPPED_AT_A_TIME: Final = 16  # callers, whose rest goes back to the store
 
 _log = logging.getLogger("proxy.limits")
 

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from proxy.metering.usage import Usage
 
 Json = Mapping[str, Any]
 
-MOST_TOKENS = 10**9  # a hundred times the longest context there is; a count beyond it is a mistake
+MOST_TOKENS: Final = 10**9  # a hundred times the longest context there is; a count beyond it is a mistake
 
-METRICS = "amazon-bedrock-invocationMetrics"
+METRICS: Final = "amazon-bedrock-invocationMetrics"
 
 # What a guardrail counts beside the units it charges for: units that are free, and a number of policies.
-NOT_CHARGED = frozenset(("sensitiveInformationPolicyFreeUnits", "automatedReasoningPolicies"))
+NOT_CHARGED: Final = frozenset(("sensitiveInformationPolicyFreeUnits", "automatedReasoningPolicies"))
 
-_HEADERS = {
+_HEADERS: Final = {
     "inputTokenCount": b"x-amzn-bedrock-input-token-count",
     "outputTokenCount": b"x-amzn-bedrock-output-token-count",
     "cacheReadInputTokenCount": b"x-amzn-bedrock-cache-read-input-token-count",
     "cacheWriteInputTokenCount": b"x-amzn-bedrock-cache-write-input-token-count",
 }
-_TIER_HEADER = b"x-amzn-bedrock-service-tier"
-_LATENCY_HEADER = b"x-amzn-bedrock-performanceconfig-latency"
+_TIER_HEADER: Final = b"x-amzn-bedrock-service-tier"
+_LATENCY_HEADER: Final = b"x-amzn-bedrock-performanceconfig-latency"
 
 # Claude's own word for the tier that Bedrock calls default. "auto" is what a caller asks, not what one gets.
-_TIERS = {"standard": "default", "auto": ""}
-_LONGEST_NAME = 40
-_NOT_PRINTABLE = re.compile(r"[^ -~]")
+_TIERS: Final = {"standard": "default", "auto": ""}
+_LONGEST_NAME: Final = 40
+_NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
 
 
 class Counts(NamedTuple):
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
     outranks: bool = False  # it counts what other places are known to leave out
 
 
-NOTHING = Counts()
+NOTHING: Final = Counts()
 
 _Reader = Callable[[Json], Counts]
 

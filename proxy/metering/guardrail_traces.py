@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -21,12 +21,12 @@ from proxy.metering.kept import Kept
 from proxy.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, Reader
 from proxy.metering.usage import Usage
 
-LARGEST_PIECE = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
+LARGEST_PIECE: Final = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
 
 _OF_CONVERSE, _OF_MODELS = "trace", "amazon-bedrock-trace"
-_OF_MODELS_PLAIN = _OF_MODELS.encode()
-_METRICS = "invocationMetrics"
-_METRICS_PLAIN = _METRICS.encode()
+_OF_MODELS_PLAIN: Final = _OF_MODELS.encode()
+_METRICS: Final = "invocationMetrics"
+_METRICS_PLAIN: Final = _METRICS.encode()
 
 
 class Guarded:

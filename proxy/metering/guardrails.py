@@ -18,25 +18,25 @@ from proxy.metering.pricing import PRICE_UNKNOWN, Priced
 
 GUARDRAIL_ESTIMATED: Final = "guardrail_estimated"  # the units were, while the tokens may be exact
 ESTIMATED_UNITS: Final = "estimated"  # in the place of a policy's name: each costs as much as the dearest policy's
-CHARACTERS_A_UNIT = 1000
-CHARACTERS_A_TOKEN = 6  # of an answer: more than the mean in any language
+CHARACTERS_A_UNIT: Final = 1000
+CHARACTERS_A_TOKEN: Final = 6  # of an answer: more than the mean in any language
 
-IDENTIFIER = b"x-amzn-bedrock-guardrailidentifier"
-_CONFIG = "guardrailConfig"
-_CONFIG_PLAIN = b'"guardrailConfig"'
-_BY_BODY = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
-_BY_HEADER = frozenset({*_BY_BODY, Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+IDENTIFIER: Final = b"x-amzn-bedrock-guardrailidentifier"
+_CONFIG: Final = "guardrailConfig"
+_CONFIG_PLAIN: Final = b'"guardrailConfig"'
+_BY_BODY: Final = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
+_BY_HEADER: Final = frozenset({*_BY_BODY, Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
 
 # Letters that are written so come from nobody but who wants them not to be found. Controls, quotes, angle brackets and
 # what is beyond ASCII are so written by many encoders.
-_ESCAPED = b"\\u00"
-_ESCAPED_LETTER = re.compile(rb"\\u00[467]")
-_NO_GUARDRAIL = (b"", b"null")
-_BYTE_ORDER_MARKS = (b"\xfe", b"\xff")
+_ESCAPED: Final = b"\\u00"
+_ESCAPED_LETTER: Final = re.compile(rb"\\u00[467]")
+_NO_GUARDRAIL: Final = (b"", b"null")
+_BYTE_ORDER_MARKS: Final = (b"\xfe", b"\xff")
 
 # An image or a document, and no text. Where a string is text, words without a space between them look no different.
-_BASE64 = re.compile(rf'"(?:bytes|data)"\s*+:\s*+"([A-Za-z0-9+/_=-]{{{CHARACTERS_A_UNIT},}}+)"')
-_ESCAPE = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|.)")
+_BASE64: Final = re.compile(rf'"(?:bytes|data)"\s*+:\s*+"([A-Za-z0-9+/_=-]{{{CHARACTERS_A_UNIT},}}+)"')
+_ESCAPE: Final = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|.)")
 
 
 # ---------------------------------------------------------------- calls that name one
@@ -118,7 +118,7 @@ _POLICIES: Mapping[str, str] = MappingProxyType(
         "sensitiveInformation": "check_sensitive_information",
     }
 )
-_FREE = "sensitiveInformationPolicyFreeUnits"
+_FREE: Final = "sensitiveInformationPolicyFreeUnits"
 _REASONING_UNITS, _REASONING_POLICIES = "automatedReasoningPolicyUnits", "automatedReasoningPolicies"
 
 

@@ -18,21 +18,21 @@ from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
 from proxy.metering.usage import Usage, plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
-KINDS = PicoPrices._fields
-DEFAULT_TIER = "default"
-OPTIMIZED = "optimized"
+KINDS: Final = PicoPrices._fields
+DEFAULT_TIER: Final = "default"
+OPTIMIZED: Final = "optimized"
 
 MOST_TIMES: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
 
 Source = Literal["config", "aws", "aws+config"]
 
 # What an answer says when it says nothing special: Bedrock calls its ordinary tier "default", Claude "standard".
-_ORDINARY_TIERS = ("", DEFAULT_TIER, "standard")
-_ORDINARY_LATENCIES = ("", "standard")
+_ORDINARY_TIERS: Final = ("", DEFAULT_TIER, "standard")
+_ORDINARY_LATENCIES: Final = ("", "standard")
 
 _NO_FLAGS: frozenset[str] = frozenset()
-_UNKNOWN = frozenset((PRICE_UNKNOWN,))
-_NONE_KNOWN = (None,) * len(KINDS)
+_UNKNOWN: Final = frozenset((PRICE_UNKNOWN,))
+_NONE_KNOWN: Final = (None,) * len(KINDS)
 _NO_END: Final = 10**18
 
 

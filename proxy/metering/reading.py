@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
@@ -15,16 +15,16 @@ from proxy.metering.kept import Kept
 from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
 from proxy.metering.usage import Usage
 
-JSON = b"application/json"
-EVENT_STREAM = b"application/vnd.amazon.eventstream"
-SERVER_SENT_EVENTS = b"text/event-stream"
+JSON: Final = b"application/json"
+EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"
+SERVER_SENT_EVENTS: Final = b"text/event-stream"
 
 # Every other call waits while an answer in one piece is read: to pick the members that tell of usage takes 35 ms of the
 # longest at worst. One that they cannot be picked from is parsed whole, up to this.
-MOST_BYTES_PARSED = 1024 * 1024
-BYTES_A_TOKEN = 4  # of text, in the mean; where nothing better is known
-TOKENS_AN_IMAGE = 1500  # about what models count that sell images by the token
-_IMAGE = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # or a sound: base64, and no text
+MOST_BYTES_PARSED: Final = 1024 * 1024
+BYTES_A_TOKEN: Final = 4  # of text, in the mean; where nothing better is known
+TOKENS_AN_IMAGE: Final = 1500  # about what models count that sell images by the token
+_IMAGE: Final = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # or a sound: base64, and no text
 
 
 Meaning: TypeAlias = Callable[[Any], Usage | None]

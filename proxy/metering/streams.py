@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -24,26 +24,26 @@ from proxy.metering.usage import Usage
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
 # Of what is said only the length is wanted, for estimates.
-CONVERSE_WANTED = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
+CONVERSE_WANTED: Final = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
 
 # The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
 # but Bedrock puts its own counts at the end.
-INVOCATION_WANTED = {"chunk": 16 * 1024}
+INVOCATION_WANTED: Final = {"chunk": 16 * 1024}
 
 # Models were seen to stream 1 to 5 tokens a frame, so this errs to the dear side on most of them. A frame larger than
 # the ordinary, such as one with the whole input of a tool, has what is above that counted by the usual 4 bytes a token.
-TOKENS_A_FRAME = 4
-ORDINARY_FRAME = 512
-BYTES_A_TOKEN = 4
+TOKENS_A_FRAME: Final = 4
+ORDINARY_FRAME: Final = 512
+BYTES_A_TOKEN: Final = 4
 
 # An event that tells the usage has a few hundred bytes, and nothing else in an event is wanted.
-LARGEST_EVENT = 256 * 1024
+LARGEST_EVENT: Final = 256 * 1024
 
 _NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
-_FIRST_CHUNKS = 2  # the message's start, and whatever a family may send ahead of it
-_LAST_CHUNKS = 3  # Claude's message_delta and message_stop, and whatever may follow them
-_MOST_TRIES = 16
-_DECODER = json.JSONDecoder()
+_FIRST_CHUNKS: Final = 2  # the message's start, and whatever a family may send ahead of it
+_LAST_CHUNKS: Final = 3  # Claude's message_delta and message_stop, and whatever may follow them
+_MOST_TRIES: Final = 16
+_DECODER: Final = json.JSONDecoder()
 
 
 class ConverseStream:
@@ -179,7 +179,7 @@ def _end_of_chunk(payload: bytes) -> dict[str, Any]:
 
 
 # Where a family wraps what it tells: Claude at the start, Nova and Cohere at the end.
-_WRAPPERS = ("message", "metadata", "response")
+_WRAPPERS: Final = ("message", "metadata", "response")
 
 
 def _told(chunk: dict[str, Any]) -> Counts:
@@ -214,11 +214,11 @@ def _has_reason(place: Any) -> bool:
 
 
 # Inside a text its quotes would be escaped, so this is always a member, and not the null that announces one.
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_TIER = re.compile(rb'"service_tier"\s*:\s*"([a-z_-]{1,40})"')
-_ERROR = re.compile(rb'"error"\s*:\s*[^\sn]')
-_DONE = b"[DONE]"
-_END = b"\n\n"
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_TIER: Final = re.compile(rb'"service_tier"\s*:\s*"([a-z_-]{1,40})"')
+_ERROR: Final = re.compile(rb'"error"\s*:\s*[^\sn]')
+_DONE: Final = b"[DONE]"
+_END: Final = b"\n\n"
 
 
 class ChatStream:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from proxy.calendar_days import day_text
 from proxy.clock import Clock
@@ -36,10 +36,10 @@ from proxy.stores.contract import (
     every_row,
 )
 
-TRIES = 3
-CLOCKS_DIFFER_SECONDS = 3600  # at most: so long after a day's end its list of active counters may still grow
-STAMP = "as_of_epoch"
-COUNTED = (*Counts._fields[:-1], COST)
+TRIES: Final = 3
+CLOCKS_DIFFER_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
+STAMP: Final = "as_of_epoch"
+COUNTED: Final = (*Counts._fields[:-1], COST)
 
 _log = logging.getLogger("proxy.recording")
 

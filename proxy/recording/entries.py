@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
@@ -17,7 +17,7 @@ from proxy.model import PICO_PER_MICRO as PICO_PER_MICRO
 from proxy.model import PICO_PER_USD as PICO_PER_USD
 
 _make = tuple.__new__  # of a named tuple, in half the time
-_MOST_APART = 200
+_MOST_APART: Final = 200
 
 
 class Kind(StrEnum):
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 _INTENT, _RECORD = Kind.INTENT.value, Kind.RECORD.value
 
-FORMAT = 1
+FORMAT: Final = 1
 
 
 def head(ulid: str, before: str) -> bytes:
@@ -46,7 +46,7 @@ def ready(before: str, carried: int) -> bytes:
     return orjson.dumps([Kind.READY.value, before, carried])
 
 
-_HOLD = "HOLD#"
+_HOLD: Final = "HOLD#"
 
 
 class Counter(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-FIRST_TOKENS = 500  # before anything is known
-_SHARE = 16  # of what was learned before, each answer replaces one part
+from typing import Final
+
+FIRST_TOKENS: Final = 500  # before anything is known
+_SHARE: Final = 16  # of what was learned before, each answer replaces one part
 
 
 class Expected:

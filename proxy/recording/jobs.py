@@ -4,6 +4,7 @@ answers a repeat under the same `clientRequestToken` with the ARN of the job tha
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 import orjson
 
@@ -14,8 +15,8 @@ from proxy.recording.entries import Account, Ended, Receipt
 from proxy.recording.journal import Journal
 from proxy.recording.meter import Meter, Terms
 
-MOST_JOBS = 256  # of one caller; repeats come within minutes
-MOST_CALLERS = 1000
+MOST_JOBS: Final = 256  # of one caller; repeats come within minutes
+MOST_CALLERS: Final = 1000
 MOST_BYTES = 64 * 1024  # of an answer that holds an ARN and nothing else
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
@@ -16,7 +17,7 @@ from proxy.recording.entries import Account, Ended, Intent, Receipt, counts_of, 
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
-MOST_PICO = 10**15  # for one call: a thousand dollars, which no model comes near
+MOST_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("proxy.recording")

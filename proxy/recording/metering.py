@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import Protocol
+from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
 from proxy.clock import Clock
@@ -31,21 +31,21 @@ from proxy.recording.jobs import JobMeter, Jobs
 from proxy.recording.journal import Journal
 from proxy.recording.meter import Meter, PriceAt, Terms
 
-MOST_INPUT = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
-MOST_EXPECTED = 1000  # labels; models without one come as callers name them
+MOST_INPUT: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
+MOST_EXPECTED: Final = 1000  # labels; models without one come as callers name them
 
 # What Bedrock does for nothing.
 _MADE: Callable[..., Meter] = Meter
 
-FREE = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
-_GUARDRAILS = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
-_BYTES_A_UNIT = 1000
-_UNKNOWN_POLICY = "unknown"  # costs as much as the dearest
-_UNLABELLED = "unlabelled."
-_NO_LABEL = re.compile(r"[^A-Za-z0-9]+")
-_PLAIN_ID = re.compile(r"[A-Za-z0-9]+(?:[.:-][A-Za-z0-9]+)*")
-_LONGEST_PLAIN = 64 - len(_UNLABELLED)
-_DIGEST = 12  # of hexadecimal digits
+FREE: Final = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
+_GUARDRAILS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
+_BYTES_A_UNIT: Final = 1000
+_UNKNOWN_POLICY: Final = "unknown"  # costs as much as the dearest
+_UNLABELLED: Final = "unlabelled."
+_NO_LABEL: Final = re.compile(r"[^A-Za-z0-9]+")
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9]+(?:[.:-][A-Za-z0-9]+)*")
+_LONGEST_PLAIN: Final = 64 - len(_UNLABELLED)
+_DIGEST: Final = 12  # of hexadecimal digits
 
 
 class Metered(Tap, Protocol):
@@ -76,7 +76,7 @@ class Free:
     def close(self) -> None: ...
 
 
-FREE_OF_CHARGE = Free()
+FREE_OF_CHARGE: Final = Free()
 
 
 class Metering:

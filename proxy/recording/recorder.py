@@ -47,6 +47,7 @@ class Recorder:
         self._clock = clock
         self._pace = pace
         self._max_unflushed_pico = max_unflushed_pico
+        self._hurry_pico = max_unflushed_pico // HURRY_SHARE
         self._refuses_without_store = refuses_without_store
         self._waiting: deque[Sealed] = deque(leftovers)
         self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
@@ -60,12 +61,13 @@ class Recorder:
 
     def admit(self) -> None:
         """Raises CannotRecord where a call must not be sent, because nobody could keep count of it."""
-        if self.unflushed_pico > self._max_unflushed_pico:
+        pico, journal = self.journal.tally.pico, self.journal
+        if pico + self._waiting_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD
             raise CannotRecord(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
         if self._refuses_without_store and self.store_trouble:
             raise CannotRecord("the store that keeps count of spend is away", retry_after=5)
-        if self.journal.tally.pico > self._max_unflushed_pico // HURRY_SHARE or self.journal.is_full:
+        if pico > self._hurry_pico or journal.is_full:
             self._due.set()
 
     def hurry(self) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
+from typing import Final
 from zlib import crc32
 
 from proxy.recording.lines import line
 
-SUFFIX = ".seg"
+SUFFIX: Final = ".seg"
 LEAST_ROOM, MOST_ROOM = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
 
 _log = logging.getLogger("proxy.recording")

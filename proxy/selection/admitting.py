@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy import telemetry as metrics
 from proxy.errors import SlowDown
 from proxy.exchange import Header
@@ -14,12 +16,12 @@ from proxy.recording.entries import Receipt
 from proxy.selection.callers_limits import CallersLimits, LimitsKept
 from proxy.telemetry import Telemetry
 
-LONGEST_WAIT_SECONDS = 60.0
+LONGEST_WAIT_SECONDS: Final = 60.0
 
-_NOTHING_USED = {REQUESTS: 0, TOKENS: 0}
-_NO_TOKENS = {TOKENS: 0}
-_REMAINING = {REQUESTS: b"x-ratelimit-remaining-requests", TOKENS: b"x-ratelimit-remaining-tokens"}
-_IN_WORDS = {REQUESTS: "requests", TOKENS: "tokens"}
+_NOTHING_USED: Final = {REQUESTS: 0, TOKENS: 0}
+_NO_TOKENS: Final = {TOKENS: 0}
+_REMAINING: Final = {REQUESTS: b"x-ratelimit-remaining-requests", TOKENS: b"x-ratelimit-remaining-tokens"}
+_IN_WORDS: Final = {REQUESTS: "requests", TOKENS: "tokens"}
 
 
 class Limited:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from proxy.clock import Clock
 from proxy.errors import StoreError
@@ -22,13 +23,13 @@ from proxy.stores import schema
 from proxy.stores.contract import Store
 from proxy.tasks import Tasks
 
-SECONDS = 60.0  # after which a call waits until they are read again
-SOON_SECONDS = 50.0  # after which a call has them read again, and goes on
-ASK_AGAIN_SECONDS = 3.0  # while the store is away
+SECONDS: Final = 60.0  # after which a call waits until they are read again
+SOON_SECONDS: Final = 50.0  # after which a call has them read again, and goes on
+ASK_AGAIN_SECONDS: Final = 3.0  # while the store is away
 WAIT_SECONDS = 2.0  # for the store, of a call
-MOST_CALLERS = 20_000
+MOST_CALLERS: Final = 20_000
 
-_LIMIT = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
+_LIMIT: Final = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
 
 _log = logging.getLogger("proxy.selection")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.calendar_days import Period, Span, span
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Account, Counter
@@ -9,7 +11,7 @@ from proxy.selection.plan import Plan
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Standing
 
-MOST_ACCOUNTS = 1000  # of one payer: labels, but models without one come as callers name them
+MOST_ACCOUNTS: Final = 1000  # of one payer: labels, but models without one come as callers name them
 
 _Charged = tuple[str, str, int]  # a scope, a period, and over how many items its counters are spread
 

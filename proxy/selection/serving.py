@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.exchange import Header
 from proxy.forwarding.model_path import Operation
 from proxy.selection.policy import Mode
 from proxy.selection.standing import Decision
 
 # Bodies of these are in the format of the model that they are written for.
-SPECIFIC = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+SPECIFIC: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
 
-_MODES = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
-EXCEEDED = _MODES[Mode.EXCEEDED]
+_MODES: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
+EXCEEDED: Final = _MODES[Mode.EXCEEDED]
 
 
-_QUOTA = b"x-price-keeper-quota-pct"
+_QUOTA: Final = b"x-price-keeper-quota-pct"
 _told: dict[tuple[Mode, int | None], tuple[Header, ...]] = {}  # a hundred of each mode, as nearly all calls are told
-_MOST_TOLD = 1000
+_MOST_TOLD: Final = 1000
 
 
 def decision_told(decision: Decision) -> tuple[Header, ...]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
-MARGIN_SECONDS = 5.0  # by which the clocks of a fleet may differ
+MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 MOST_APART = 512  # acknowledgements; beyond it the oldest count as one, as of the later
-NEVER = float("inf")
+NEVER: Final = float("inf")
 
 
 class Spent:

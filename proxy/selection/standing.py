@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.calendar_days import Span
 from proxy.config.keys import Label
@@ -23,9 +23,9 @@ from proxy.selection.plan import Plan
 from proxy.selection.policy import Mode
 from proxy.selection.spent import Spent
 
-HELD_SECONDS = 2.0  # what is held by calls under way may be free again then
+HELD_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
 
-_NO_BUDGET = Spent()  # of labels without a quota; nothing is counted there
+_NO_BUDGET: Final = Spent()  # of labels without a quota; nothing is counted there
 
 _log = logging.getLogger("proxy.selection")
 

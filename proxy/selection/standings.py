@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from proxy import telemetry as metrics
 from proxy.alerts.raising import Alerts
@@ -32,9 +33,9 @@ from proxy.stores.contract import Store
 from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 
-MOST_STANDINGS = 20_000
+MOST_STANDINGS: Final = 20_000
 WAIT_SECONDS = 2.0  # for the store, of a call of a scope that is not known
-KEPT_SECONDS = 3600  # of a standing whose period is over: its last calls end, and are flushed
+KEPT_SECONDS: Final = 3600  # of a standing whose period is over: its last calls end, and are flushed
 
 _log = logging.getLogger("proxy.selection")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-SMALL_BYTES = 1024  # a piece of its own costs some 40 bytes
-HEADER_BYTES = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
+from typing import Final
+
+SMALL_BYTES: Final = 1024  # a piece of its own costs some 40 bytes
+HEADER_BYTES: Final = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
 
 
 def weight_of(target: bytes, headers: dict[bytes, bytes]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import sha256
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -15,9 +15,9 @@ from proxy.forwarding import json_splice
 from proxy.forwarding.model_path import Operation, Target, legal, split
 from proxy.model import Caller
 
-_LISTS_TOO = Operation.ASYNC_INVOKES
-_READ_ONLY = Operation.ASYNC_INVOKE
-OF_A_MODEL = frozenset(
+_LISTS_TOO: Final = Operation.ASYNC_INVOKES
+_READ_ONLY: Final = Operation.ASYNC_INVOKE
+OF_A_MODEL: Final = frozenset(
     {
         Operation.INVOKE,
         Operation.INVOKE_STREAM,
@@ -27,10 +27,10 @@ OF_A_MODEL = frozenset(
     }
 )
 # Operations whose model is named in the body, and the key that names it.
-_MODEL_KEYS = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
-_LONGEST_NAMED = 16 * 1024  # bytes: an id of the greatest length, every character escaped
+_MODEL_KEYS: Final = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
+_LONGEST_NAMED: Final = 16 * 1024  # bytes: an id of the greatest length, every character escaped
 
-_PASSED_ON = {
+_PASSED_ON: Final = {
     name.encode(): name
     for name in (
         "accept",
@@ -43,16 +43,16 @@ _PASSED_ON = {
         "x-amzn-trace-id",
     )
 }
-_OF_BEDROCK = b"x-amzn-bedrock-"
-_TOKEN = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
-_NAMES_REMEMBERED = 256
+_OF_BEDROCK: Final = b"x-amzn-bedrock-"
+_TOKEN: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
+_NAMES_REMEMBERED: Final = 256
 
-_INVOCATION = b"amz-sdk-invocation-id"
-_TELLING = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
+_INVOCATION: Final = b"amz-sdk-invocation-id"
+_TELLING: Final = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
-_BIDIRECTIONAL = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].encode()
+_BIDIRECTIONAL: Final = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].encode()
 
 
 class Asked(NamedTuple):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from collections.abc import Callable
 from functools import partial
-from itertools import count
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.answers import refuse
 from proxy.clock import Clock
 from proxy.errors import Busy, OurFault, Refusal
-from proxy.exchange import AtOnce, Handler, Request, Responder
+from proxy.exchange import AtOnce, Handler, Request, Responder, request_ids
 from proxy.surface.doors import Door, PlainDoor, TlsDoor
 from proxy.surface.limits import DEFAULT, Limits
 from proxy.surface.outbox import MUCH, Outbox
@@ -21,9 +19,9 @@ from proxy.surface.sockets import bound
 from proxy.tasks import Tasks
 
 CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
-CUT_SECONDS = 1.0  # what a connection gets to close after it was cut
+CUT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
 
-REQUEST_ID = b"x-price-keeper-request-id"
+REQUEST_ID: Final = b"x-price-keeper-request-id"
 
 _log = logging.getLogger("proxy.surface")
 
@@ -34,12 +32,6 @@ class Connection(Protocol):
     def drain(self) -> None: ...
 
     def cut(self) -> None: ...
-
-
-def request_ids() -> Callable[[], bytes]:
-    """Each new in this process, and in all likelihood among all."""
-    run, numbers = os.urandom(6).hex(), count(1)
-    return lambda: f"{run}-{next(numbers)}".encode()
 
 
 def _is_none_refused(_method: bytes, _target: bytes) -> None:

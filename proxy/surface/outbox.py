@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeAlias
 
 AT_ONCE = 32  # messages: with more the first ones would wait longer than the others gain
@@ -43,8 +42,10 @@ class Outbox:
             return
         waiting, self._waiting = self._waiting, []
         for write, data in waiting:
-            with suppress(Exception):  # whoever is gone hears nothing, and the others are not to suffer
+            try:
                 write(data)
+            except Exception:  # noqa: S112 - whoever is gone hears nothing, and the others are not to suffer
+                continue
 
     def _flush_what_is_left(self) -> None:
         self._is_flush_due = False
