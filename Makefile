@@ -9,7 +9,7 @@ COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-check bench-parts format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -97,9 +97,15 @@ $(VENV)/.bench: requirements/bench.lock | $(VENV)/.python
 	$(VENV)/bench/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/bench.lock
 	@touch $@
 
-bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, LiteLLM and others, on this machine: writes docs/performance.md; needs nginx and wrk; takes 20 minutes
+bench: $(VENV)/.dev $(VENV)/.bench ## beside nginx, LiteLLM and others, on this machine: writes docs/performance.md; needs nginx and wrk; takes 40 minutes
 	@$(MAKE) compiled || echo "so only the build without compiled modules is measured"
+	$(BIN)/python -m bench.speed.control
+	$(BIN)/python -m bench.speed.scaling
 	$(BIN)/python -m bench.speed
+
+bench-hour: $(VENV)/.dev ## whether memory and descriptors stay as they are through an hour of load; adds to docs/performance.md
+	$(BIN)/python -m bench.speed.hour
+	$(BIN)/python -m bench.speed.report
 
 bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, how far budgets are passed
 	$(BIN)/python -m bench.sqlite_counters

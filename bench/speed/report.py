@@ -2,7 +2,8 @@
 
     python -m bench.speed.report [FOLDER]
 
-Beside results.json there may be others, of what is measured elsewhere: `control.json` and `scaling.json`, each
+Beside results.json there may be others, of what is measured elsewhere: `control.json`, `scaling.json` and
+`hour.json`, each
 
     {"goals":  [{"goal", "wanted", "reached", "is_reached"}],
      "tables": [{"title", "note", "columns": [...], "rows": [[...], ...]}],
@@ -28,7 +29,7 @@ from bench.speed.plots import Line, lines
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "performance"
 RESULTS, FLAME = "results.json", "flame.svg"
-FURTHER = {"control": "The control API", "scaling": "Many orgs, many callers, many streams"}
+FURTHER = {"control": "The control API", "scaling": "Many orgs, many callers, many streams", "hour": "An hour of load"}
 
 
 def write(folder: Path) -> Path:

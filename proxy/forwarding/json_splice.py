@@ -14,6 +14,7 @@ import codecs
 import json
 import re
 from collections.abc import Collection
+from functools import cached_property
 from typing import NamedTuple
 
 import orjson
@@ -65,15 +66,33 @@ class _Inside(NamedTuple):
 
 
 class _Grammar:
-    """The expressions that find strings by one of two: the quick one is for data without control characters."""
+    """The expressions that find strings by one of two: the quick one is for data without control characters.
+
+    Each is made when it is first needed, as that takes milliseconds of which most starts have no use.
+    """
 
     def __init__(self, string: bytes) -> None:
-        name = rb"%b%b:%b" % (string, _SPACE, _SPACE)
-        plain = rb"%b|true|false|null|%b" % (string, _NUMBER)
-        member = rb"%b(?:%b)" % (name, plain)
-        value = rb"(?:%b|%b|%b)" % (plain, _flat(rb"\[", plain, rb"\]"), _flat(rb"\{", member, rb"\}"))
-        self.array, self.object = _inside(b"", value, rb"\]"), _inside(name, value, rb"\}")
-        self.member = re.compile(rb"%b(%b)%b:%b(?:(%b)|(\[)|(\{))" % (_SPACE, string, _SPACE, _SPACE, value))
+        self._string = string
+        self._name = rb"%b%b:%b" % (string, _SPACE, _SPACE)
+
+    @cached_property
+    def array(self) -> _Inside:
+        return _inside(b"", self._value, rb"\]")
+
+    @cached_property
+    def object(self) -> _Inside:
+        return _inside(self._name, self._value, rb"\}")
+
+    @cached_property
+    def member(self) -> re.Pattern[bytes]:
+        parts = (_SPACE, self._string, _SPACE, _SPACE, self._value)
+        return re.compile(rb"%b(%b)%b:%b(?:(%b)|(\[)|(\{))" % parts)
+
+    @cached_property
+    def _value(self) -> bytes:
+        plain = rb"%b|true|false|null|%b" % (self._string, _NUMBER)
+        member = rb"%b(?:%b)" % (self._name, plain)
+        return rb"(?:%b|%b|%b)" % (plain, _flat(rb"\[", plain, rb"\]"), _flat(rb"\{", member, rb"\}"))
 
 
 def _flat(begin: bytes, member: bytes, end: bytes) -> bytes:
@@ -93,7 +112,7 @@ def _inside(name: bytes, value: bytes, end: bytes) -> _Inside:
 
 
 _QUICK, _CAREFUL = _Grammar(rb'"[^"]*+"'), _Grammar(rb'"[^"\x00-\x1f]*+"')
-_EASY = _Grammar(rb'"[^"\\]*+"').member  # in data as it came
+_EASY = _Grammar(rb'"[^"\\]*+"')  # in data as it came
 
 
 def members(data: bytes, names: Collection[str]) -> Members:
@@ -128,7 +147,7 @@ def _easily(data: bytes, names: Collection[str]) -> Members | None:
     for name in names:
         quoted = f'"{name}"'.encode()
         if name in document:
-            member = _EASY.match(data, data.find(quoted)) if data.count(quoted) == 1 else None
+            member = _EASY.member.match(data, data.find(quoted)) if data.count(quoted) == 1 else None
             if member is None or member.lastindex != _VALUE:
                 return None
             spans[name] = member.span(_VALUE)

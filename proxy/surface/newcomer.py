@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from proxy.surface.http1 import Http1Connection
-from proxy.surface.http2 import Http2Connection
 
 if TYPE_CHECKING:
+    from proxy.surface.http2 import Http2Connection
     from proxy.surface.listener import Listener
 
 # HTTP/2 begins with a line that no HTTP/1.1 request can be.
@@ -55,7 +55,7 @@ class Newcomer(asyncio.Protocol):
         self._data += data
         begun = self._data[: len(HTTP2_PREFACE)]
         if begun == HTTP2_PREFACE:
-            self._become(Http2Connection(self._listener, self._is_surplus))
+            self._become(_http2(self._listener, self._is_surplus))
         elif not HTTP2_PREFACE.startswith(begun):
             self._become(Http1Connection(self._listener, self._is_surplus))
 
@@ -80,3 +80,9 @@ class Newcomer(asyncio.Protocol):
         else:
             with suppress(OSError):  # the client may just have gone
                 self._shaking_hands.shutdown(socket.SHUT_RDWR)  # and so the handshake fails
+
+
+def _http2(listener: Listener, is_surplus: bool) -> Http2Connection:
+    from proxy.surface.http2 import Http2Connection  # its library is a tenth of a start that has no use for it
+
+    return Http2Connection(listener, is_surplus)
