@@ -67,8 +67,10 @@ class Http1Connection(asyncio.Protocol):
         self._is_closed = True
         self._listener.left(self)
         self._hear_no_more()
-        if self._answer is not None:
-            self._answer.left()
+        self._requests.close()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.left()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
