@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol
 from proxy.answers import answer_failure
 from proxy.auth.identify import Identify
 from proxy.choosing import LARGE_BYTES, Choosing, Road, Told
-from proxy.errors import Refusal
 from proxy.exchange import Request, Responder
 from proxy.forwarding.forwarder import Call, Forwarder
 from proxy.forwarding.joining import Joining, Shared
@@ -106,7 +105,7 @@ class Express:
             asked = understood(request)
             choice = self._choosing.configured(asked.model) if asked.operation in _OPERATIONS else None
             terms = None if choice is None else self._metering.terms(choice, asked.operation, request.method)
-        except Refusal:
+        except Exception:  # which the pipeline is to answer, and to tell of
             return None
         if choice is None or terms is None:
             return None

@@ -28,6 +28,8 @@ class Endpoint(NamedTuple):
     is_tls: bool
 
 
+_NOBODYS: Final = httptools.HttpResponseParser(object())
+
 Put: TypeAlias = Callable[[Callable[[bytes], None], bytes], None]
 
 
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.is_open = False
         self._pool.lost(self)
+        self._parser = _NOBODYS  # its own leads back here, and a circle goes only when the collector comes by
         self._break("Bedrock closed the connection before its answer was whole")
 
     def eof_received(self) -> None:

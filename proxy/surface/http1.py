@@ -45,6 +45,7 @@ class Http1Connection(asyncio.Protocol):
         self._requests = RequestReader(self, listener)
         self._answer: Answer | None = None  # to the request under way
         self._waiting: deque[_Entry] = deque()
+        self._is_serving_those = False
         self._unread = b""  # what came in behind more requests than may wait
         self._unread_weight = 0  # of it, as far as it is counted
         self._is_reading_paused = False
@@ -67,8 +68,10 @@ class Http1Connection(asyncio.Protocol):
         self._is_closed = True
         self._listener.left(self)
         self._hear_no_more()
-        if self._answer is not None:
-            self._answer.left()
+        self._requests.close()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.left()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -85,7 +88,7 @@ class Http1Connection(asyncio.Protocol):
         self._requests.drop()
         self._is_deaf = True
         self._is_cut_short = False
-        return self._answer is not None and self._transport.can_write_eof()
+        return (self._answer is not None or bool(self._waiting)) and self._transport.can_write_eof()
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
@@ -226,11 +229,7 @@ class Http1Connection(asyncio.Protocol):
     def _next(self) -> None:
         """Serves what waits, reads what could not even wait; if nothing more can come, that was all."""
         if self._waiting:
-            entry = self._waiting.popleft()
-            if isinstance(entry, Refusal):
-                self._refuse(entry)
-            else:
-                self._serve(*entry)
+            self._serve_those_waiting()
         elif self._is_deaf:
             self._close()
         if self._is_reading_paused and len(self._waiting) < self._limits.pipelined and not self._is_closed:
@@ -239,6 +238,21 @@ class Http1Connection(asyncio.Protocol):
             self._read_on()
         if self._requests.owes_continue:
             self.encourage()
+
+    def _serve_those_waiting(self) -> None:
+        """Until one has to be waited for. Those that have not come back here from within, and there may be hundreds."""
+        if self._is_serving_those:
+            return
+        self._is_serving_those = True
+        try:
+            while self._waiting and self._answer is None and not (self.is_write_paused or self._is_closed):
+                entry = self._waiting.popleft()
+                if isinstance(entry, Refusal):
+                    self._refuse(entry)
+                else:
+                    self._serve(*entry)
+        finally:
+            self._is_serving_those = False
 
     def break_off(self) -> None:
         self._answer = None

@@ -107,8 +107,9 @@ class Answer:
     def left(self) -> None:
         """The connection is gone."""
         self.is_gone = True
-        if self.flow is not None:
-            self.flow.caller_left()
+        flow, self.flow = self.flow, None  # it leads back here
+        if flow is not None:
+            flow.caller_left()
 
     def _end(self) -> None:
         self.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from proxy.surface.listener import Listener
 
 
+_NOBODYS: Final = httptools.HttpRequestParser(object())
+
+
 class RequestReader:
     """Hands its connection what is whole; or tells it, once, why it cannot be read any further."""
+
+    __deletable__ = ("_connection",)  # says the compiler
 
     def __init__(self, connection: Http1Connection, listener: Listener) -> None:
         self._connection = connection
@@ -85,6 +90,13 @@ class RequestReader:
         """What has come of a request is of no use any more."""
         self._listener.let_go(self._weight)
         self._begin_head()
+
+    def close(self) -> None:
+        """At the connection's end. It and the parser lead back here, and what leads in a circle goes only when the
+        collector of cycles comes by, which is seldom."""
+        self.drop()
+        self._parser = _NOBODYS
+        del self._connection
 
     def overdue(self, waited: float) -> str | None:
         if self.is_in_body and waited > self._limits.body_seconds:

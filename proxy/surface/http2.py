@@ -49,6 +49,11 @@ class _Protocol(H2Connection):
             frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(asked, TABLE_BYTES)
         return super()._receive_settings_frame(frame)
 
+    def close(self) -> None:
+        """At the connection's end. What frames are received by leads back here, so that only the collector of cycles
+        would end it, which comes by seldom."""
+        self._frame_dispatch_table.clear()
+
     @property
     def half_head_bytes(self) -> int:
         """Of a head that comes in several frames, the last of which is not here yet."""
@@ -103,6 +108,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.listener.left(self)
         self._forget_all()
+        self._h2.close()
 
     def data_received(self, data: bytes) -> None:
         if self._is_closed:

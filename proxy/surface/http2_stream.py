@@ -114,8 +114,9 @@ class Stream:
         self.is_gone = True
         self.outgoing.clear()
         self._drop_body()
-        if self._flow is not None:
-            self._flow.caller_left()
+        flow, self._flow = self._flow, None  # it leads back here
+        if flow is not None:
+            flow.caller_left()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answers before the request is whole; what still comes of it is thrown away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Callable
@@ -20,6 +21,10 @@ from proxy.tasks import Tasks
 
 CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
 CUT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
+
+# Answers in one turn of the loop that wait for nobody. Somebody who sends ever more to be refused must leave others
+# their turn, so behind these each request has a task, and those behind it on its connection wait for that.
+MOST_AT_ONCE: Final = 32
 
 REQUEST_ID: Final = b"x-price-keeper-request-id"
 
@@ -72,6 +77,7 @@ class Listener:
         self._doors: list[Door] = []
         self._is_full_told = False
         self.under_way = 0  # requests that are handled, whether or not their callers still wait
+        self._answered_at_once = 0  # in this turn
         self.held_bytes = 0  # of all requests that are coming in, waiting or under way
         self.too_many = Busy(f"there are {limits.connections} connections already", retry_after=1)
         self._too_busy = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
@@ -140,10 +146,16 @@ class Listener:
             self.held_bytes -= weight
             self.refuse(responder, self._too_busy)
             return
-        self.under_way += 1
-        self.outbox.is_busy = self.under_way >= MUCH
-        if not self._at_once(request, responder, partial(self._over, weight)):
+        before = self.under_way
+        self.under_way = before + 1
+        self.outbox.is_busy = before + 1 >= MUCH
+        is_flood = self._answered_at_once >= MOST_AT_ONCE
+        if is_flood or not self._at_once(request, responder, partial(self._over, weight)):
             self._tasks.once(self._handled(request, responder, weight))
+        elif self.under_way <= before:  # that was its answer
+            if not self._answered_at_once:
+                asyncio.get_running_loop().call_soon(self._turn_ends)
+            self._answered_at_once += 1
 
     def refuse(self, responder: Responder, refusal: Refusal) -> None:
         refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
@@ -160,6 +172,9 @@ class Listener:
             refuse(responder, fault, ((REQUEST_ID, request_id),))
         finally:
             self._over(weight)
+
+    def _turn_ends(self) -> None:
+        self._answered_at_once = 0
 
     def _over(self, weight: int) -> None:
         self.under_way -= 1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 AT_ONCE = 32  # messages: with more the first ones would wait longer than the others gain
+AT_ONCE_BYTES = 256 * 1024  # else one who sends much ahead and reads nothing is found out too late
 MUCH = 4  # requests under way, before which nothing waits
 
 Write: TypeAlias = Callable[[bytes], None]
@@ -21,6 +22,7 @@ class Outbox:
     def __init__(self) -> None:
         self.is_busy = False  # as its owner says
         self._waiting: list[tuple[Write, bytes]] = []
+        self._waiting_bytes = 0
         self._is_flush_due = False
         self._loop = asyncio.get_running_loop()
 
@@ -31,7 +33,8 @@ class Outbox:
             write(data)
             return
         waiting.append((write, data))
-        if len(waiting) >= AT_ONCE:
+        self._waiting_bytes += len(data)
+        if len(waiting) >= AT_ONCE or self._waiting_bytes >= AT_ONCE_BYTES:
             self.flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
@@ -40,7 +43,7 @@ class Outbox:
     def flush(self) -> None:
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         for write, data in waiting:
             try:
                 write(data)

@@ -18,8 +18,12 @@ from proxy.exchange import Request, Responder
 from proxy.forwarding.forwarder import Forwarder, SignatureV4
 from proxy.forwarding.upstream import Endpoint
 from proxy.recording.meter import Meter
+from proxy.recording.metering import Metering
 from proxy.stores import schema
 from proxy.stores.contract import Put
+from proxy.surface.limits import DEFAULT
+from proxy.surface.listener import MOST_AT_ONCE
+from proxy.surface.outbox import AT_ONCE_BYTES
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
 from tests.support.lanes import Lane, lane
@@ -153,6 +157,18 @@ async def test_no_more_is_sent_than_could_be_recorded(
     await express_lane.is_quiet()
 
 
+@replaces_a_method
+async def test_what_fails_before_anybody_is_known_is_answered_by_the_pipeline(
+    express_lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Metering, "terms", _raises)
+        async with wired(express_lane) as wire:
+            await wire.send(request_of(express_lane, path=b"/model/economy/converse"))
+            said(await wire.answer(), 500, "InternalServerException")
+    await express_lane.is_quiet()
+
+
 # Callers that leave.
 
 
@@ -184,14 +200,63 @@ async def test_who_leaves_pays_and_nothing_stays_open(express_lane: Lane, protoc
 
 async def test_what_is_sent_ahead_is_answered_in_order(express_lane: Lane) -> None:
     """Refusals end within the reading of what was sent, and answers of Bedrock's begin the next request."""
-    refused = request_of(express_lane, token="nobody")
+    refused = ask(path=PATH)  # the shortest there is, so that hundreds come at once
     async with wired(express_lane) as wire:
-        for pattern in ([403] * 500, [200, 403, 200, 200, 403, 403], [403, 200] * 40):
+        for pattern in ([403] * 500, [200, 403, 200, 200, 403, 403], [403, 200] * 40, [200, *[403] * 300]):
             await wire.send(b"".join(refused if each == 403 else request_of(express_lane) for each in pattern))
             assert [(await wire.answer()).status for _ in pattern] == pattern
         await wire.send(request_of(express_lane, RETRIED) * 50)
         assert {(await wire.answer()).status for _ in range(50)} == {200}
     await express_lane.is_quiet()
+
+
+def _answers_at_once(counted: list[int]) -> Callable[[Request, Responder, Callable[[], None]], bool]:
+    def at_once(request: Request, responder: Responder, over: Callable[[], None]) -> bool:
+        counted[-1] += 1
+        responder.start(200, (), len(request.body))
+        responder.write(request.body)
+        responder.finish()
+        over()
+        return True
+
+    return at_once
+
+
+@asynccontextmanager
+async def turns_of(counted: list[int]) -> AsyncIterator[None]:
+    """From now on there is a count for each turn of the loop."""
+
+    async def count() -> None:
+        while True:
+            counted.append(0)
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    try:
+        yield
+    finally:
+        counting.cancel()
+
+
+@pytest.mark.parametrize("http2", [False, True])
+@on_both_loops
+async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool) -> None:
+    in_turns, requests = [0], DEFAULT.streams if http2 else 3000
+    async with port(echo) as rig:
+        rig.listener._at_once = _answers_at_once(in_turns)
+        async with turns_of(in_turns):
+            if http2:
+                client = await rig.connect2()
+                numbers = [client.open(b"/a", [], ends=True) for _ in range(requests)]
+                await client.flush()
+                assert {(await client.answer(number)).status for number in numbers} == {200}
+            else:
+                wire = await rig.connect()
+                await wire.send(b"".join(ask(b"%d" % number) for number in range(requests)))
+                for number in range(requests):
+                    assert (await wire.answer()).body == b"%d" % number
+    assert sum(in_turns) >= MOST_AT_ONCE
+    assert max(in_turns) <= MOST_AT_ONCE + 1
 
 
 # The outbox.
@@ -240,6 +305,32 @@ async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
         await wire.send(ask(b"hello"))
         assert (await wire.answer()).body == b"hello"
         assert await wire.ending() == "closed"
+
+
+@on_both_loops
+async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
+    """However much of what he asked for could be written in one turn."""
+    answer = bytes(AT_ONCE_BYTES // 2)
+
+    def at_once(_: Request, responder: Responder, over: Callable[[], None]) -> bool:
+        rig.listener.outbox.is_busy = True
+        responder.start(200, (), len(answer))
+        responder.write(answer)
+        responder.finish()
+        over()
+        return True
+
+    async with port(echo) as rig:
+        rig.listener._at_once = at_once
+        wire = await rig.connect(receive_buffer=4096)
+        await eventually(lambda: rig.open)
+        rig.narrow()
+        await wire.send(ask() * DEFAULT.pipelined)
+        await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
+        (behind,) = [each._transport.get_write_buffer_size() for each in rig.listener._connections]  # type: ignore[attr-defined]
+        assert behind < 2 * AT_ONCE_BYTES
+        for _ in range(DEFAULT.pipelined):
+            assert (await wire.answer()).body == answer
 
 
 @on_both_loops

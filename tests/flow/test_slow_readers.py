@@ -67,6 +67,21 @@ async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
         await read_slowly(rig, wire, 300_000)
 
 
+@on_both_loops
+async def test_who_says_no_more_and_reads_late_still_gets_what_he_asked_for_ahead() -> None:
+    async with port(flood, write_buffer_bytes=64 * 1024) as rig:
+        wire = await rig.connect(receive_buffer=4096)
+        await eventually(lambda: rig.open == 1)
+        rig.narrow()
+        await wire.send(ask(path=b"/300000") * 3)
+        await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
+        wire.half_close()
+        await quiet()
+        for _ in range(3):
+            assert len((await wire.answer()).body) == 300_000
+        assert await wire.ending() == "closed"
+
+
 class Waited:
     """A flow that is told how long its reader has read nothing."""
 

@@ -1,17 +1,22 @@
-"""Two workers on one quota: they pass it by no more than two sidecars may."""
+"""Several workers on one quota, one limit, one hard budget: what one of them lets through the others count as well."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from proxy.stores import schema
+from proxy.stores.contract import Value
 from proxy.stores.sqlite import SqliteStore
 from tests.support.crashing import MODELS, ORG, PRICES, Lineup
-from tests.support.fleet import budget
+from tests.support.fleet import budget, configure
 from tests.support.overspend import Figures, bound
 from tests.support.simulated import Caller, bedrock_process, read_ledger
 from tests.support.threads import Threads
@@ -94,6 +99,7 @@ def test_two_workers_keep_a_quota_as_two_sidecars_do(tmp_path: Path) -> None:
     assert calls.statuses == {200}
     assert min(shares.values()) > 0.2 * sum(shares.values())  # so each had to learn of much that it did not spend
     assert quota <= spent <= quota + bound(figures)
+    assert spent < 1.5 * quota  # would each count its own alone, it were twice as much, however seldom they look
 
 
 def _quota(bedrock: str, file: Path) -> float:
@@ -104,9 +110,10 @@ def _quota(bedrock: str, file: Path) -> float:
     return round(cost(read_ledger(file)[-1]) * CALLS, 6)
 
 
-async def _budgeted(lineup: Lineup, quota: float) -> None:
+async def _budgeted(lineup: Lineup, quota: float, **more: Value) -> None:
+    quotas = {"premium": quota} if more else {"premium": quota, "economy": 1000}
     store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
-    await budget(store, ORG, {"premium": quota, "economy": 1000})
+    await budget(store, ORG, quotas, **more)
     await store.close()
 
 
@@ -121,3 +128,53 @@ def _figures(served: list[dict[str, Any]], quota: float, looks: Looks) -> Figure
     in_flight = sum(cost(entry) for entry in before if entry["arrived"] > reached - CALL_MS / 1000)
     burn = sum(map(cost, before)) / (reached - before[0]["arrived"])
     return Figures(burn, FLUSH_SECONDS, looks.longest(reached, served[-1]["arrived"]), 0.0, in_flight)
+
+
+WORKERS = 3
+RPM = 60
+HARD_CALLS = 20  # that a hard budget lasts for, if they had long answers
+MOST = 240  # calls: a third of them alone, for each worker, would be more than there is for all
+
+
+def _asked(crew: Crew) -> Counter[int]:
+    """By status. Each on a connection of its own, so that it may come to any worker."""
+    with ThreadPoolExecutor(CALLERS) as callers:
+        return Counter(status for status, _ in callers.map(lambda _: crew.call(), range(MOST)))
+
+
+def test_a_limit_is_one_for_all_workers(tmp_path: Path) -> None:
+    async def limited() -> None:
+        store = await SqliteStore(tmp_path / "price-keeper.db", time.time).open()
+        await configure(store, schema.org_config(ORG), limits={"rpm": RPM})
+        await store.close()
+
+    with bedrock_process() as bedrock:
+        lineup = lineup_of(tmp_path, bedrock.url, WORKERS)
+        asyncio.run(limited())
+        with serving(lineup) as crew:
+            began = time.monotonic()
+            statuses = _asked(crew)
+            seconds, shares = time.monotonic() - began, crew.samples("recorded_requests_total")
+            assert crew.running.stop() == 0
+    print(f"{statuses} in {seconds:.1f} s; {shares}")
+    assert set(statuses) == {200, 429}
+    assert all(shares.values())
+    assert RPM / 2 < statuses[200] <= RPM * (1 + seconds / 60)
+
+
+def test_a_hard_budget_is_one_for_all_workers(tmp_path: Path) -> None:
+    file = tmp_path / "ledger"
+    with bedrock_process("--ledger", str(file)) as bedrock:
+        quota = _quota(bedrock.url, file) / CALLS * HARD_CALLS
+        bedrock.plan(always={"latency_ms": 20})
+        lineup = lineup_of(tmp_path, bedrock.url, WORKERS)
+        asyncio.run(_budgeted(lineup, quota, enforcement="hard"))
+        with serving(lineup) as crew:
+            crew.turn = json.dumps({"messages": MESSAGES, "inferenceConfig": {"maxTokens": 100}}).encode()
+            statuses, shares = _asked(crew), crew.samples("recorded_requests_total")
+            assert crew.running.stop() == 0
+    spent = sum(map(cost, read_ledger(file)[1:]))
+    print(f"quota {quota:g}, spent {spent:g}; {statuses}; {shares}")
+    assert set(statuses) <= {200, 400, 429}
+    assert sum(map(bool, shares.values())) > 1
+    assert quota / 8 < spent <= quota  # what is held for calls under way may be most of so small a budget

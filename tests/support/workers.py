@@ -67,6 +67,7 @@ class Crew:
     running: Sidecar
     token: str
     pids: list[int] = field(default_factory=list)
+    turn: bytes = TURN  # what is asked
 
     def metrics(self) -> str:
         return get(f"{self.running.control}/metrics")[1]
@@ -87,7 +88,7 @@ class Crew:
         """On a connection of its own, with its answer to be had."""
         connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self.running.data).port, timeout=SECONDS)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        connection.request("POST", f"/model/{label}/{path}", TURN, headers)
+        connection.request("POST", f"/model/{label}/{path}", self.turn, headers)
         return connection
 
     def call(self) -> tuple[int, str]:

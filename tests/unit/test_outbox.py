@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from proxy.surface.outbox import AT_ONCE, Outbox
+from proxy.surface.outbox import AT_ONCE, AT_ONCE_BYTES, Outbox
 
 Written = list[tuple[str, bytes]]
 
@@ -66,6 +66,18 @@ async def test_no_more_wait_than_are_good_for_the_first() -> None:
     outbox.put(place(written, "b"), b"the next")  # and the flush that was due at the end is not the last one
     await asyncio.sleep(0)
     assert written[-1] == ("b", b"the next")
+
+
+async def test_nor_more_than_a_reader_may_be_behind() -> None:
+    outbox, written = busy(), Written()
+    half = bytes(AT_ONCE_BYTES // 2)
+    for number in range(6):
+        outbox.put(place(written, "a"), half)
+        assert len(written) == number + number % 2
+    outbox.put(place(written, "b"), b"short")  # what was written counts no more
+    assert len(written) == 6
+    await asyncio.sleep(0)
+    assert written[-1] == ("b", b"short")
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, OSError, AttributeError])  # the last one over TLS, closed twice
