@@ -246,6 +246,10 @@ class Side:
         except CutError as cut:
             return cut.how
 
+    def forget_connections(self) -> None:
+        """After so long a time they are closed as idle, sooner or later."""
+        self._wire = self._http2 = None
+
     def hang_up(self) -> None:
         for wire in self.wires:
             wire.close()
@@ -344,6 +348,7 @@ async def play(script: Script, one: Side, other: Side, clock: Still, turns: int)
             clock.ahead += DUE
             world = WORLDS[script.chance.choice(list(WORLDS))]
             for side in (one, other):
+                side.forget_connections()
                 await configure(side.lane, *world, version=turn + 2)
             continue
         assert told == expected, (turn, asking.who, asking.path, asking.headers)
