@@ -117,7 +117,7 @@ def test_the_default_configuration_is_good() -> None:
     assert "premium, standard, economy" in checked.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["tables"], ["nonsense"], ["dev", "--control-port", "x"]])
+@pytest.mark.parametrize("arguments", [["tables", "nonsense"], ["nonsense"], ["dev", "--control-port", "x"]])
 def test_a_mistake_in_the_command_shows_how_it_is_used(tmp_path: Path, arguments: list[str]) -> None:
     refused = price_keeper(*arguments, folder=tmp_path)
     assert refused.returncode == 2

@@ -154,7 +154,6 @@ MISTAKES = [
     (("token", CLIENT, "--env", "--json"), "not allowed with"),
     (("token", CLIENT, "--env", "--data", "x y"), "--data: expected http(s)"),
     (("rotate", ORG), "the admin key comes from"),
-    (("rotate", "acme"), "ORG is the org's id"),
     (("rotate", ORG, "--app", "a b"), "--app: an app id is"),
     (("rotate", ORG, "--grace", "169"), "expected whole hours from 0 to 168"),
 ]
