@@ -13,7 +13,8 @@ from contextlib import suppress
 from importlib import import_module
 
 from proxy.commandline.mending import with_next_step
-from proxy.commandline.parser import Misused, misuse_shown
+from proxy.commandline.parser import Misused
+from proxy.commandline.terminal import RED, painted
 from proxy.commandline.whole import PROGRAM, parser
 from proxy.errors import ConfigError, PriceKeeperError
 
@@ -58,14 +59,17 @@ def _prepare() -> None:
 
 
 def _tell(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+    """A line for each: where, or by whom, and what is wrong."""
     from proxy.config.problems import one_line
 
     if isinstance(failure, Misused):
-        print(misuse_shown(failure), end="", file=sys.stderr)
-    else:
-        for problem in problems:
-            line = one_line(problem)
-            print(line if kind == "mistake" else f"{PROGRAM}: {line}", file=sys.stderr)
+        print(failure.parser.format_usage(), end="", file=sys.stderr)
+    for problem in problems:
+        line = one_line(problem)
+        where, colon, what = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
+        print(painted(where + colon, "" if " " in where else RED, sys.stderr) + what, file=sys.stderr)
+    if isinstance(failure, Misused):
+        print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
     return code
 
 

@@ -12,6 +12,7 @@ from proxy.reporting.letters import width_of
 CELL, LINE, MARGIN, BAR = 8.4, 19, 18, 34  # pixels: a letter's width, a line's height, around all, the title's bar
 BACKGROUND, TITLE_BAR, TEXT, FAINT = "#16181d", "#22252c", "#d8dce3", "#8b93a1"
 _COLORS = {31: "#ff7b72", 32: "#7ee787", 33: "#e3b341", 36: "#56c8d8"}
+_BLOCKS = "▏▎▍▌▋▊▉█"
 _SIGN = re.compile("\x1b\\[([0-9;]*)m")
 _FONT = "ui-monospace, 'DejaVu Sans Mono', 'SF Mono', Menlo, Consolas, monospace"
 
@@ -25,9 +26,12 @@ class Run(NamedTuple):
     is_bold: bool
 
 
-def picture(command: str, printed: str) -> str:
-    """Of a terminal in which this command was typed and this was printed."""
-    lines = [f"\x1b[32m$\x1b[0m {command}", *printed.rstrip("\n").split("\n")]
+def picture(typed: Sequence[tuple[str, str]]) -> str:
+    """Of a terminal in which these commands were typed, and what each printed."""
+    lines: list[str] = []
+    for command, printed in typed:
+        lines += [f"\x1b[32m$\x1b[0m {command}", *printed.rstrip("\n").split("\n"), ""]
+    lines.pop()
     columns = max(width_of(_SIGN.sub("", line)) for line in lines)
     width, height = round(columns * CELL + 2 * MARGIN), BAR + len(lines) * LINE + 2 * MARGIN
     text = "\n".join(
@@ -38,11 +42,11 @@ def picture(command: str, printed: str) -> str:
     )
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">
-<title>{escape(command)}</title>
+<title>{escape(", ".join(command for command, _ in typed))}</title>
 <rect width="{width}" height="{height}" rx="9" fill="{BACKGROUND}"/>
 <path d="M0 {BAR}V9a9 9 0 0 1 9-9H{width - 9}a9 9 0 0 1 9 9V{BAR}Z" fill="{TITLE_BAR}"/>
 {_buttons()}
-<g font-family="{_FONT}" font-size="14" xml:space="preserve">
+<g font-family="{_FONT}" font-size="14">
 {text}
 </g>
 </svg>
@@ -76,8 +80,13 @@ def _looks(sign: str, color: str, is_bold: bool) -> tuple[str, bool]:
 def _element(run: Run, y: float) -> str:
     """Each run has the width of its cells, whatever font there is, so that columns stay columns."""
     lead = len(run.text) - len(run.text.lstrip(" "))
-    text = run.text.strip(" ")
+    text = run.text.strip(" ").replace(" ", "\u00a0")  # of plain ones SVG keeps one alone
     x, wide = MARGIN + (run.column + lead) * CELL, width_of(text) * CELL
+    if set(text) <= set(_BLOCKS):  # without the seams that letters have between them
+        wide = sum(_BLOCKS.index(block) + 1 for block in text) / len(_BLOCKS) * CELL
+        return (
+            f'<rect x="{x:.1f}" y="{y - 0.75 * LINE:.1f}" width="{wide:.1f}" height="{LINE - 3}" fill="{run.color}"/>'
+        )
     weight = ' font-weight="bold"' if run.is_bold else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" textLength="{wide:.1f}" lengthAdjust="spacingAndGlyphs" '

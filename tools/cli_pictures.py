@@ -27,7 +27,12 @@ SETTINGS = {
     "model_ordering": ["premium", "standard", "economy"],
     "quotas": {"premium": 10_000_000, "standard": 5_000_000, "economy": 2_000_000},
 }
-MISTAKEN = "listen:\n  dta: 127.0.0.1:8080\nstore: {engine: oracle}\nlabels:\n  premium: {model: a.b, format: nva}\n"
+MISTAKEN = """\
+listen: {dta: 127.0.0.1:8080}
+store: {engine: oracle}
+labels:
+  premium: {model: amazon.nova-pro-v1:0, format: nova, prices_usd_per_1m: {input: 0.80, outptu: 3.20}}
+"""
 CALLS = (("premium", 7), ("standard", 4), ("economy", 9))
 
 
@@ -52,20 +57,21 @@ def _call(data: str, token: str, label: str) -> None:
     urllib.request.urlopen(request, timeout=SECONDS).read()
 
 
-def taken() -> Iterator[tuple[str, str, str]]:
-    """The name of each picture, its command and what that printed."""
+def taken() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The name of each picture; its commands, and what each printed."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
         environment.pop("NO_COLOR", None)
 
-        def run(command: str) -> str:
-            return on_a_terminal([sys.executable, "-m", "proxy.cli", *command.split()[1:]], folder, environment).text
+        def run(command: str, *more: str) -> tuple[str, str]:
+            words = [sys.executable, "-m", "proxy.cli", *command.split()[1:], *more]
+            return command, on_a_terminal(words, folder, environment).text
 
         (folder / "config.yaml").write_text(MISTAKEN)
         (folder / "acme.yaml").write_text(json.dumps(SETTINGS))
-        yield "help", "price-keeper", run("price-keeper")
-        yield "mistakes", "price-keeper check-config", run("price-keeper check-config")
+        yield "help", [run("price-keeper")]
+        yield "mistakes", [run("price-keeper check-config"), run("price-keeper spend --jsno")]
         with development(folder, environment) as ready:
             for label, times in CALLS:
                 for _ in range(times):
@@ -73,18 +79,18 @@ def taken() -> Iterator[tuple[str, str, str]]:
             environment["PRICE_KEEPER_API_URL"] = ready["control"]
             environment["PRICE_KEEPER_API_KEY"] = Path(ready["admin_key_file"]).read_text().strip()
             run(f"price-keeper org put {ACME} acme.yaml")
-            yield "org", "price-keeper org show Acme", run("price-keeper org show Acme")
+            yield "org", [run("price-keeper org show Acme")]
             ports = [ready[name].rpartition(":")[2] for name in ("data", "control")]
-            found = run(f"price-keeper doctor --data-dir data --port {ports[0]} --control-port {ports[1]}")
-            yield "doctor", "price-keeper doctor --data-dir data", found
+            found = run("price-keeper doctor --data-dir data", "--port", ports[0], "--control-port", ports[1])
+            yield "doctor", [found]
         # It flushes what it has when it ends.
-        yield "spend", "price-keeper spend --data-dir data", run("price-keeper spend --data-dir data")
+        yield "spend", [run("price-keeper spend --data-dir data")]
 
 
 def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name, command, printed in taken():
-        (PICTURES / f"cli-{name}.svg").write_text(picture(command, printed))
+    for name, typed in taken():
+        (PICTURES / f"cli-{name}.svg").write_text(picture(typed))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ class Parser(ArgumentParser):
         stream: TextIO = sys.stdout if file is None else file
         text = self.format_help()
         if is_colored(stream):
-            text = re.sub(r"^([\w ]+:)", lambda found: f"\x1b[{BOLD}m{found[0]}\x1b[0m", text, flags=re.MULTILINE)
+            text = re.sub(r"^(usage:|\w[\w ]*:$)", f"\x1b[{BOLD}m\\1\x1b[0m", text, flags=re.MULTILINE)
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding))
 
@@ -194,8 +194,3 @@ def _meant(word: str, there_are: Iterable[str], otherwise: str) -> str:
 
     known = [each for each in there_are if each not in ("-h",)]
     return did_you_mean(word, known) or f"{otherwise} {', '.join(known)}"
-
-
-def misuse_shown(failure: Misused) -> str:
-    parser = failure.parser
-    return f"{parser.format_usage()}{parser.prog}: error: {failure}\nMore is told by: {parser.prog} --help\n"

@@ -49,10 +49,10 @@ class Painted(str):
         return Painted(f"{_safe(text)}{self}")
 
 
-def painted(text: str, color: str) -> Painted:
-    """For standard output."""
+def painted(text: str, color: str, stream: TextIO | None = None) -> Painted:
+    """For standard output, unless it is for another one."""
     shown = printable(text)
-    return Painted(f"\x1b[{color}m{shown}\x1b[0m" if color and is_colored(sys.stdout) else shown)
+    return Painted(f"\x1b[{color}m{shown}\x1b[0m" if color and is_colored(stream or sys.stdout) else shown)
 
 
 def _safe(text: str) -> str:

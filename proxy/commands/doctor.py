@@ -13,7 +13,7 @@ from textwrap import wrap
 
 from proxy.app import Aside
 from proxy.clock import SystemClock
-from proxy.commandline.terminal import GREEN, RED, YELLOW, is_terminal, painted, width
+from proxy.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
 from proxy.commands.dev import config_in
 from proxy.commands.places import config_of
 from proxy.commands.shared import NotAsked, print_json, say
@@ -25,7 +25,7 @@ from proxy.reporting.letters import printable
 
 LEAST_ROOM = 20  # columns: narrower, and lines are as long as they are
 _WORDS = {Status.SKIPPED: "-"}  # for what is not needed here, little is said
-_COLORS = {Status.OK: GREEN, Status.WARNING: YELLOW, Status.TROUBLE: RED}
+_COLORS = {Status.OK: GREEN, Status.WARNING: YELLOW, Status.TROUBLE: RED, Status.SKIPPED: DIM}
 _ORDER = (Status.TROUBLE, Status.WARNING, Status.SKIPPED, Status.OK)  # the worst first
 
 

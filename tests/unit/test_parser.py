@@ -60,7 +60,7 @@ def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     usage, error, more = refused.stderr.splitlines()
     assert usage == "usage: price-keeper org [-h] WHAT ..."
-    assert error.startswith("price-keeper org: error: there is no command 'shw'")
+    assert error.startswith("price-keeper: there is no command 'shw'")
     assert more == "More is told by: price-keeper org --help"
 
 
