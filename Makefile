@@ -9,7 +9,7 @@ COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -117,6 +117,12 @@ bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, 
 
 bench-check: $(VENV)/.dev ## whether the hot path takes more instructions than what is kept; needs valgrind
 	$(BIN)/python -m bench.check
+
+cli-docs: $(VENV)/.run ## write the reference of docs/cli.md from the parser
+	$(BIN)/python -m tools.cli_docs
+
+cli-pictures: $(VENV)/.run ## take the pictures of docs/cli.md, each of a real run
+	$(BIN)/python -m tools.cli_pictures
 
 format: $(VENV)/.dev ## put the sources in order
 	$(BIN)/ruff check --fix .

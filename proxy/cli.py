@@ -1,99 +1,106 @@
-"""The command line: `price-keeper`.
+"""The command line: `price-keeper`. `proxy/commandline` declares what there is, `proxy/commands` does it.
 
-Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the command or the configuration.
+Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the command or the configuration;
+130 interrupted.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
-import zoneinfo
-from argparse import ArgumentParser
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 
-from proxy.commands import (
-    app,
-    audit,
-    check_config,
-    dev,
-    doctor,
-    keys,
-    org,
-    override,
-    replay,
-    rotate,
-    run,
-    session,
-    spend,
-    tables,
-)
-from proxy.commands import token as token_command
-from proxy.commands.version import Version
-from proxy.config.problems import one_line
+from proxy.commandline.mending import with_next_step
+from proxy.commandline.parser import Misused
+from proxy.commandline.terminal import RED, painted
+from proxy.commandline.whole import PROGRAM, parser
 from proxy.errors import ConfigError, PriceKeeperError
-
-GROUPS = (
-    dev,
-    run,
-    check_config,
-    doctor,
-    tables,
-    org,
-    app,
-    override,
-    audit,
-    spend,
-    token_command,
-    rotate,
-    session,
-    replay,
-    keys,
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    tell = _tell_as_json if "--json" in words else _tell
+    try:
+        return _flushed(_carried_out(parser().parse_args(words)))
+    except Misused as failure:
+        return tell("usage", 2, [str(failure)], failure)
+    except ConfigError as failure:
+        return tell("mistake", 2, failure.problems, failure)
+    except PriceKeeperError as failure:
+        return tell("not_done", 1, [with_next_step(failure, words)], failure)
+    except BrokenPipeError:
+        return _unread()
+    except OSError as failure:
+        return tell("not_done", 1, [str(failure)], failure)
+    except KeyboardInterrupt:
+        return tell("interrupted", 130, [], None)
+
+
+def _carried_out(chosen: Namespace) -> int:
+    does = "version.version" if getattr(chosen, "version", False) else chosen.does
+    if not does:  # a command that has others
+        chosen.parser.print_help()
+        return 2
+    _prepare()
+    module, _, name = does.partition(".")
+    command: Callable[[Namespace], int] = getattr(import_module(f"proxy.commands.{module}"), name)
+    return command(chosen)
+
+
+def _prepare() -> None:
+    import logging
+    import zoneinfo
+
     # Every sidecar of a fleet must agree where a day ends, so the locked zone data go before the host's own.
     zoneinfo.reset_tzpath(to=())
     logging.getLogger("botocore").setLevel(logging.CRITICAL)  # its failures are told by us, without a traceback
-    chosen = _parser().parse_args(arguments)
-    try:
-        code: int = chosen.run(chosen)
-    except ConfigError as failure:
-        for problem in failure.problems:
-            print(one_line(problem), file=sys.stderr)
-        return 2
-    except PriceKeeperError as failure:
-        print(f"price-keeper: {one_line(str(failure))}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of our output has seen enough
-        sys.stderr.close()
-        return 1
-    except OSError as failure:
-        print(f"price-keeper: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return _flushed(code)
+
+
+def _tell(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+    """A line for each: where, or by whom, and what is wrong."""
+    from proxy.config.problems import one_line
+
+    if isinstance(failure, Misused):
+        print(failure.parser.format_usage(), end="", file=sys.stderr)
+    for problem in problems:
+        line = one_line(problem)
+        where, colon, what = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
+        print(painted(where + colon, "" if " " in where else RED, sys.stderr) + what, file=sys.stderr)
+    if isinstance(failure, Misused):
+        print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
+    return code
+
+
+def _tell_as_json(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+    """On one line, the last of standard error: what was logged may stand before it."""
+    import json
+
+    told = {"error": kind, "message": "; ".join(problems), "details": list(problems), "exit_code": code}
+    status = getattr(failure, "status", None)
+    print(json.dumps(told if status is None else {**told, "status": status}), file=sys.stderr)
+    return code
+
+
+def _unread() -> int:
+    """The reader of our output has seen enough. What is still to be written at the end of the process goes nowhere."""
+    import os
+
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _flushed(code: int) -> int:
     try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
     except OSError as failure:
-        print(f"price-keeper: cannot write the output: {failure.strerror}", file=sys.stderr)
+        print(f"{PROGRAM}: cannot write the output: {failure.strerror}", file=sys.stderr)
         return 1
     return code
-
-
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="price-keeper", description="Keeps every org and app on Amazon Bedrock inside its budget."
-    )
-    parser.add_argument("--version", action=Version, nargs=0, help="which version this is, and whether it is compiled")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in GROUPS:
-        group.add_to(commands)
-    return parser
 
 
 if __name__ == "__main__":

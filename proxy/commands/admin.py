@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from proxy.commands.asking import MOST_BYTES, Api, Refused, add_api, readable, secret_of
-from proxy.commands.places import NotAsked
-from proxy.commands.shared import Commands, add_json_option
+from proxy.commandline.options import KEY_VARIABLE
+from proxy.commands.asking import MOST_BYTES, Api, Refused, readable, secret_of
+from proxy.commands.shared import NotAsked
 from proxy.config.problems import one_line
-from proxy.control.access import API_KEY
-from proxy.control.orgs import MOST_AT_ONCE
+from proxy.control.terms import API_KEY, MOST_AT_ONCE
 from proxy.errors import ConfigError, PriceKeeperError
-from proxy.model import is_app_id, is_org_id
+from proxy.model import is_org_id
 from proxy.reporting.tenants import org_called
 
-KEY_VARIABLE = "PRICE_KEEPER_API_KEY"
 MOST_PAGES = 1000  # of a list: a hundred thousand orgs
 MOST_LISTED_BYTES = 4 * MOST_BYTES
 NO_ORG = {404: "price-keeper org put makes it, price-keeper org list tells which there are"}
@@ -32,31 +29,6 @@ _HINTS: Mapping[int, str] = {
 
 Record: TypeAlias = "dict[str, Any]"
 Hints: TypeAlias = "Mapping[int, str]"
-
-
-def add_admin(parser: ArgumentParser) -> None:
-    text = f"the file with the admin key; default: the variable {KEY_VARIABLE}"
-    parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
-    add_api(parser)
-
-
-def add_verb(
-    verbs: Commands, name: str, text: str, example: str, run: Callable[[Admin, Namespace], int]
-) -> ArgumentParser:
-    """One thing that the administrator may ask for."""
-    parser: ArgumentParser = verbs.add_parser(name, help=text, epilog=f"Example: price-keeper {example}")
-    add_json_option(parser)
-    add_admin(parser)
-    parser.set_defaults(run=lambda chosen: run(Admin(chosen), chosen))
-    return parser
-
-
-def app_id(text: str) -> str:
-    if not is_app_id(text):
-        raise ArgumentTypeError(
-            f"an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .., not {text[:80]!r}"
-        )
-    return text
 
 
 def scope_path(org: str, app: str | None = None) -> str:

@@ -9,20 +9,18 @@ import re
 import socket
 import ssl
 import threading
-from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from proxy.commands.places import NotAsked
+from proxy.commandline.options import API_VARIABLE, USUAL_API
+from proxy.commands.shared import NotAsked
 from proxy.config.checks import control_url as url_complaint
 from proxy.config.problems import one_line
-from proxy.control.bodies import MOST_BYTES as MOST_SENT
+from proxy.control.terms import MOST_BYTES as MOST_SENT
 from proxy.errors import PriceKeeperError
 
-API_VARIABLE = "PRICE_KEEPER_API_URL"
-USUAL_API = "http://127.0.0.1:8081"
 SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others
 WHOLE_SECONDS = 120.0  # until it has ended, however it drips
 MOST_BYTES = 64 * 1024 * 1024  # of an answer; a hundred orgs with a quota for each of a thousand labels have a third
@@ -63,11 +61,6 @@ def visible(told: Mapping[str, Any], name: str, whose: str) -> str:
     if not isinstance(text, str) or not _VISIBLE.fullmatch(text):
         raise PriceKeeperError(f"{whose} answered no {name} of printable ASCII without spaces")
     return text
-
-
-def add_api(parser: ArgumentParser) -> None:
-    text = f"where the control API listens; default: the variable {API_VARIABLE}, or {USUAL_API}"
-    parser.add_argument("--api", metavar="URL", help=text)
 
 
 def secret_of(file: Path | None, variable: str, what: str) -> str | None:

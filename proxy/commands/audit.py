@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 from proxy.audit import MOST_AT_ONCE, records, told
 from proxy.clock import SystemClock
-from proxy.commands.places import NotAsked, add_places, config_of, opened
-from proxy.commands.settings_shown import say
-from proxy.commands.shared import Commands, add_json_option, print_json
+from proxy.commands.places import config_of, opened
+from proxy.commands.shared import NotAsked, print_json, say
 from proxy.config import Config
 from proxy.reporting.tenants import org_called, registered
 from proxy.stores.contract import Store
 
-USUAL = 20
-MOST = 100_000
 
-
-def add_to(commands: Commands) -> None:
-    audit = commands.add_parser("audit", help="tell who changed the settings of an org and its apps, newest first")
-    audit.add_argument("org", metavar="ORG", help="the org's id or name")
-    _add_limit(audit)
-    add_json_option(audit)
-    add_places(audit)
-    audit.set_defaults(run=lambda chosen: asyncio.run(_audit(chosen, config_of(chosen))))
-
-
-def _add_limit(audit: ArgumentParser) -> None:
-    text = f"how many changes; default: {USUAL}"
-    audit.add_argument("--limit", type=_limit, default=USUAL, metavar="NUMBER", help=text)
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= MOST:
-        raise ArgumentTypeError(f"expected a number from 1 to {MOST}, not {text[:20]!r}")
-    return int(text)
+def audit(chosen: Namespace) -> int:
+    return asyncio.run(_audit(chosen, config_of(chosen)))
 
 
 async def _audit(chosen: Namespace, config: Config) -> int:

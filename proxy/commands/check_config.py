@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 
-from proxy.commands.shared import Commands, add_config_option
-from proxy.config import load
+from proxy.commandline.terminal import GREEN, painted
+from proxy.commands.places import loaded
+from proxy.commands.shared import print_json, say
 
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("check-config", help="say every mistake of a configuration, with its line")
-    add_config_option(parser)
-    parser.set_defaults(run=_check)
-
-
-def _check(chosen: Namespace) -> int:
-    config = load(chosen.config, os.environ)
-    print(f"{chosen.config}: good, with {len(config.labels)} labels: {', '.join(config.labels)}")
+def check(chosen: Namespace) -> int:
+    config = loaded(chosen.config)
+    if chosen.json:
+        print_json({"config": str(chosen.config), "is_good": True, "labels": list(config.labels)})
+    else:
+        say(
+            [
+                f"{chosen.config}: "
+                + painted("good", GREEN)
+                + f", with {len(config.labels)} labels: {', '.join(config.labels)}"
+            ]
+        )
     return 0

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import secrets
 import shlex
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from proxy import app
 from proxy.auth.clients import hash_secret, new_secret
 from proxy.auth.registering import credentials
 from proxy.clock import SystemClock
-from proxy.commands.admin import KEY_VARIABLE
-from proxy.commands.asking import API_VARIABLE
+from proxy.commandline.options import API_VARIABLE, KEY_VARIABLE
 from proxy.commands.run import run_until_stopped
-from proxy.commands.shared import Commands, port
+from proxy.commands.whole_file import whole_file
 from proxy.config import Address, Config
 from proxy.config.keys import Key, Tls
 from proxy.errors import PriceKeeperError
@@ -30,6 +32,8 @@ from proxy.surface.tls import local_authority
 ORG = "d0000000-0000-4000-8000-000000000001"
 APP = "demo"
 ADMIN_KEY = "admin-key"  # the file in the data folder
+# curl, botocore and Node each have a variable of their own for whom to trust.
+_TRUST = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
 TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
 
 # In micro-USD: some hundreds of calls for each label, so that one can see what happens then.
@@ -71,16 +75,7 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 """
 
 
-def add_to(commands: Commands) -> None:
-    dev = commands.add_parser("dev", help="run on this machine alone: embedded store, simulated Bedrock")
-    dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where it keeps its data")
-    dev.add_argument("--port", type=port, default=8080, metavar="PORT", help="for apps; 0 takes any free one")
-    dev.add_argument("--control-port", type=port, default=8081, metavar="PORT", help="for health; 0 takes any free one")
-    dev.add_argument("--tls", action="store_true", help="https for apps, by an authority made for this machine")
-    dev.set_defaults(run=_dev)
-
-
-def _dev(chosen: Namespace) -> int:
+def dev(chosen: Namespace) -> int:
     folder: Path = chosen.data_dir
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
     _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
@@ -89,7 +84,9 @@ def _dev(chosen: Namespace) -> int:
 
     async def tell(started: app.Started) -> None:
         await _make_demo_client(started.store, secret)
-        print(_guide(started, secret, authority, folder), flush=True)
+        token = started.tokens.mint(ORG, APP, TOKEN_SECONDS).token
+        ready = _Ready(started, secret, authority, folder, token)
+        print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
 
     run_until_stopped(config_in(folder, chosen.port, chosen.control_port, tls), os.environ, tell)
     return 0
@@ -120,24 +117,60 @@ def config_in(folder: Path, data_port: int, control_port: int, tls: Tls | None) 
     )
 
 
-def _guide(started: app.Started, secret: str, authority: Path | None, folder: Path) -> str:
-    # curl, botocore and Node each have a variable of their own for whom to trust.
-    names = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
-    trust = "\nexport " + " ".join(f"{name}={authority}" for name in names) if authority is not None else ""
-    return _GUIDE.format(
-        trust=trust,
-        folder=shlex.quote(str(folder)),
-        admin_key=folder / ADMIN_KEY,
-        api=API_VARIABLE,
-        key=KEY_VARIABLE,
-        key_file=shlex.quote(str((folder / ADMIN_KEY).absolute())),
-        org=ORG,
-        data=f"{'https' if authority else 'http'}://{started.data}",
-        control=f"http://{started.control}",
-        token=started.tokens.mint(ORG, APP, TOKEN_SECONDS).token,
-        client_id=client_id_of(ORG, APP),
-        secret=secret,
-    )
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ready:
+    """What whoever tries it needs to know."""
+
+    started: app.Started
+    secret: str
+    authority: Path | None
+    folder: Path
+    token: str
+
+    @property
+    def data(self) -> str:
+        return f"{'https' if self.authority else 'http'}://{self.started.data}"
+
+    @property
+    def control(self) -> str:
+        return f"http://{self.started.control}"
+
+    def guide(self) -> str:
+        trust = "\nexport " + " ".join(f"{name}={self.authority}" for name in _TRUST) if self.authority else ""
+        return _GUIDE.format(
+            trust=trust,
+            folder=shlex.quote(str(self.folder)),
+            admin_key=self.folder / ADMIN_KEY,
+            api=API_VARIABLE,
+            key=KEY_VARIABLE,
+            key_file=shlex.quote(str((self.folder / ADMIN_KEY).absolute())),
+            org=ORG,
+            data=self.data,
+            control=self.control,
+            token=self.token,
+            client_id=client_id_of(ORG, APP),
+            secret=self.secret,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """`environment` is what the guide would have exported, but for the admin key, which stays in its file."""
+        calls = {
+            "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": self.data,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_SESSION_TOKEN": self.token,
+        }
+        trust = {name: str(self.authority) for name in _TRUST} if self.authority else {}
+        return {
+            "data": self.data,
+            "control": self.control,
+            "admin_key_file": str((self.folder / ADMIN_KEY).absolute()),
+            "environment": {API_VARIABLE: self.control, **calls, **trust},
+            "client_id": client_id_of(ORG, APP),
+            "client_secret": self.secret,
+        }
 
 
 async def _make_demo_client(store: Store, secret: str) -> None:
@@ -159,25 +192,10 @@ def _kept(path: Path, make: Callable[[], str]) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
-            _make_whole(path, make())
+            with suppress(FileExistsError), whole_file(path, 0o600) as file:
+                file.write(make())  # of two processes that make it at once, the first one's stays
         return path.read_text().strip()
     except OSError as failure:
-        raise PriceKeeperError(f"cannot keep {path}: {failure.strerror}") from None
-
-
-def _make_whole(path: Path, text: str) -> None:
-    """Whoever finds the file finds all of it; of two processes that make it at once, the first one's stays."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        except OSError:  # not every file system has links
-            draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        raise PriceKeeperError(
+            f"cannot keep {path}: {failure.strerror}; name a folder that can be written to with --data-dir DIR"
+        ) from None

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from proxy.app import Aside
 from proxy.clock import SystemClock
+from proxy.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
 from proxy.commands.dev import config_in
-from proxy.commands.places import NotAsked, add_places, config_of
-from proxy.commands.settings_shown import say
-from proxy.commands.shared import Commands, add_json_option, port, print_json
+from proxy.commands.places import config_of
+from proxy.commands.shared import NotAsked, print_json, say
 from proxy.config import Config
 from proxy.doctor.findings import Status, Told, carried_out, ok
 from proxy.doctor.patient import Patient
 from proxy.doctor.table import checks_of
+from proxy.reporting.letters import printable
 
+LEAST_ROOM = 20  # columns: narrower, and lines are as long as they are
 _WORDS = {Status.SKIPPED: "-"}  # for what is not needed here, little is said
+_COLORS = {Status.OK: GREEN, Status.WARNING: YELLOW, Status.TROUBLE: RED, Status.SKIPPED: DIM}
 _ORDER = (Status.TROUBLE, Status.WARNING, Status.SKIPPED, Status.OK)  # the worst first
 
 
-def add_to(commands: Commands) -> None:
-    doctor = commands.add_parser("doctor", help="look at all that a role needs here; exit code 1 if something is amiss")
-    add_places(doctor)
-    doctor.add_argument("--port", type=port, default=8080, metavar="PORT", help="of dev, with --data-dir")
-    doctor.add_argument("--control-port", type=port, default=8081, metavar="PORT", help="of dev, with --data-dir")
-    text = "of price-keeper serve, which is to run here; default: both"
-    doctor.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
-    add_json_option(doctor)
-    doctor.set_defaults(run=_doctor)
-
-
-def _doctor(chosen: Namespace) -> int:
+def doctor(chosen: Namespace) -> int:
     config, source, words = _config(chosen)
     if chosen.data_dir is not None and chosen.role != "both":
         raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
@@ -72,14 +66,24 @@ async def _looked(patient: Patient) -> list[Told]:
 
 
 def _lines(told: Sequence[Told]) -> list[str]:
-    width = max(len(each.name) for each in told)
-    lines = []
+    longest = max(len(each.name) for each in told)
+    lines: list[str] = []
     for name, finding in told:
-        status = _WORDS.get(finding.status, finding.status.value)
-        lines.append(f"{status:7}  {name:{width}}  {finding.found}")
+        status = painted(f"{_WORDS.get(finding.status, finding.status.value):7}", _COLORS.get(finding.status, ""))
+        first, *more = _fitting(finding.found, longest + 11)
+        lines.append(status + f"  {name:{longest}}  {first}")
         if finding.mend:
-            lines.append(f"{'':7}  {'':{width}}  to mend it: {finding.mend}")
+            more += _fitting(f"to mend it: {finding.mend}", longest + 11)
+        lines += [f"{'':{longest + 11}}{line}" for line in more]
     return [*lines, "", _summary(told)]
+
+
+def _fitting(text: str, indent: int) -> list[str]:
+    """On a terminal, in lines that fit it behind the other columns."""
+    room = width() - indent
+    if not is_terminal(sys.stdout) or room < LEAST_ROOM:
+        return [text]
+    return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _summary(told: Sequence[Told]) -> str:

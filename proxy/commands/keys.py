@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from proxy.auth.tokens import REFRESH_SECONDS
-from proxy.commands.shared import Commands
+from proxy.commands.shared import print_json
 from proxy.errors import PriceKeeperError
 
 RSA_BITS = 3072  # as strong as Ed25519's 128 bits
 SECRET_BYTES = 48
-_KID = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,100}")  # it is the name of files, too
 
 _PAIR = """\
 {private}: the private key, which nobody but the control service gets
@@ -49,45 +47,25 @@ To let it take the place of another key without refusing anybody:
    out everywhere, and delete its file."""
 
 
-def add_to(commands: Commands) -> None:
-    keys = commands.add_parser("keys", help="make the keys that tokens are signed with")
-    verbs = keys.add_subparsers(metavar="WHAT", required=True)
-    new = verbs.add_parser("new", help="make a key, and tell what to write into config.yaml")
-    _add_options(new)
-    new.set_defaults(run=_new)
-
-
-def _add_options(new: ArgumentParser) -> None:
-    new.add_argument(
-        "--alg",
-        choices=("EdDSA", "RS256", "HS256"),
-        default="EdDSA",
-        help="HS256 for one machine; EdDSA or RS256 where sidecars verify and must not mint; default: EdDSA",
-    )
-    new.add_argument("--kid", type=_kid, required=True, metavar="ID", help="its name, which stands in every token")
-    new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
-
-
-def _kid(text: str) -> str:
-    if not _KID.fullmatch(text):
-        raise ArgumentTypeError(f"the name of a key is 1 to 100 letters, digits or any of ._-, not {text[:100]!r}")
-    return text
-
-
-def _new(chosen: Namespace) -> int:
+def new(chosen: Namespace) -> int:
     kid, alg, folder = chosen.kid, chosen.alg, chosen.out.absolute()
     public = folder / f"{kid}.pub.pem"
     if alg == "HS256":
         private = folder / f"{kid}.secret"
         _write({private: (secrets.token_urlsafe(SECRET_BYTES) + "\n").encode()})
-        print(_SHARED.format(private=private, signing=_lines(kid, alg, "secret_file", private)))
+        told = _SHARED.format(private=private, signing=_lines(kid, alg, "secret_file", private))
+        files = {"secret_file": private}
     else:
         private = folder / f"{kid}.pem"
         _write(dict(zip((private, public), _pair(alg), strict=True)))
         signing = _lines(kid, alg, "private_key_file", private)
         verifying = _lines(kid, alg, "public_key_file", public)
-        print(_PAIR.format(private=private, public=public, signing=signing, verifying=verifying))
-    print(_ROTATION.format(days=-(-REFRESH_SECONDS // 86_400)))
+        told = _PAIR.format(private=private, public=public, signing=signing, verifying=verifying)
+        files = {"private_key_file": private, "public_key_file": public}
+    if chosen.json:
+        print_json({"kid": kid, "alg": alg, **{name: str(path) for name, path in files.items()}})
+    else:
+        print(f"{told}\n{_ROTATION.format(days=-(-REFRESH_SECONDS // 86_400))}")
     return 0
 
 

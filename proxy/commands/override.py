@@ -5,49 +5,21 @@ from __future__ import annotations
 import getpass
 import re
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from proxy.commands.admin import Admin, Record, add_verb, app_found, app_id, apps_there, org_found, scope_path
-from proxy.commands.app import add_org
+from proxy.commands.admin import Admin, Record, app_found, apps_there, org_found, scope_path
 from proxy.commands.asking import readable
-from proxy.commands.places import NotAsked
-from proxy.commands.settings_shown import Shown, epoch, local, say
-from proxy.commands.shared import Commands, print_json
+from proxy.commands.settings_shown import Shown, epoch, local
+from proxy.commands.shared import NotAsked, print_json, say
 from proxy.errors import ConfigError, PriceKeeperError
 from proxy.selection.overrides import LONGEST_REASON, LONGEST_WHO
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WAIT = re.compile(r"\+([0-9]{1,6})([smhd])")
-
-
-def add_to(commands: Commands) -> None:
-    override = commands.add_parser("override", help="say by hand which label is in force")
-    verbs = override.add_subparsers(metavar="WHAT", required=True)
-    text = "put a label in force, up or down the ordering, until the period ends"
-    example = 'override set Acme --app shop economy --reason "load test" --until +2h'
-    put = add_verb(verbs, "set", text, example, _on_its_scope(_set))
-    text = "let the quotas decide again; exit code 1 if nobody said otherwise"
-    clear = add_verb(verbs, "clear", text, "override clear Acme --app shop", _on_its_scope(_clear))
-    text = "tell which override is in force"
-    show = add_verb(verbs, "show", text, "override show Acme --app shop", _on_its_scope(_show))
-    for parser in (put, clear, show):
-        add_org(parser)
-        parser.add_argument("--app", type=app_id, metavar="APP", help="where quotas apply to each app")
-    _add_what(put)
-
-
-def _add_what(put: ArgumentParser) -> None:
-    put.add_argument("label", metavar="LABEL", help="one of the ordering")
-    put.add_argument("--reason", required=True, metavar="TEXT", help="for whoever wonders about it")
-    put.add_argument(
-        "--until", metavar="TIME", help="2026-11-18T15:00 in the org's time zone, or +2h; default: its end"
-    )
-    put.add_argument("--who", metavar="NAME", help="default: the user of this system")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +34,12 @@ class _Where:
             return self.admin.ask(method, f"{self.path}/{below}", body)
 
 
-def _on_its_scope(verb: Callable[[_Where, Namespace], int]) -> Callable[[Admin, Namespace], int]:
-    def run(admin: Admin, chosen: Namespace) -> int:
-        above = org_found(admin, chosen.org)
-        with readable(admin.api.url):
-            shown = _of_the_quotas(admin, Shown(above), chosen.app)
-            where = _Where(admin, scope_path(above["org"], chosen.app), shown.title, shown.zone)
-        return verb(where, chosen)
-
-    return run
+def _where(chosen: Namespace) -> _Where:
+    admin = Admin(chosen)
+    above = org_found(admin, chosen.org)
+    with readable(admin.api.url):
+        shown = _of_the_quotas(admin, Shown(above), chosen.app)
+        return _Where(admin, scope_path(above["org"], chosen.app), shown.title, shown.zone)
 
 
 def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
@@ -86,7 +55,8 @@ def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
     return Shown(app_found(admin, org, app), above.record)
 
 
-def _set(where: _Where, chosen: Namespace) -> int:
+def put(chosen: Namespace) -> int:
+    where = _where(chosen)
     until = None if chosen.until is None else _until(chosen.until, where.zone)
     who = _user() if chosen.who is None else chosen.who
     _check_length("--reason", chosen.reason, LONGEST_REASON)
@@ -107,7 +77,8 @@ def _check_length(option: str, text: str, longest: int) -> None:
         raise NotAsked(f"{option}: expected 1 to {longest} printable characters, found {len(text)}")
 
 
-def _clear(where: _Where, chosen: Namespace) -> int:
+def clear(chosen: Namespace) -> int:
+    where = _where(chosen)
     told = where.ask("DELETE", "override")
     with readable(where.admin.api.url):
         is_cleared = bool(told["is_cleared"])
@@ -118,7 +89,8 @@ def _clear(where: _Where, chosen: Namespace) -> int:
     return 0 if is_cleared else 1
 
 
-def _show(where: _Where, chosen: Namespace) -> int:
+def show(chosen: Namespace) -> int:
+    where = _where(chosen)
     selection = where.ask("GET", "model-selection?force_check=true")
     with readable(where.admin.api.url):
         if selection["is_stale"]:

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from proxy.app import open_dynamodb, open_sqlite
 from proxy.clock import Clock
+from proxy.commands.shared import NotAsked
 from proxy.config import Config, load
 from proxy.config.keys import Store as StoreConfig
-from proxy.errors import ConfigError, StoreMisconfigured
+from proxy.errors import StoreMisconfigured
 from proxy.stores.contract import Store
 from proxy.stores.schema import TABLES
+from proxy.stores.sqlite import SqliteStore
 from proxy.stores.sqlite_file import missing_tables
 
 
-class NotAsked(ConfigError):
-    """Nothing can do what was asked for; the message says what can be."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__([message])
-
-
-def add_places(parser: ArgumentParser) -> None:
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument("--config", type=Path, metavar="FILE", help="default: config.yaml here")
-    places.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of price-keeper dev, without a FILE")
+def loaded(path: Path) -> Config:
+    if not path.exists():
+        raise NotAsked(f"{path}: cannot be read: there is no such file; name one with --config FILE")
+    return load(path, os.environ)
 
 
 def config_of(chosen: Namespace) -> Config:
     if chosen.data_dir is None:
-        return load(chosen.config or _config_here(), os.environ)
+        return loaded(chosen.config or _config_here())
     config = Config.development()
     path = str(chosen.data_dir / "price-keeper.db")
     return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
@@ -58,6 +52,8 @@ async def opened(config: StoreConfig, clock: Clock) -> AsyncIterator[Store]:
 
 async def _open(config: StoreConfig, clock: Clock) -> Store:
     if config.engine == "dynamodb":
+        from proxy.app import open_dynamodb  # with all of the product, which takes longer than most reports
+
         return await open_dynamodb(config, clock)
     # Opening would make what is missing, and a mistaken path would look like an empty store.
     if len(missing_tables(Path(config.path))) == len(TABLES):
@@ -65,4 +61,4 @@ async def _open(config: StoreConfig, clock: Clock) -> Store:
             f"there is no store in {config.path}: price-keeper serve or dev makes it, as does tables create; "
             "name another with --config FILE or --data-dir DIR"
         )
-    return await open_sqlite(config, clock)
+    return await SqliteStore(Path(config.path), clock.now).open()

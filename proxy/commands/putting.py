@@ -7,9 +7,9 @@ import shlex
 from proxy.commands.admin import NO_ORG, Admin, Record
 from proxy.commands.asking import Unanswered, readable
 from proxy.commands.settings_file import SettingsFile
-from proxy.commands.settings_shown import Shown, say
-from proxy.commands.shared import print_json
-from proxy.control.credentials import RETRIEVAL_TOKEN
+from proxy.commands.settings_shown import Shown
+from proxy.commands.shared import print_json, say
+from proxy.control.terms import RETRIEVAL_TOKEN
 
 _LOST = (
     "{why}. Put it again; if no way to fetch a secret is told then, the answer that was lost had it, and "

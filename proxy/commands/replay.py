@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from proxy.app import opened_store
 from proxy.clock import Clock, SystemClock
-from proxy.commands.shared import Commands, add_config_option
-from proxy.config import Config, load
+from proxy.commands.places import loaded
+from proxy.commands.progress import Progress
+from proxy.commands.shared import print_json
+from proxy.config import Config
 from proxy.errors import JournalUnusable
 from proxy.hard.holds import give_back_former
 from proxy.recording.adoption import folders_of_workers
@@ -19,44 +23,53 @@ from proxy.recording.entries import PICO_PER_USD
 from proxy.recording.folder import locked
 from proxy.recording.leftovers import Leftovers, recover
 from proxy.recording.sender import Sender
+from proxy.reporting import money
 from proxy.stores.contract import Store
 from proxy.tasks import Tasks
 
 
-def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("replay", help="bring a journal found on a dead node to the store")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
-    parser.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
-    add_config_option(parser)
-    parser.set_defaults(run=_replay)
+def replay(chosen: Namespace) -> int:
+    config = loaded(chosen.config)
+    work = _replayed(config, chosen.folder, SystemClock(), force=chosen.force, as_json=chosen.json)
+    return asyncio.run(work)
 
 
-def _replay(chosen: Namespace) -> int:
-    config = load(chosen.config, os.environ)
-    return asyncio.run(_replayed(config, chosen.folder, SystemClock(), force=chosen.force))
-
-
-async def _replayed(config: Config, folder: Path, clock: Clock, *, force: bool) -> int:
+async def _replayed(config: Config, folder: Path, clock: Clock, *, force: bool, as_json: bool = False) -> int:
     with ExitStack() as held:
+        progress = held.enter_context(Progress(clock.monotonic))
         held.enter_context(locked(folder, make=False))
         folders = [folder, *folders_of_workers(folder)]
         for each in folders[1:]:
             held.enter_context(locked(each, make=False))
+        progress.tell(f"reading the journal in {folder}")
         left = [await asyncio.to_thread(_recovered, each) for each in folders]
         async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
-            sender, back = Sender(store, clock, force=force), 0
+            sender, back, whole = Sender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
             for each, found in zip(folders, left, strict=True):
-                back += await _brought(each, found, sender, store, clock)
-    _tell(sender, sum(found.estimated for found in left))
-    if back:
-        print(f"{back / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back")
+                back += await _brought(each, found, sender, store, clock, _telling(progress, sender, whole))
+    told = _Told(sender, sum(found.estimated for found in left), back)
+    if as_json:
+        print_json(told.record())
+    else:
+        print("\n".join(told.lines()))
     return 1 if sender.refused else 0
 
 
-async def _brought(folder: Path, left: Leftovers, sender: Sender, store: Store, clock: Clock) -> int:
+def _telling(progress: Progress, sender: Sender, whole: int) -> Callable[[], None]:
+    def tell() -> None:
+        done = sender.sent + len(sender.left)
+        progress.tell(f"{done} of {whole} segments, {sender.requests:,} calls are in the store")
+
+    return tell
+
+
+async def _brought(
+    folder: Path, left: Leftovers, sender: Sender, store: Store, clock: Clock, tell: Callable[[], None]
+) -> int:
     """What came back of hard budgets, in pico-dollars."""
     refused = len(sender.left)
     for sealed in left.sealed:
+        tell()
         await sender.send(sealed)
     return await give_back_former(store, clock, folder) if len(sender.left) == refused else 0
 
@@ -69,10 +82,29 @@ def _recovered(folder: Path) -> Leftovers:
         raise JournalUnusable(f"cannot bring the journal in {folder} to its end: {failure.strerror}") from None
 
 
-def _tell(sender: Sender, estimated: int) -> None:
-    usd = sender.pico / PICO_PER_USD
-    print(f"{sender.requests} calls of {usd:f} USD are in the store; {estimated} of them are estimated")
-    if sender.repeats:
-        print(f"{sender.repeats} parts had been in the store before, and were not counted again")
-    if sender.refused:
-        print(f"left where they are, as the log says: {', '.join(sender.refused)}")
+@dataclass(frozen=True, slots=True)
+class _Told:
+    sender: Sender
+    estimated: int
+    back: int  # of hard budgets, in pico-dollars
+
+    def lines(self) -> Iterator[str]:
+        sender = self.sender
+        usd = sender.pico / PICO_PER_USD
+        yield f"{sender.requests} calls of {usd:f} USD are in the store; {self.estimated} of them are estimated"
+        if sender.repeats:
+            yield f"{sender.repeats} parts had been in the store before, and were not counted again"
+        if sender.refused:
+            yield f"left where they are, as the log says: {', '.join(sender.refused)}"
+        if self.back:
+            yield f"{self.back / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back"
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "requests": self.sender.requests,
+            "estimated_requests": self.estimated,
+            "cost_usd_micros": money.exact_micros(self.sender.pico),
+            "repeated_parts": self.sender.repeats,
+            "left": self.sender.refused,
+            "given_back_usd_micros": money.exact_micros(self.back),
+        }

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 
 import uvloop
 
 from proxy import app
 from proxy.commands import crew
-from proxy.commands.shared import Commands, add_config_option
-from proxy.config import Config, load
-from proxy.workers.place import MOST
+from proxy.commands.places import loaded
+from proxy.config import Config
 
 
-def add_to(commands: Commands) -> None:
-    serve = commands.add_parser("serve", help="run the sidecar with a configuration")
-    add_config_option(serve)
-    text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
-    serve.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
-    text = f"processes that share the data port, 1 to {MOST}; default: 1"
-    serve.add_argument("--workers", type=_workers, default=1, metavar="N", help=text)
-    serve.set_defaults(run=_serve)
-
-
-def _workers(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MOST):
-        raise ArgumentTypeError(f"a number from 1 to {MOST}, not {text}")
-    return int(text)
-
-
-def _serve(chosen: Namespace) -> int:
-    config = load(chosen.config, os.environ)
-    tell = _telling(chosen.role, "http" if config.listen.tls is None else "https")
+def serve(chosen: Namespace) -> int:
+    config = loaded(chosen.config)
+    scheme = "http" if config.listen.tls is None else "https"
+    tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)
     if chosen.workers > 1:
         return crew.served(config, os.environ, tell, chosen.role, chosen.workers)
 
@@ -52,6 +37,16 @@ def _telling(role: app.Role, scheme: str) -> Callable[[str | None, str], None]:
         if role == "control":
             print(f"Bedrock Price Keeper, control service: http://{control}/openapi.json")
         print(f"health and readiness: http://{control}/ready", flush=True)
+
+    return tell
+
+
+def _telling_json(scheme: str) -> Callable[[str | None, str], None]:
+    """On one line, when it is ready."""
+
+    def tell(data: str | None, control: str) -> None:
+        told = {"data": None if data is None else f"{scheme}://{data}", "control": f"http://{control}"}
+        print(json.dumps(told), flush=True)
 
     return tell
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -14,13 +13,9 @@ from proxy.config.kinds import read_leaf
 from proxy.config.problems import Origin, one_line
 from proxy.config.reader import origin_of
 from proxy.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
-from proxy.control.problems import LONGEST_NAME
+from proxy.control.terms import LONGEST_NAME
 from proxy.errors import ConfigError
 from proxy.selection.settings import told
-
-
-def add_file(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="the settings in YAML or JSON; - reads standard input")
 
 
 class SettingsFile:

@@ -1,22 +1,20 @@
-"""The settings of an org or an app as the control API tells them, for a person to read; and how commands print."""
+"""The settings of an org or an app as the control API tells them, for a person to read."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from proxy.calendar_days import Period, span
+from proxy.commandline.terminal import BOLD, YELLOW, painted
 from proxy.model import PICO_PER_MICRO
 from proxy.reporting import money
-from proxy.reporting.table import printable
 
-WIDEST = 300  # to this the cells of a column are filled up; one that is longer stands out
 _WAITING = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}
 _OF_THE_BUDGET = ("model_ordering", "quotas", "enforcement", "sticky_fallback_enabled")
 _THE_ORGS = ("timezone", "quota_scope", "period", "agg_shard_count")
@@ -70,7 +68,7 @@ class Shown:
     def lines(self) -> list[str]:
         rows = [f"  {head:16}{text}{self._whence(attribute)}" for attribute, head, text in self._rows()]
         notes = list(self._notes())
-        return [self.title, *rows, *(["", *notes] if notes else [])]
+        return [painted(self.title, BOLD), *rows, *(["", *notes] if notes else [])]
 
     @property
     def _id(self) -> str:
@@ -111,7 +109,7 @@ class Shown:
         return "" if applies and attribute in self.record["settings"] else "  (the org's)"
 
     def _notes(self) -> Iterator[str]:
-        yield from (f"Warning: {line}" for line in self.passed_over)
+        yield from (warning(line) for line in self.passed_over)
         if self.above is not None and self.applies_to_org and set(_OF_THE_BUDGET) & self.record["settings"].keys():
             yield "Quotas apply to the org as a whole: this app's own ordering, quotas and enforcement wait."
         if self.record["turns_at"] is not None:
@@ -122,6 +120,10 @@ class Shown:
                 if name in wanted and wanted[name] != holds[name]
             )
             yield f"From {local(epoch(self.record['turns_at']), self.zone)} on: {coming}."
+
+
+def warning(text: str) -> str:
+    return painted("Warning", YELLOW) + f": {text}"
 
 
 def _whole(number: object) -> int:
@@ -142,15 +144,3 @@ def _limited(limits: Mapping[str, Any]) -> str:
 
 def local(at_epoch: float, zone: ZoneInfo) -> str:
     return datetime.fromtimestamp(at_epoch, zone).strftime("%Y-%m-%d %H:%M %Z")
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [min(WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def say(lines: Iterable[str]) -> None:
-    """What was written by hand may hold anything; the terminal gets what it can show."""
-    encoding = sys.stdout.encoding or "ascii"
-    for line in lines:
-        print(printable(line).encode(encoding, "replace").decode(encoding))

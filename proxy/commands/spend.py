@@ -4,81 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import shutil
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import TypeVar
 
 from proxy.calendar_days import known_zone
 from proxy.clock import Clock, SystemClock
-from proxy.commands.places import NotAsked, add_places, config_of, opened
-from proxy.commands.shared import Commands, print_json
+from proxy.commandline.terminal import can_show, is_colored, width
+from proxy.commands.places import config_of, opened
+from proxy.commands.shared import NotAsked, print_json
 from proxy.config import Config
 from proxy.reporting import focus
-from proxy.reporting.days import FORMS, Asked, check, parse
+from proxy.reporting.days import Asked, check
+from proxy.reporting.letters import printable
 from proxy.reporting.query import Report, report
 from proxy.reporting.records import as_csv, as_json, csv_text
-from proxy.reporting.table import Style, printable, table
+from proxy.reporting.table import Style, table
 from proxy.reporting.tenants import org_called, registered
-from proxy.reporting.totals import DIMENSIONS, NO_APP, Row, dimensions, only, rows
-
-T = TypeVar("T")
+from proxy.reporting.totals import DIMENSIONS, NO_APP, Row, only, rows
 
 JOURNALS = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
 _UNICODE = "▏▎▍▌▋▊▉█─…"
 
 
-def add_to(commands: Commands) -> None:
-    spend = commands.add_parser("spend", help="tell what was spent, by org, app, label or day")
-    spend.add_argument(
-        "when", nargs="?", default="today", type=_argument(parse), metavar="WHEN", help=f"{FORMS}; default: today"
-    )
-    spend.add_argument("--org", metavar="ORG", help="only this org, by its id or its name")
-    spend.add_argument("--app", metavar="APP", help=f"only this app; {NO_APP} is callers without an app")
-    spend.add_argument("--label", metavar="LABEL", help="only this label")
-    spend.add_argument(
-        "--by", type=_argument(dimensions), metavar="WHAT", help=f"one row for each of these: {','.join(DIMENSIONS)}"
-    )
-    _add_outputs(spend)
-    add_places(spend)
-    spend.set_defaults(run=_spend)
-
-
-def _add_outputs(spend: ArgumentParser) -> None:
-    outputs = spend.add_mutually_exclusive_group()
-    outputs.add_argument("--json", action="store_true", help="print JSON, money as exact micro-dollars in strings")
-    outputs.add_argument("--csv", action="store_true", help="print CSV, money as exact dollars")
-    outputs.add_argument("--focus", action="store_true", help=f"print CSV by FOCUS {focus.VERSION}, as clouds bill")
-    spend.add_argument(
-        "--billing-account", metavar="ID", help="with --focus: the AWS account that is billed, as it stands there"
-    )
-
-
-def _argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    def checked(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as failure:
-            raise ArgumentTypeError(str(failure)) from None
-
-    return checked
-
-
-def _spend(chosen: Namespace) -> int:
-    try:
-        _check_options(chosen)
-        config, clock = config_of(chosen), SystemClock()
-        found, org = asyncio.run(_found(config, chosen, clock))
-    except NotAsked as failure:
-        print(f"price-keeper spend: {failure}", file=sys.stderr)
-        return 2
+def spend(chosen: Namespace) -> int:
+    if chosen.focus and chosen.by:
+        raise NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
+    if chosen.billing_account and not chosen.focus:
+        raise NotAsked("--billing-account is for --focus alone")
+    check_days(chosen.when)
+    config, clock = config_of(chosen), SystemClock()
+    found, org = asyncio.run(_found(config, chosen, clock))
     spent = only(found.spent, chosen.app, chosen.label)
     if chosen.focus:
-        regions = _regions(config)
+        regions = regions_of(config)
         records = focus.records(dataclasses.replace(found, spent=spent), regions, chosen.billing_account)
         _print_csv(csv_text(focus.COLUMNS, records), found)
         return 0
@@ -94,13 +55,9 @@ def _spend(chosen: Namespace) -> int:
     return 0
 
 
-def _check_options(chosen: Namespace) -> None:
-    if chosen.focus and chosen.by:
-        raise NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
-    if chosen.billing_account and not chosen.focus:
-        raise NotAsked("--billing-account is for --focus alone")
+def check_days(asked: Asked) -> None:
     try:
-        check(chosen.when, SystemClock().now())
+        check(asked, SystemClock().now())
     except ValueError as failure:
         raise NotAsked(str(failure)) from None
 
@@ -108,19 +65,19 @@ def _check_options(chosen: Namespace) -> None:
 async def _found(config: Config, chosen: Namespace, clock: Clock) -> tuple[Report, str | None]:
     async with opened(config.store, clock) as store:
         names = await registered(store)
-        org = _org(chosen.org, names)
+        org = org_asked_for(chosen.org, names)
         zone = known_zone(config.defaults.timezone)
         return await report(store, chosen.when, org, names, zone, clock.now()), org
 
 
-def _org(text: str | None, names: Mapping[str, str | None]) -> str | None:
+def org_asked_for(text: str | None, names: Mapping[str, str | None]) -> str | None:
     try:
         return None if text is None else org_called(text, names)
     except ValueError as failure:
         raise NotAsked(str(failure)) from None
 
 
-def _regions(config: Config) -> focus.RegionOf:
+def regions_of(config: Config) -> focus.RegionOf:
     """Where a label is called, if that is one place for certain. What has no label may be called where any is."""
     own = {
         name: {place.region for place in label.endpoints} or {config.upstream.region}
@@ -192,18 +149,4 @@ def _org_names(found: Report) -> dict[tuple[str, str], str]:
 
 
 def _style() -> Style:
-    stream = sys.stdout
-    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Style(
-        width=shutil.get_terminal_size((80, 24)).columns,
-        is_colored=is_terminal and not os.environ.get("NO_COLOR"),
-        is_unicode=_can_show(_UNICODE, stream.encoding),
-    )
-
-
-def _can_show(text: str, encoding: str | None) -> bool:
-    try:
-        text.encode(encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return Style(width=width(), is_colored=is_colored(sys.stdout), is_unicode=can_show(_UNICODE, sys.stdout))

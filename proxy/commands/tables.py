@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,43 +11,34 @@ from typing import Any
 
 import yaml
 
-from proxy.app import open_dynamodb
 from proxy.clock import SystemClock
-from proxy.commands.shared import Commands, add_config_option, add_json_option, print_json
-from proxy.config import Store, load
+from proxy.commandline.terminal import GREEN, RED, painted
+from proxy.commands.places import loaded
+from proxy.commands.progress import Progress
+from proxy.commands.shared import print_json, say
+from proxy.config import Store
 from proxy.stores import cloudformation, sqlite_file
 from proxy.stores.contract import EXPIRY
 from proxy.stores.schema import TABLES
 
 
-def add_to(commands: Commands) -> None:
-    tables = commands.add_parser("tables", help="make, check and describe the store's tables")
-    verbs = tables.add_subparsers(metavar="WHAT", required=True)
-    create = verbs.add_parser("create", help="make the tables that are missing; safe to run again")
-    create.set_defaults(run=_create)
-    check = verbs.add_parser("check", help="compare the tables with what they should be; exit code 1 if they differ")
-    check.set_defaults(run=_check)
-    describe = verbs.add_parser("describe", help="list the tables, their keys and what they are for")
-    describe.add_argument("--cloudformation", action="store_true", help="print them as a CloudFormation template")
-    describe.set_defaults(run=_describe)
-    for parser in (create, check, describe):
-        add_config_option(parser)
-        add_json_option(parser)
-
-
-def _create(chosen: Namespace) -> int:
-    config = load(chosen.config, os.environ).store
+def create(chosen: Namespace) -> int:
+    config = loaded(chosen.config).store
     made: dict[str, str] = {}
+    with Progress(SystemClock().monotonic) as progress:
 
-    def tell(table: str, what: str) -> None:
-        made[table] = what
-        if not chosen.json:
-            print(f"{table}: {what}", flush=True)
+        def tell(table: str, what: str) -> None:
+            made[table] = what
+            progress.clear()
+            if not chosen.json:
+                print(f"{table}: {what}", flush=True)
+            progress.tell(f"{len(made)} of {len(TABLES)} tables are there")
 
-    if config.engine == "sqlite":
-        _create_in_sqlite(Path(config.path), tell)
-    else:
-        asyncio.run(_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, tell)))
+        progress.tell("looking for the tables; DynamoDB takes some seconds for a new one")
+        if config.engine == "sqlite":
+            _create_in_sqlite(Path(config.path), tell)
+        else:
+            asyncio.run(_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, tell)))
     if chosen.json:
         print_json(made)
     return 0
@@ -64,8 +55,8 @@ async def _create_in_dynamodb(tables: Any, client: Any, config: Store, tell: Cal
     await tables.create_missing(client, config.table_prefix, SystemClock().sleep, tell)
 
 
-def _check(chosen: Namespace) -> int:
-    config = load(chosen.config, os.environ).store
+def check(chosen: Namespace) -> int:
+    config = loaded(chosen.config).store
     if config.engine == "sqlite":
         missing = sqlite_file.missing_tables(Path(config.path))
         found = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
@@ -82,14 +73,17 @@ def _tell_differences(found: dict[str, list[str]], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    for table, differences in found.items():
-        print(f"{table}: {'; '.join(differences) or 'good'}")
+    say(
+        f"{table}: " + (painted("; ".join(differences), RED) if differences else painted("good", GREEN))
+        for table, differences in found.items()
+    )
     if any(found.values()):
         print("\nWhat is missing is made by: price-keeper tables create")
 
 
 async def _with_client(config: Store, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-    from proxy.stores import tables  # brings botocore along, which SQLite's users need not wait for
+    from proxy.app import open_dynamodb  # with AWS's libraries, which SQLite's users need not wait for
+    from proxy.stores import tables
 
     store = await open_dynamodb(config, SystemClock())
     try:
@@ -98,11 +92,11 @@ async def _with_client(config: Store, use: Callable[[Any, Any], Awaitable[Any]])
         await store.close()
 
 
-def _describe(chosen: Namespace) -> int:
+def describe(chosen: Namespace) -> int:
     if chosen.cloudformation:
-        print(cloudformation_yaml(), end="")
+        print(json.dumps(cloudformation.template(), indent=2) if chosen.json else cloudformation_yaml().rstrip())
         return 0
-    config = load(chosen.config, os.environ).store
+    config = loaded(chosen.config).store
     prefix = config.table_prefix if config.engine == "dynamodb" else ""
     described = [
         {

@@ -6,45 +6,20 @@ import getpass
 import os
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from proxy.commands.asking import Api, add_api, checked, secret_of, visible
-from proxy.commands.places import NotAsked
-from proxy.commands.shared import Commands, print_json
+from proxy.commandline.access import SECRET_VARIABLE
+from proxy.commands.asking import Api, checked, secret_of, visible
+from proxy.commands.shared import NotAsked, print_json
 from proxy.config.checks import url as url_complaint
 from proxy.model import scope_of_client
 
-SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
-USUAL_DATA = "http://127.0.0.1:8080"
 USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
 
 
-_EXAMPLE = "Example: price-keeper token org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop --env"
-
-
-def add_to(commands: Commands) -> None:
-    token = commands.add_parser("token", help="log a client in and print its access token", epilog=_EXAMPLE)
-    token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
-    _add_secret(token)
-    shown = token.add_mutually_exclusive_group()
-    shown.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
-    shown.add_argument("--json", action="store_true", help="print all that was answered, the refresh token too")
-    text = f"with --env: where the app sends its calls; default: {USUAL_DATA}"
-    token.add_argument("--data", default=USUAL_DATA, metavar="URL", help=text)
-    add_api(token)
-    token.set_defaults(run=_token)
-
-
-def _add_secret(token: ArgumentParser) -> None:
-    """Never as an argument, which every user of the machine can see."""
-    text = f"the file with its secret; default: the variable {SECRET_VARIABLE}, or a question without echo"
-    token.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
-
-
-def _token(chosen: Namespace) -> int:
+def token(chosen: Namespace) -> int:
     if scope_of_client(chosen.client_id) is None:
         raise NotAsked("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
     complaint = url_complaint(chosen.data)

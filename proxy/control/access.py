@@ -12,12 +12,12 @@ from proxy.auth.failures import ADMIN, WrongSecrets
 from proxy.config.keys import Auth
 from proxy.control.calls import Principal, Route, Who
 from proxy.control.problems import forbidden, invalid, unauthorized
+from proxy.control.terms import API_KEY, AUTHORIZATION
 from proxy.errors import AccessDenied, ConfigError, NoGuess, TokenExpired
 from proxy.model import Caller
 
 SHORTEST_KEY = 24  # characters, so that guessing is hopeless and need not lock anybody out
 
-API_KEY, AUTHORIZATION = "X-API-Key", "Authorization"
 _BEARER = "bearer "
 
 Verify = Callable[[str], Awaitable[Caller]]

@@ -14,7 +14,6 @@ from aiohttp import web
 
 from proxy.control.problems import ERRORS, Problem, invalid
 
-MOST_BYTES = 256 * 1024  # an org with every setting has a few thousand, a hundred usages some forty thousand
 OF_STRANGERS = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
 SMALL_BYTES = 4 * 1024  # a few fields, none of which is long
 # Of all bodies that are on their way: a sidecar has little memory.

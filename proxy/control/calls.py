@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from proxy.audit import Actor
-from proxy.control.bodies import MOST_BYTES
 from proxy.control.problems import Problem
+from proxy.control.terms import MOST_BYTES
 
 if TYPE_CHECKING:
     from proxy.control.parts import Parts

@@ -13,11 +13,9 @@ from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, Whole
 from proxy.control.parts import Parts
 from proxy.control.problems import unauthorized
+from proxy.control.terms import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
 from proxy.model import Scope, client_id_of
 from proxy.reporting.settings_shown import utc
-
-RETRIEVAL_TOKEN = "X-Retrieval-Token"  # noqa: S105 - the name of a header
-USUAL_GRACE_HOURS = 24
 
 BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from proxy.control.problems import LONGEST_NAME, invalid
+from proxy.control.problems import invalid
+from proxy.control.terms import LONGEST_NAME
 from proxy.selection.plan import shown
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)

@@ -11,6 +11,7 @@ from proxy.control.calls import Answer, Call, Route, Who, read, tag_of
 from proxy.control.credentials import made_credentials
 from proxy.control.parts import Parts
 from proxy.control.problems import invalid, not_found
+from proxy.control.terms import MOST_AT_ONCE
 from proxy.model import Scope
 from proxy.reporting.settings_shown import Shown
 from proxy.selection.settings import (
@@ -25,8 +26,6 @@ from proxy.selection.settings import (
 )
 from proxy.stores import schema
 from proxy.stores.contract import Item, Page, Prefix, Query, Write
-
-MOST_AT_ONCE = 100
 
 PAGED = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MOST_AT_ONCE},

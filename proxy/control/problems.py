@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from proxy.control.terms import LONGEST_NAME
 from proxy.errors import ConfigError, PriceKeeperError, Refusal, Rejected, StoreError
 from proxy.selection.settings import SettingsRefused
 
 STORE_SECONDS = 5  # after which the store may be back
 MOST_MISTAKES = 20  # told at once: whoever made more has not written this for us
-LONGEST_NAME = 64  # characters of a name that is not ours
 
 ERRORS: Mapping[int, str] = {
     400: "invalid_request",

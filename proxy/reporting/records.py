@@ -32,27 +32,32 @@ def as_json(
         "is_final": report.is_final,
         "filters": dict(filters),
         "by": list(by),
-        "rows": [{**_keys(report, row, by), **_numbers(row.counts)} for row in rows],
-        "total": _numbers(total(row.counts for row in rows)),
+        "rows": [row_record(report, row, by) for row in rows],
+        "total": numbers(total(row.counts for row in rows)),
         "notes": list(notes),
     }
 
 
-def as_csv(report: Report, rows: Sequence[Row], by: Sequence[str]) -> str:
+def row_record(report: Report, row: Row, by: Sequence[str]) -> dict[str, Any]:
+    return {**_keys(report, row, by), **numbers(row.counts)}
+
+
+def as_csv(report: Report, rows: Sequence[Row], by: Sequence[str], *, has_header: bool = True) -> str:
     columns = [column for name in by for column in (name, NAMED.get(name)) if column is not None]
     records = []
     for row in rows:
         keys = {column: _harmless(column, value) for column, value in _keys(report, row, by).items()}
         numbers = dict(zip(COUNTED, row.counts, strict=False))
         records.append({**keys, **numbers, "cost_usd": money.exact_usd(row.counts.pico)})
-    return csv_text([*columns, *COUNTED, "cost_usd"], records)
+    return csv_text([*columns, *COUNTED, "cost_usd"], records, has_header=has_header)
 
 
-def csv_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
+def csv_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]], *, has_header: bool = True) -> str:
     """None is an empty cell."""
     text = StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
+    if has_header:
+        writer.writeheader()
     writer.writerows({column: _on_one_line(value) for column, value in record.items()} for record in records)
     return text.getvalue()
 
@@ -77,7 +82,7 @@ def _name(report: Report, name: str, keys: Mapping[str, Key]) -> str | None:
     return report.app_names.get((str(keys["org"]), str(keys["app"])))
 
 
-def _numbers(counts: Counts) -> dict[str, Any]:
+def numbers(counts: Counts) -> dict[str, Any]:
     return {**dict(zip(COUNTED, counts, strict=False)), "cost_usd_micros": money.exact_micros(counts.pico)}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
 from proxy.recording.entries import Counts
 from proxy.reporting import money
+from proxy.reporting.letters import cut, padded, printable, width_of
 from proxy.reporting.totals import NO_APP, Row, tokens, total
 
 LEAST_BAR, MOST_BAR = 6, 40
@@ -147,7 +147,7 @@ class _Sheet:
 
     def _line(self, keys: Sequence[str], numbers: Sequence[str]) -> str:
         named = (
-            _padded(_cut(key, width, self._style), width) for key, width in zip(keys, self._key_widths, strict=True)
+            padded(cut(key, width, self._style.cut), width) for key, width in zip(keys, self._key_widths, strict=True)
         )
         counted = (number.rjust(width) for number, width in zip(numbers, self._number_widths, strict=True))
         return (" " * _GAP).join([*named, *counted])
@@ -178,35 +178,5 @@ def _told(name: str, key: object, names: Mapping[tuple[str, str], str]) -> str:
     return printable(names.get((name, text), text))
 
 
-def printable(text: str) -> str:
-    """Names come from outside, and a terminal obeys what is not printable."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(_width(cell) for cell in cells) for cells in zip(*lines, strict=True)]
-
-
-def _cut(text: str, width: int, style: Style) -> str:
-    if _width(text) <= width:
-        return text
-    while text and _width(text) > width - 1:
-        text = text[:-1]
-    return text + style.cut
-
-
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - _width(text))
-
-
-def _width(text: str) -> int:
-    """In columns: some letters take two of them, marks that are set upon a letter none."""
-    if text.isascii():
-        return len(text)
-    return sum(_letter_width(letter) for letter in text)
-
-
-def _letter_width(letter: str) -> int:
-    if unicodedata.combining(letter):
-        return 0
-    return 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1
+    return [max(width_of(cell) for cell in cells) for cells in zip(*lines, strict=True)]

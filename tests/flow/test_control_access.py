@@ -14,9 +14,10 @@ from yarl import URL
 
 from proxy.config.keys import Auth
 from proxy.control.access import load_admin_key
-from proxy.control.bodies import MOST_BYTES, parsed
+from proxy.control.bodies import parsed
 from proxy.control.problems import Problem
 from proxy.control.rates import LocalRates
+from proxy.control.terms import MOST_BYTES
 from proxy.errors import ConfigError
 from tests.support.clock import ManualClock
 from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Rig, rig

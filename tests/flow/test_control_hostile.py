@@ -15,10 +15,11 @@ from aiohttp import web
 from yarl import URL
 
 from proxy.control import profiles
-from proxy.control.bodies import BYTES_AT_ONCE, MOST_BYTES, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
+from proxy.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
 from proxy.control.connections import DEFAULT, Crowd, Limits
 from proxy.control.problems import Problem
 from proxy.control.rates import LocalRates, Taken
+from proxy.control.terms import MOST_BYTES
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, Impatient, Rig, rig
 from tests.support.engines import Engines

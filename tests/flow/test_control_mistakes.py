@@ -13,8 +13,9 @@ import pytest
 from proxy.config import problems
 from proxy.config.keys import parse
 from proxy.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, few_guesses, nearest, one_line
-from proxy.control.bodies import MOST_BYTES, MOST_PARTS, parsed
+from proxy.control.bodies import MOST_PARTS, parsed
 from proxy.control.problems import MOST_MISTAKES, Problem
+from proxy.control.terms import MOST_BYTES
 from proxy.errors import ConfigError
 from tests.support.control import API, SETTINGS, Rig, rig
 from tests.support.engines import Engines

@@ -280,12 +280,3 @@ def test_as_a_process_with_the_key_from_a_file(api: Served, org: str) -> None:
     assert (put.returncode, put.stderr) == (0, "")
     shown = price_keeper("org", "show", "process", *place, folder=api.folder, **unset)
     assert shown.stdout.splitlines()[0] == f"Process ({org})"
-
-
-@pytest.mark.parametrize("command", ["org", "app", "override", "session"])
-def test_every_help_has_an_example(api: Served, command: str) -> None:
-    verbs = re.findall(r"^    (\w+)  ", api.call(command, "--help").stdout, re.MULTILINE)
-    assert len(verbs) >= 2
-    for verb in verbs:
-        told = api.call(command, verb, "--help").stdout
-        assert f"Example: price-keeper {command} {verb}" in told

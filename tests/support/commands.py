@@ -36,7 +36,7 @@ def price_keeper(
     return subprocess.run(
         [sys.executable, "-m", "proxy.cli", *arguments],
         cwd=folder,
-        env=_environment(environment),
+        env=surroundings(environment),
         input=stdin,
         capture_output=True,
         text=True,
@@ -97,7 +97,7 @@ def sidecar(*arguments: str, folder: Path, **environment: str) -> Iterator[Sidec
         process = subprocess.Popen(
             [sys.executable, "-m", "proxy.cli", *arguments],
             cwd=folder,
-            env=_environment(environment),
+            env=surroundings(environment),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -120,7 +120,7 @@ def _what_it_tells(process: subprocess.Popen[bytes], output: Path, errors: Path)
     raise AssertionError(f"it said nothing in {SECONDS} s: {errors.read_text()}")
 
 
-def _environment(own: dict[str, str]) -> dict[str, str]:
+def surroundings(own: dict[str, str]) -> dict[str, str]:
     """What the developer's own shell says of AWS is left out, but for the keys that tests set themselves."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     return kept | {"PYTHONPATH": str(ROOT)} | own
@@ -131,7 +131,7 @@ def called(*arguments: str, folder: Path, stdin: str = "", **environment: str) -
     output, errors = (TextIOWrapper(BytesIO(), "utf-8") for _ in range(2))
     kept, zones = dict(os.environ), zoneinfo.TZPATH
     os.environ.clear()
-    os.environ.update(_environment(environment))
+    os.environ.update(surroundings(environment))
     try:
         with (
             chdir(folder),

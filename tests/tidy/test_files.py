@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LONGEST_FILE = 400
 LONGEST_TEST = 450  # tables of cases are long, and easy to read
-SOURCES = [path for folder in ("proxy", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = [path for folder in ("proxy", "tests", "bench", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -48,6 +48,20 @@ def test_importing_the_package_loads_no_aws_library() -> None:
     code = (
         "import sys, proxy.cli, proxy.app; "
         "print(sorted(m for m in sys.modules if m in ('aioboto3', 'botocore', 'boto3')))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
+
+
+HEAVY = ("aiohttp", "asyncio", "bcrypt", "cryptography", "httptools", "logging", "orjson", "uvloop", "yaml")
+
+
+def test_help_and_completion_load_nothing_that_takes_long() -> None:
+    """They come at once; what a command needs is loaded when it is called."""
+    code = (
+        "import sys, proxy.cli; from proxy.commandline import completion, completion_bash, whole; "
+        "whole.parser().format_help(); completion_bash.script(completion.commands(whole.parser())); "
+        f"print(sorted(set(sys.modules) & set({HEAVY})))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]"

@@ -44,7 +44,7 @@ LAYERS: list[set[str]] = [
     {"proxy.dataplane", "proxy.workers"},
     {"proxy.app"},
     {"proxy.doctor"},
-    {"proxy.commands", "proxy.cli"},
+    {"proxy.commandline", "proxy.commands", "proxy.cli"},
     {"proxy"},
 ]
 

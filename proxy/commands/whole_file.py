@@ -1,0 +1,38 @@
+"""A file that comes to be with all that is in it, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def whole_file(path: Path, mode: int, *, replaces: bool = False) -> Iterator[TextIO]:
+    """What is written is under its name when this ends well; whoever finds the file finds all of it. Unless it
+    `replaces`, FileExistsError is raised where somebody else was faster, and theirs stays."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        opened = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        with os.fdopen(opened, "w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if replaces:
+            draft.replace(path)
+        else:
+            _take_name(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _take_name(draft: Path, path: Path) -> None:
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError:  # not every file system has links
+        draft.rename(path)

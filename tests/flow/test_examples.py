@@ -1,0 +1,253 @@
+"""Each example of the help does what it says, at a sidecar that runs; and what `--json` prints is documented."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.commandline.parser import Parser
+from proxy.commandline.whole import parser
+from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar, surroundings
+from tests.support.simulated import Keys, boto_client
+from tests.tidy.test_cli_docs import LEAVES, NO_JSON
+from tools.cli_docs import DOC, MARK
+
+ACME = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
+SECRET = "sesame-open-sesame-open-sesame-open"
+SECRETS = {"PRICE_KEEPER_JWT_SECRET": SECRET, "PRICE_KEEPER_API_KEY": SECRET}
+SERVE = ("price-keeper dev", "price-keeper serve")
+EXAMPLES = [(each, line) for each in LEAVES if each.prog not in SERVE for _, line in each.examples]
+SERVING = [line for each in LEAVES if each.prog in SERVE for _, line in each.examples]
+
+# What cannot be carried out here, and why. It is parsed all the same.
+ONLY_PARSED = {
+    "price-keeper serve --config sidecar.yaml --role sidecar --workers 4": "four processes that sign calls to AWS",
+}
+NOT_ZERO = {
+    # It looks at ports which other programs of this machine may have.
+    "price-keeper doctor --config sidecar.yaml --role sidecar": (0, 1),
+}
+
+
+@dataclass
+class Place:
+    folder: Path
+    running: Sidecar
+    environment: dict[str, str]
+
+    def call(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return called(*words, folder=self.folder, stdin=stdin, **self.environment)
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env=surroundings({**self.environment, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+
+def _configure(folder: Path) -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    config["upstream"]["endpoint"] = "simulated"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    config["journal"]["dir"] = "./sidecar/journal"
+    (folder / "sidecar.yaml").write_text(yaml.safe_dump(config))
+    orgs = (ROOT / "docs" / "orgs.md").read_text()
+    for name in ("acme.yaml", "shop.yaml"):  # the very ones of the documentation
+        found = re.search(rf"```yaml\n(# {name}: .*?)```", orgs, re.DOTALL)
+        assert found
+        (folder / name).write_text(found[1])
+    program = folder / "bin" / "price-keeper"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m proxy.cli "$@"\n')
+    program.chmod(0o755)
+    (folder / ".config/fish/completions").mkdir(parents=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """With an org Acme that has an app shop, whose secret is in a file; and the journal of a disk that came back."""
+    folder = tmp_path_factory.mktemp("examples")
+    _configure(folder)
+    with sidecar("dev", "--port", "0", "--control-port", "0", folder=folder) as running:
+        environment = {
+            "HOME": str(folder),
+            "PRICE_KEEPER_API_URL": running.control,
+            "PRICE_KEEPER_API_KEY": (folder / "data" / "admin-key").read_text().strip(),
+            "PRICE_KEEPER_JWT_SECRET": SECRET,
+        }
+        found = Place(folder, running, environment)
+        for words in (("org", "put", ACME, "acme.yaml"), ("app", "put", "Acme", "shop", "shop.yaml")):
+            assert found.call(*words).returncode == 0
+        (folder / "shop.secret").write_text(found.call("rotate", "Acme", "--app", "shop").stdout)
+        client = boto_client(running.data, keys=Keys("any", "any", running.exports["AWS_SESSION_TOKEN"]))
+        client.converse(modelId="premium", messages=[{"role": "user", "content": [{"text": "hello"}]}])
+        client.close()
+        yield found
+
+
+def _here(line: str) -> str:
+    """With days that are kept, whenever this runs, and paths of this test."""
+    last_month = datetime.now(UTC).replace(day=1) - timedelta(days=1)
+    return line.replace("2026-11", f"{last_month:%Y-%m}").replace("/mnt/found", "found").replace("9090", "0")
+
+
+@pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_an_example_does_what_it_says(place: Place, command: Parser, line: str) -> None:
+    if command.prog == "price-keeper replay":
+        shutil.copytree(place.folder / "data" / "journal", place.folder / "found" / "journal", dirs_exist_ok=True)
+    if command.prog == "price-keeper keys new":
+        shutil.rmtree(place.folder / "keys", ignore_errors=True)  # it never writes over a file
+    if command.prog == "price-keeper override clear":
+        assert place.call("override", "set", "Acme", "--app", "shop", "economy", "--reason", "test").returncode == 0
+    line = _here(line)
+    words = shlex.split(line)
+    done = place.call(*words[1:]) if re.fullmatch(r"""[\w ./:"+=-]+""", line) else place.shell(line)
+    assert done.returncode in NOT_ZERO.get(line, (0,)), done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_examples_of_what_serves_are_ready_and_stop(tmp_path: Path) -> None:
+    """All at once, each in a folder of its own, at free ports."""
+    _configure(tmp_path)
+
+    def served(number: int) -> str:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        shutil.copy(tmp_path / "config.yaml", folder)
+        variables, _, command = SERVING[number].partition("price-keeper ")
+        ports = {f"PRICE_KEEPER__LISTEN__{name}": "127.0.0.1:0" for name in ("DATA", "CONTROL")}
+        assert set(re.findall(r"(\w+)=", variables)) <= ports.keys()
+        words = shlex.split(command)
+        more = ("--port", "0", "--control-port", "0") if words[0] == "dev" else ()
+        with sidecar(*words, *more, folder=folder, **ports, **SECRETS) as running:
+            assert running.control
+            assert running.stop(signal.SIGTERM) == 0
+        return SERVING[number]
+
+    numbers = [number for number, line in enumerate(SERVING) if line not in ONLY_PARSED]
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        assert set(pool.map(served, numbers)) == set(SERVING) - ONLY_PARSED.keys()
+
+
+@pytest.mark.parametrize("line", ONLY_PARSED)
+def test_what_cannot_be_carried_out_here_is_understood(line: str) -> None:
+    assert line in SERVING
+    assert parser().parse_args(shlex.split(line)[1:]).does == "run.serve"
+
+
+# What programs get.
+
+BY_HAND = DOC.read_text().partition(MARK)[0]
+ROW = re.compile(r"^\| ((?:`[a-z -]+`(?:, )?)+) \| (.*) \|$", re.MULTILINE)
+DOCUMENTED = {words: text for names, text in ROW.findall(BY_HAND) for words in re.findall(r"`([a-z -]+)`", names)}
+ASKED = {
+    "check-config": (),
+    "doctor": ("--data-dir", "data"),
+    "tables create": (),
+    "tables check": (),
+    "tables describe": (),
+    "keys new": ("--kid", "json", "--out", "keys"),
+    "org put": ("Acme", "acme.yaml"),
+    "org show": ("Acme",),
+    "org list": (),
+    "app put": ("Acme", "second", "shop.yaml"),
+    "app show": ("Acme", "shop"),
+    "app list": ("Acme",),
+    "override set": ("Acme", "--app", "shop", "economy", "--reason", "test"),
+    "override show": ("Acme", "--app", "shop"),
+    "override clear": ("Acme", "--app", "shop"),
+    "spend": (),
+    "export": ("--out", "x.csv", "--force", "--data-dir", "data"),
+    "token": (f"org-{ACME}-app-shop", "--secret-file", "shop.secret"),
+    "rotate": ("Acme", "--app", "shop"),
+    "session list": ("Acme", "--app", "shop"),
+    "session revoke": ("Acme", "--app", "shop", "all"),
+    "audit": ("Acme", "--data-dir", "data"),
+    "replay": ("found/journal",),
+    "version": (),
+}
+# Words of the table that stand there only at times.
+AT_TIMES = {"app", "show", "was there", "null", "control", "public_key_file", "secret_file", "secret_retrieval_token"}
+AT_TIMES |= {"secret_retrieval_expires_at", "client_id", "created", "--token-only", "--cloudformation"}
+
+
+def test_each_command_with_json_is_documented() -> None:
+    with_json = {each.prog.removeprefix("price-keeper ") for each in LEAVES if each.prog not in NO_JSON}
+    assert with_json == set(DOCUMENTED)
+    assert with_json == set(ASKED) | {"dev", "serve"}
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_json_is_one_document_as_documented(place: Place, command: str) -> None:
+    if command == "token":
+        (place.folder / "shop.secret").write_text(place.call("rotate", "Acme", "--app", "shop").stdout)
+    if command == "session list":
+        done = place.call("token", f"org-{ACME}-app-shop", "--secret-file", "shop.secret")
+        assert done.returncode == 0, done.stderr
+    if command == "replay":
+        shutil.copytree(place.folder / "data" / "journal", place.folder / "found" / "journal", dirs_exist_ok=True)
+    shutil.rmtree(place.folder / "keys", ignore_errors=True)
+    done = place.call(*command.split(), *ASKED[command], "--json")
+    assert done.returncode in ((0, 1) if command == "doctor" else (0,)), done.stderr
+    told = json.loads(done.stdout)
+    missing = set(re.findall(r"`([^`]+)`", DOCUMENTED[command])) - AT_TIMES - set(_words(told))
+    assert missing == set()
+
+
+def _words(told: Any) -> Iterator[str]:
+    if isinstance(told, dict):
+        for name, value in told.items():
+            yield name
+            yield from _words(value)
+    elif isinstance(told, list):
+        for each in told:
+            yield from _words(each)
+
+
+@pytest.mark.parametrize("command", ["dev", "serve"])
+def test_what_serves_tells_programs_where(tmp_path: Path, command: str) -> None:
+    shutil.copy(ROOT / "config.yaml", tmp_path)
+    ports = {f"PRICE_KEEPER__LISTEN__{name}": "127.0.0.1:0" for name in ("DATA", "CONTROL")}
+    settings = SECRETS | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
+    more = ("--port", "0", "--control-port", "0") if command == "dev" else ()
+    with subprocess.Popen(
+        [sys.executable, "-m", "proxy.cli", command, *more, "--json"],
+        cwd=tmp_path,
+        env=surroundings(ports | settings),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            told = json.loads(process.stdout.readline())
+        finally:
+            process.terminate()
+        rest = process.communicate(timeout=SECONDS)[0]
+    assert (process.returncode, rest) == (0, "")
+    words = re.findall(r"`([^`]+)`", DOCUMENTED[command])
+    assert set(words) - AT_TIMES <= set(told)
+    assert told["data"].startswith("http://127.0.0.1:")
+    if command == "dev":
+        assert told["environment"]["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == told["data"]
+        assert Path(told["admin_key_file"]).read_text().strip() not in json.dumps(told)

@@ -1,0 +1,240 @@
+"""`price-keeper export`: the same rows as the reports, of any length, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from proxy.model import Scope
+from proxy.recording import flush
+from proxy.recording.aggregator import STAMP, total_key
+from proxy.recording.entries import Counter, Counts
+from proxy.stores import schema
+from proxy.stores.contract import Put, Update
+from proxy.stores.sqlite import SqliteStore
+from tests.flow.test_spend import CONFIG, NOTE
+from tests.support.commands import ROOT, SECONDS, called
+from tests.unit.test_spend_focus import faults
+from tools.terminal import on_a_terminal
+
+ACME, BETA = (str(uuid4()) for _ in range(2))
+TODAY = datetime.now(UTC).date()
+WEEKS = 10
+DAYS = WEEKS * 7
+LABELS = 20
+FIRST = TODAY - timedelta(days=DAYS + 10)
+LAST = FIRST + timedelta(days=DAYS - 1)
+WHOLE = f"{FIRST}..{LAST}"
+
+
+async def fill(path: Path) -> None:
+    """Days that are long over, as the recorder and the aggregator left them."""
+    store = await SqliteStore(path, time.time).open()
+    for org, name in ((ACME, "Acme, Ltd"), (BETA, "=Beta")):
+        await store.put(Put(schema.org_config(org), {"org_name": name, "timezone": "UTC", "quota_scope": "APP"}))
+        await store.put(Put(schema.org_entry(org), {"org_name": name}))
+    for number in range(DAYS):
+        day = FIRST + timedelta(days=number)
+        noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC).timestamp()
+        part = []
+        for label in range(LABELS if number % 7 else 3):
+            org = (ACME, BETA)[label % 2]
+            counter = Counter(Scope(org, "shop").key, f"label-{label}", f"DAY#{day:%Y%m%d}", 8)
+            part.append((counter, Counts(1 + label, 0, number, pico=10**9 + number)))
+        stamped = [Update(total_key(counter), set={STAMP: int(noon) + 10 * 86_400}) for counter, _ in part]
+        entries = [
+            *flush.active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
+            *flush.additions_to_totals(tuple(part), noon),
+            *stamped,
+        ]
+        await asyncio.gather(*(store.update(each) for each in entries))
+    await store.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "data").mkdir()
+    asyncio.run(fill(folder / "data" / "price-keeper.db"))
+    (folder / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./data/price-keeper.db}"))
+    return folder
+
+
+def export(place: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    told = called("export", *arguments, folder=place)
+    assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
+    return told
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(file.read_text())))
+
+
+def left_over(place: Path) -> list[str]:
+    return [path.name for path in place.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("form", ["csv", "focus"])
+def test_its_rows_are_those_of_the_report(place: Path, tmp_path: Path, form: str) -> None:
+    told = export(place, WHOLE, "--format", form, "--out", str(tmp_path / "x.csv"))
+    rows = rows_of(tmp_path / "x.csv")
+    reported = called("spend", WHOLE, f"--{form}", folder=place).stdout
+    expected = list(csv.DictReader(StringIO(reported)))
+
+    def key(row: dict[str, str]) -> list[str]:
+        return sorted(row.values())
+
+    assert sorted(rows, key=key) == sorted(expected, key=key)
+    days = [row["x_OrgDay" if form == "focus" else "day"] for row in rows]
+    assert days == sorted(days)
+    if form == "focus":
+        assert faults((tmp_path / "x.csv").read_text()) == []
+    assert told.stdout.splitlines()[0].startswith(f"{tmp_path}/x.csv: {len(rows):,} rows, $")
+    assert NOTE in told.stdout
+    assert told.stderr == ""
+
+
+def test_json_is_the_document_of_spend(place: Path, tmp_path: Path) -> None:
+    arguments = (WHOLE, "--org", "acme, ltd", "--label", "label-0")
+    told = json.loads(export(place, *arguments, "--format", "json", "--out", str(tmp_path / "x"), "--json").stdout)
+    found = json.loads((tmp_path / "x").read_text())
+    expected = json.loads(called("spend", *arguments, "--json", folder=place).stdout)
+    for each in (found, expected):
+        each["rows"].sort(key=lambda row: row["day"])
+        del each["as_of"]
+    assert found == expected
+    assert (told["rows"], told["total"], told["is_final"]) == (DAYS, expected["total"], True)
+    assert len((tmp_path / "x").read_text().splitlines()) == DAYS + 2  # each row is a line
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "focus"])
+def test_of_nothing_it_is_whole_too(place: Path, tmp_path: Path, form: str) -> None:
+    export(place, str(FIRST), "--app", "none", "--format", form, "--out", str(tmp_path / "x"))
+    text = (tmp_path / "x").read_text()
+    if form == "json":
+        assert json.loads(text)["rows"] == []
+    else:
+        assert (text.count("\n"), text.count("requests") + text.count("x_Requests") > 0) == (1, True)
+
+
+def test_memory_does_not_grow_with_the_days(place: Path, tmp_path: Path) -> None:
+    def peak(weeks: int) -> int:
+        last = FIRST + timedelta(days=7 * weeks - 1)
+        tracemalloc.start()
+        export(place, f"{FIRST}..{last}", "--org", ACME, "--out", str(tmp_path / f"{weeks}.csv"))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(1)  # what is loaded stays
+    few, many = peak(3), peak(WEEKS)
+    assert (tmp_path / f"{WEEKS}.csv").stat().st_size > 3 * (tmp_path / "3.csv").stat().st_size
+    assert many < 1.25 * few
+
+
+def test_what_is_there_stays_until_it_is_replaced(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("mine")
+    refused = export(place, WHOLE, "--out", str(file), code=1)
+    assert "x.csv is there already; --force replaces it" in refused.stderr
+    assert file.read_text() == "mine"
+    export(place, str(FIRST), "--out", str(file), "--force")
+    assert file.read_text().startswith("org,org_name,")
+    assert left_over(tmp_path) == []
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~_umask()
+    for name in ("/dev/null", str(tmp_path)):
+        assert "is no file" in export(place, "--out", name, "--force", code=2).stderr
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_who_comes_first_keeps_the_name(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file came to be while this one was written."""
+    file, fsync = tmp_path / "x.csv", os.fsync
+
+    def slow(descriptor: int) -> None:
+        file.write_text("theirs")
+        fsync(descriptor)
+
+    monkeypatch.setattr("proxy.commands.whole_file.os.fsync", slow)
+    assert "is there already" in export(place, str(FIRST), "--out", str(file), code=1).stderr
+    assert (file.read_text(), left_over(tmp_path)) == ("theirs", [])
+
+
+def test_a_failure_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("proxy.commands.whole_file.os.fsync", full)
+    told = export(place, str(FIRST), "--out", str(tmp_path / "x.csv"), code=1)
+    assert f"cannot write {tmp_path}/x.csv: No space left on device" in told.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) -> None:
+    """However it ends: the old file stands as it was, and after Ctrl-C nothing else does."""
+    file = tmp_path / "x.csv"
+    file.write_text("old")
+    command = [sys.executable, "-m", "proxy.cli", "export", WHOLE, "--out", str(file), "--force"]
+    with subprocess.Popen(
+        command, cwd=place, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL
+    ) as process:
+        while not left_over(tmp_path) and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(how)
+        code = process.wait(SECONDS)
+    assert (code, file.read_text()) == (130 if how == signal.SIGINT else -how, "old")
+    if how == signal.SIGINT:
+        assert left_over(tmp_path) == []
+
+
+def test_it_tells_how_far_it_is_on_a_terminal_alone(place: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "proxy.cli", "export", WHOLE, "--out", str(tmp_path / "x.csv")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    code, shown = on_a_terminal(command, place, environment)
+    assert code == 0
+    assert f"piece 1 of {WEEKS}, 0 rows so far" in shown
+    assert shown.rindex("\r\x1b[K") < shown.index("x.csv: ")  # and it is gone before the result
+
+
+def test_sums_are_exact(place: Path, tmp_path: Path) -> None:
+    export(place, WHOLE, "--out", str(tmp_path / "x.csv"))
+    rows = rows_of(tmp_path / "x.csv")
+    spent = sum((LABELS if number % 7 else 3) * (10**9 + number) for number in range(DAYS))
+    assert sum(Decimal(row["cost_usd"]) for row in rows) * 10**12 == spent
+    assert {row["org_name"] for row in rows} == {"Acme, Ltd", "'=Beta"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--out", "x", "--billing-account", "1"], 2, "--billing-account is for --format focus alone"),
+        (["2999-01-01", "--out", "x"], 2, "is still to come"),
+        (["--out", "x", "--org", "nobody"], 2, "no org has the id or the name 'nobody'"),
+        (["--out", "x", "--format", "xml"], 2, "invalid choice: 'xml'"),
+    ],
+)
+def test_a_mistake_is_told_and_nothing_is_made(place: Path, arguments: list[str], code: int, says: str) -> None:
+    assert says in export(place, *arguments, code=code).stderr
+    assert not (place / "x").exists()
+    assert left_over(place) == []

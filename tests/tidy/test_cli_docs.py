@@ -1,0 +1,55 @@
+"""docs/cli.md and the parser agree; and each command says what it is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from proxy.commandline.parser import Parser
+from proxy.commandline.whole import parser
+from tools.cli_docs import DOC, written
+
+NO_JSON = {"price-keeper completion", "price-keeper help"}  # they print a script, and text for people
+
+
+def leaves(whole: Parser) -> Iterator[Parser]:
+    for each in whole.verbs.values():
+        yield from leaves(each) if each.verbs else [each]
+
+
+LEAVES = list(leaves(parser()))
+
+
+def test_the_reference_is_as_the_parser_says() -> None:
+    assert DOC.read_text() == written(DOC.read_text()), "docs/cli.md is not up to date: make cli-docs"
+
+
+@pytest.mark.parametrize("command", LEAVES, ids=lambda each: each.prog)
+def test_each_command_says_what_it_is_for_and_shows_it(command: Parser) -> None:
+    assert re.fullmatch(r"[a-z].*[^.]", command.summary)
+    assert command.examples
+    assert all(command.prog in line for _, line in command.examples)
+    assert ("--json" in command.options) is (command.prog not in NO_JSON)
+    assert all(each.help for each in command.arguments)
+
+
+def test_pictures_are_there() -> None:
+    named = re.findall(r"\]\((images/[\w.-]+)\)", DOC.read_text())
+    assert named
+    assert [each for each in named if not (DOC.parent / each).is_file()] == []
+
+
+def test_bounds_that_help_names_are_those_that_hold() -> None:
+    from proxy.auth.registering import MOST_GRACE_HOURS
+    from proxy.reporting import focus
+    from proxy.reporting.totals import DIMENSIONS
+    from proxy.workers.place import MOST
+
+    root = parser()
+    said = {words: " ".join(root.called(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
+    assert f"1 to {MOST};" in said["serve"]
+    assert f"0 to {MOST_GRACE_HOURS};" in said["rotate"]
+    assert f"FOCUS {focus.VERSION}," in said["spend"]
+    assert f"each of these: {','.join(DIMENSIONS)}" in said["spend"]

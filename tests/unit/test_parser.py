@@ -1,0 +1,95 @@
+"""What the command line says of itself, and of words that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from proxy.commandline.parser import Misused
+from proxy.commandline.whole import parser
+from tests.support.commands import called
+
+MISTAKES = [
+    (["spnd"], "there is no command 'spnd'; did you mean \"spend\"?"),
+    (["org", "shw", "Acme"], "there is no command 'shw'; did you mean \"show\"?"),
+    (["xyzzy"], "there are dev, serve, check-config,"),
+    (["list"], "list is a part of other commands: price-keeper org list, price-keeper app list, price-keeper session"),
+    (["spend", "--jsn"], 'there is no option --jsn; did you mean "--json"?'),
+    (["spend", "--forcus"], 'there is no option --forcus; did you mean "--focus"?'),
+    (["spend", "-x"], "there is no option -x; there are --help, --org,"),
+    (["keys", "new", "--kdi", "k1"], 'there is no option --kdi; did you mean "--kid"?'),  # before: --kid is missing
+    (["--data-dir", "data", "spend"], "--data-dir goes behind the command, as in: price-keeper COMMAND --data-dir"),
+    (["--until", "+2h"], "as in: price-keeper override --until"),
+    (["org", "--key-file", "k"], "--key-file goes behind the command, as in: price-keeper org WHAT --key-file"),
+    (["spend", "today", "yesterday"], "there is no place here for yesterday"),
+    (["keys", "new"], "required: --kid, --out"),
+    (["dev", "--port", "65536"], "a port is a number up to 65535, and 0 any free one, not 65536"),
+    (["dev", "--port", "-1"], "--port"),
+    (["serve", "--workers", "65"], "expected a number from 1 to 64, not 65"),
+    (["audit", "Acme", "--limit", "0"], "expected a number from 1 to 100000, not 0"),
+    (["rotate", "Acme", "--grace", "169"], "expected whole hours from 0 to 168, not 169"),
+    (["rotate", "Acme", "--app", "a b"], "an app id is 1 to 64 letters"),
+    (["keys", "new", "--kid", "../k", "--out", "x"], "the name of a key is 1 to 100 letters"),
+    (["serve", "--role", "none"], "invalid choice: 'none'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_told_with_what_was_meant(words: list[str], says: str) -> None:
+    with pytest.raises(Misused) as refused:
+        parser().parse_args(words)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [["spend", "--js"], ["override", "set", "A", "l", "--reason", "--what a day"]])
+def test_what_argparse_takes_is_taken(words: list[str]) -> None:
+    """The beginning of an option, and text that only begins as one does."""
+    assert parser().parse_args(words)
+
+
+def test_behind_two_dashes_nothing_is_an_option() -> None:
+    assert parser().parse_args(["org", "show", "--", "--odd"]).org == "--odd"
+
+
+def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
+    refused = called("org", "shw", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    usage, error, more = refused.stderr.splitlines()
+    assert usage == "usage: price-keeper org [-h] WHAT ..."
+    assert error.startswith("price-keeper: there is no command 'shw'")
+    assert more == "More is told by: price-keeper org --help"
+
+
+@pytest.mark.parametrize("words", [[], ["tables"], ["org"]])
+def test_a_command_that_has_others_lists_them(tmp_path: Path, words: list[str]) -> None:
+    told, asked = called(*words, folder=tmp_path), called(*words, "--help", folder=tmp_path)
+    assert (told.returncode, told.stderr, told.stdout) == (2, "", asked.stdout)
+    assert asked.returncode == 0
+    assert all(f"\n  {name} " in told.stdout for name in parser().called(words).verbs)
+
+
+def test_the_commands_are_told_in_groups(tmp_path: Path) -> None:
+    told = called("help", folder=tmp_path)
+    heads = [line for line in told.stdout.splitlines() if line.endswith(":") and line[0] != " "]
+    assert heads == ["Run:", "Configure:", "Spend and budgets:", "Access:", "Operate:", "exit codes:"]
+    assert (told.returncode, max(map(len, told.stdout.splitlines())) <= 80) == (0, True)
+
+
+def test_help_is_that_of_the_command(tmp_path: Path) -> None:
+    told = called("help", "org", "put", folder=tmp_path)
+    assert (told.returncode, told.stdout) == (0, called("org", "put", "--help", folder=tmp_path).stdout)
+    for words, says in ((["orgs"], 'did you mean "org"?'), (["org", "ptu"], '"put"'), (["spend", "x"], "no 'x'")):
+        refused = called("help", *words, folder=tmp_path)
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
+
+
+def test_with_json_mistakes_are_json(tmp_path: Path) -> None:
+    refused = called("spend", "--jsno", "--json", folder=tmp_path)
+    told = json.loads(refused.stderr)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (told["error"], told["exit_code"], told["details"]) == ("usage", 2, [told["message"]])
+    assert 'did you mean "--json"?' in told["message"]

@@ -1,0 +1,76 @@
+"""How far long work is: on a terminal one line that moves, elsewhere a plain one now and then."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+
+from proxy.commands.progress import MOVES_SECONDS, PLAIN_SECONDS, Progress
+from tests.support.clock import ManualClock
+
+
+class Terminal(StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> StringIO:
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm")
+    return stream
+
+
+async def test_on_a_terminal_the_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    stream = shown(monkeypatch, Terminal())
+    with Progress(clock.monotonic) as progress:
+        progress.tell("first")
+        progress.tell("too soon")
+        await clock.advance(MOVES_SECONDS)
+        progress.tell("a line that is longer \x1b[31m than it")
+    assert stream.getvalue() == "\rfirst\x1b[K\ra line that is lon~\x1b[K\r\x1b[K"
+
+
+def test_the_line_is_gone_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    stream = shown(monkeypatch, Terminal())
+    with Progress(clock.monotonic) as progress:
+        progress.tell("one")
+        progress.clear()
+        progress.tell("two")  # at once: what was printed moved it away
+    assert stream.getvalue() == "\rone\x1b[K\r\x1b[K\rtwo\x1b[K\r\x1b[K"
+
+
+def test_a_failure_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    stream = shown(monkeypatch, Terminal())
+
+    def fail() -> None:
+        with Progress(clock.monotonic) as progress:
+            progress.tell("one")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("kind", [StringIO, Terminal])
+async def test_elsewhere_there_is_a_plain_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock, kind: type[StringIO]
+) -> None:
+    stream = shown(monkeypatch, kind())
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress(clock.monotonic) as progress:
+        progress.tell("at once")
+        for number in range(3):
+            await clock.advance(PLAIN_SECONDS)
+            progress.tell(f"line {number}")
+            progress.tell("too soon")
+    assert stream.getvalue() == "line 0\nline 1\nline 2\n"

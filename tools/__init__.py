@@ -1,0 +1,1 @@
+"""What is made from the product for its documentation."""
