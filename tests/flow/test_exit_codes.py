@@ -83,13 +83,14 @@ def test_an_interrupt_is_told_to_programs_alone(tmp_path: Path, nobody: str) -> 
     assert (code, json.loads(told)["error"]) == (130, "interrupted")
 
 
-def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["version"], ["spend", "--help"], ["completion", "zsh"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path, words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "proxy.cli", "help"],
+        [sys.executable, "-m", "proxy.cli", *words],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         stdout=writing,
         stderr=subprocess.PIPE,
         timeout=SECONDS,
