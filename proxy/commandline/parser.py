@@ -127,6 +127,7 @@ class Parser(ArgumentParser):
             text = re.sub(r"^(usage:|\w[\w ]*:$)", f"\x1b[{BOLD}m\\1\x1b[0m", text, flags=re.MULTILINE)
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()  # or whoever reads no more is only noticed when the process ends
 
     def _beginning(self) -> list[str]:
         if not self.verbs:
@@ -192,5 +193,5 @@ def _owner(parser: Parser, option: str) -> str:
 def _meant(word: str, there_are: Iterable[str], otherwise: str) -> str:
     from proxy.config.problems import did_you_mean  # a tenth of a second, for mistakes alone
 
-    known = [each for each in there_are if each not in ("-h",)]
+    known = [each for each in there_are if each != "-h"]
     return did_you_mean(word, known) or f"{otherwise} {', '.join(known)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from proxy.commandline.terminal import GREEN, painted
-from proxy.commands.places import loaded
+from proxy.commands.places import labels_told, loaded
 from proxy.commands.shared import print_json, say
 
 
@@ -14,11 +14,5 @@ def check(chosen: Namespace) -> int:
     if chosen.json:
         print_json({"config": str(chosen.config), "is_good": True, "labels": list(config.labels)})
     else:
-        say(
-            [
-                f"{chosen.config}: "
-                + painted("good", GREEN)
-                + f", with {len(config.labels)} labels: {', '.join(config.labels)}"
-            ]
-        )
+        say([f"{chosen.config}: " + painted("good", GREEN) + f", with {labels_told(config)}"])
     return 0

@@ -15,7 +15,7 @@ from proxy.app import Aside
 from proxy.clock import SystemClock
 from proxy.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
 from proxy.commands.dev import config_in
-from proxy.commands.places import config_of
+from proxy.commands.places import config_of, labels_told
 from proxy.commands.shared import NotAsked, print_json, say
 from proxy.config import Config
 from proxy.doctor.findings import Status, Told, carried_out, ok
@@ -47,8 +47,7 @@ def _config(chosen: Namespace) -> tuple[Config, str, str]:
     if chosen.data_dir is None:
         config = config_of(chosen)
         source = "" if chosen.config is None else f" --config {chosen.config}"
-        labels = f"{len(config.labels)} labels: {', '.join(config.labels)}"
-        return config, source, f"{chosen.config or 'config.yaml'}: good, with {labels}"
+        return config, source, f"{chosen.config or 'config.yaml'}: good, with {labels_told(config)}"
     folder: Path = chosen.data_dir
     if not folder.is_dir():
         raise NotAsked(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")

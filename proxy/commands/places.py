@@ -26,6 +26,10 @@ def loaded(path: Path) -> Config:
     return load(path, os.environ)
 
 
+def labels_told(config: Config) -> str:
+    return f"{len(config.labels)} label{'s'[: len(config.labels) != 1]}: {', '.join(config.labels)}"
+
+
 def config_of(chosen: Namespace) -> Config:
     if chosen.data_dir is None:
         return loaded(chosen.config or _config_here())

@@ -19,6 +19,7 @@ from proxy.commandline.parser import EXIT_CODES
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, price_keeper, sidecar
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.servers import free_port
+from tools.terminal import on_a_terminal
 
 FREE_PORTS = ("--port", "0", "--control-port", "0")
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
@@ -83,13 +84,14 @@ def test_an_interrupt_is_told_to_programs_alone(tmp_path: Path, nobody: str) -> 
     assert (code, json.loads(told)["error"]) == (130, "interrupted")
 
 
-def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["version"], ["spend", "--help"], ["completion", "zsh"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path, words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "proxy.cli", "help"],
+        [sys.executable, "-m", "proxy.cli", *words],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         stdout=writing,
         stderr=subprocess.PIPE,
         timeout=SECONDS,
@@ -175,6 +177,20 @@ def test_a_failure_says_what_to_do_next(tmp_path: Path, running: Sidecar, name: 
     assert told["exit_code"] == code
     assert told["error"] == {1: "not_done", 2: "mistake"}[code]
     assert told.get("status") == ({"401": 401, "404": 404}.get(wrong[-3:]))
+
+
+def test_good_is_green_and_a_mistake_red_where_a_person_looks(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(LABELS)
+    (tmp_path / "bad.yaml").write_text("labels: {}\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": ""}
+
+    def shown(name: str, **more: str) -> str:
+        command = [sys.executable, "-m", "proxy.cli", "check-config", "--config", name]
+        return on_a_terminal(command, tmp_path, environment | more).text
+
+    assert shown("good.yaml").startswith("good.yaml: \x1b[32mgood\x1b[0m, with 1 label: premium")
+    assert shown("bad.yaml").startswith("\x1b[31mbad.yaml:1: \x1b[0mlabels: ")
+    assert "\x1b" not in shown("good.yaml", NO_COLOR="1") + shown("bad.yaml", TERM="dumb")
 
 
 def test_mistakes_of_a_configuration_are_told_one_by_one(tmp_path: Path) -> None:

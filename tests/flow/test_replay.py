@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -19,6 +21,7 @@ from proxy.stores.sqlite import SqliteStore
 from proxy.telemetry import ALL
 from tests.support.commands import ROOT, Sidecar, price_keeper, sidecar
 from tests.support.simulated import Keys, boto_client
+from tools.terminal import on_a_terminal
 
 ORG = "d0000000-0000-4000-8000-000000000001"
 
@@ -57,11 +60,23 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
         assert counted(tmp_path / "data" / "price-keeper.db") == 0  # thin traffic waits
         running.stop(signal.SIGKILL)
     shutil.move(tmp_path / "data" / "journal", tmp_path / "found")
+    shutil.copytree(tmp_path / "found", tmp_path / "again")
     for words in ("7 calls of 0.0", "0 calls of 0.0"):
         done = price_keeper("replay", "found", folder=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert words in done.stdout
         assert counted(tmp_path / "data" / "price-keeper.db") == 7
+    code, shown = on_a_terminal(
+        [sys.executable, "-m", "proxy.cli", "replay", "again", "--json"],
+        tmp_path,
+        os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
+    )
+    assert code == 0
+    assert "\rreading the journal in again\x1b[K" in shown  # how far it is, and gone again
+    told = json.loads(shown.rpartition("\x1b[K")[2])
+    assert (told["requests"], told["left"]) == (7, [])  # they are in the store, and not by this
+    assert told["repeated_parts"] > 0
+    assert counted(tmp_path / "data" / "price-keeper.db") == 7
     missing = price_keeper("replay", "nowhere", folder=tmp_path)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "cannot use the journal in nowhere: No such file or directory" in missing.stderr
