@@ -8,6 +8,7 @@ from typing import Any, get_args
 from proxy.config.prices import Format
 from proxy.control import auth, credentials, overrides, profiles, usage
 from proxy.control.fields import or_null
+from proxy.control.page.schemas import SCHEMAS as OF_PAGE
 from proxy.limits.settings import MODES, MOST, MOST_BURST_SECS, RATES
 from proxy.recording.entries import Counts
 from proxy.selection.settings import APP_SETTINGS, LONGEST_NAME, MOST_LABELS, ORG_SETTINGS
@@ -283,4 +284,5 @@ SCHEMAS: Mapping[str, Schema] = {
             "cursor": _CURSOR,
         }
     ),
+    **OF_PAGE,
 }
