@@ -16,6 +16,7 @@ import pytest
 
 from proxy.auth.page_sessions import SECONDS as SESSION_SECONDS
 from proxy.control import access
+from proxy.control.page import places
 from proxy.control.page.places import MOST_ROWS
 from proxy.errors import AccessDenied
 from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Answered, Rig
@@ -305,14 +306,27 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: Rig) -> N
             break
         after = told["cursor"]
     assert found == expected
-    for search, places in (
+    for search, expected in (
         ("org 13", [(orgs[13], f"app-{app}") for app in range(3)]),
         ("ORG 29", [(orgs[29], None)]),
         ("P-2", [(orgs[number], "app-2") for number in range(1, 30, 3)]),
         ("zz", []),
     ):
         rows = (await _board(api, "admin", f"?search={search}")).body["list"]["rows"]
-        assert [(row["org"], row["app"]) for row in rows] == places
+        assert [(row["org"], row["app"]) for row in rows] == expected
+
+
+async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "MOST_READS", 3)
+    orgs = [str(UUID(int=number)) for number in range(1, 40)]
+    for org in orgs:
+        await put(api, "web", "wanted" if org == orgs[-1] else "other", org=org)
+    pages, after = 0, ""
+    while not (told := (await _board(api, "admin", f"?search=wanted&after={after}")).body["list"])["rows"]:
+        pages, after = pages + 1, told["cursor"]
+        assert after is not None
+    assert [(row["org"], row["app"]) for row in told["rows"]] == [(orgs[-1], "wanted")]
+    assert pages > 5
 
 
 # What it tells.
@@ -383,6 +397,7 @@ async def test_what_if_tells_and_changes_nothing(shop: Rig) -> None:
     assert told.body["as_it_would_be"]["labels"][0]["quota_pct"] == 120
     assert (await shop.ask("GET", f"{SHOP}/model-selection")).body["active_label"] == "premium"
     assert (await shop.ask("GET", API)).raw == before
-    for query in ("label=premium", "quota_usd_micros=1", "label=gold&quota_usd_micros=1", "label=premium&quota_usd_micros=-1",
-                  "label=premium&quota_usd_micros=1.5", f"label=premium&quota_usd_micros={10**15 + 1}"):  # fmt: skip
+    whole = "label=premium&quota_usd_micros="
+    for query in ("label=premium", "quota_usd_micros=1", "label=gold&quota_usd_micros=1", f"{whole}-1", f"{whole}1.5",
+                  f"{whole}{10**15 + 1}", f"{whole}\u0663"):  # fmt: skip
         assert (await shop.ask("GET", f"{SHOP}/what-if?{query}")).status == 400, query

@@ -18,20 +18,28 @@ FIGURES = {"label": "premium", "quota_pct": 42, "mode": "NORMAL"}
 CASES: list[tuple[str, str, Any]] = [
     ("format", "[0, '0', '1', '99', '100', 123456, 1234567, '1234567890000', '0.5'].map(usd)",
      ["$0.00", "$0.00", "<$0.0001", "<$0.0001", "$0.0001", "$0.1235", "$1.23", "$1,234,567.89", "<$0.0001"]),
-    ("format", "['1', '1.5', ' $1,000.000001 ', '0', '999999999.999999', '.5', '', '-1', '1e3', '1.1234567', 'x'].map(toMicros)",
-     [1_000_000, 1_500_000, 1_000_000_001, 0, 999_999_999_999_999, None, None, None, None, None, None]),
-    ("format", "[0, 1, 1500000, 1000000, 999999999999999].map(toDollars)", ["0.00", "0.000001", "1.50", "1.00", "999999999.999999"]),
+    ("format", "['1', '1.5', ' $1,000.000001 ', '0', '999999999.999999'].map(toMicros)",
+     [1_000_000, 1_500_000, 1_000_000_001, 0, 999_999_999_999_999]),
+    ("format", "['.5', '', '-1', '1e3', '1.1234567', 'x'].map(toMicros)", [None] * 6),
+    ("format", "[0, 1, 1500000, 1000000, 999999999999999].map(toDollars)",
+     ["0.00", "0.000001", "1.50", "1.00", "999999999.999999"]),
     ("format", "[0, 29, 60, 3540, 3600, 9000, 86400 * 3].map(lasting)",
      ["less than a minute", "less than a minute", "a minute", "59 minutes", "1 h", "2 h 30 min", "3 days"]),
-    ("format", f"[clock({NOON}, {NOON}, 'Europe/Berlin'), clock({NOON + 86400}, {NOON}, 'UTC')]", ["13:00", "19 Nov, 12:00"]),
-    ("format", f"reachedTold({{state: 'expected', at: '2026-11-18T14:30:00Z'}}, {NOON}, 'UTC')", "at 14:30, in 2 h 30 min"),
-    ("format", f"[{{state: 'reached', at: null}}, {{state: 'unknown'}}, null].map((each) => reachedTold(each, {NOON}, 'UTC'))",
+    ("format", f"[clock({NOON}, {NOON}, 'Europe/Berlin'), clock({NOON + 86400}, {NOON}, 'UTC')]",
+     ["13:00", "19 Nov, 12:00"]),
+    ("format", f"reachedTold({{state: 'expected', at: '2026-11-18T14:30:00Z'}}, {NOON}, 'UTC')",
+     "at 14:30, in 2 h 30 min"),
+    ("format",
+     f"[{{state: 'reached', at: null}}, {{state: 'unknown'}}, null].map((each) => reachedTold(each, {NOON}, 'UTC'))",
      ["spent, before anything is known here", "not known yet", "not known yet"]),
-    ("chart", "[-1, 0, 50, 100, 150, 999].map((at) => valueAt([[0, 0], [100, 10], [200, 10]], at))", [0, 0, 5, 10, 10, 10]),
+    ("format", "[shareTold(12, 'NORMAL'), shareTold(97, 'TIGHT'), shareTold(120, 'EXCEEDED')]",
+     ["12 % spent", "97 % spent, nearly all", "120 % spent, all of it"]),
+    ("chart", "[-1, 0, 50, 100, 150, 999].map((at) => valueAt([[0, 0], [100, 10], [200, 10]], at))",
+     [0, 0, 5, 10, 10, 10]),
     ("chart", f"ticks({NOON}, {NOON + 3600}, 4).map((at) => at - {NOON})", [0, 900, 1800, 2700, 3600]),
     ("chart", "ticks(0, 86400 * 365, 5).length < 60", True),
     ("chart", "shares([[0, 0], [50, 10]], 20, 100, 15)", [[0, 0], [50, 50], [100, 75]]),
-    ("chart", "[top([{points: [[0, 50]]}]), top([{points: [[0, 130]]}])]", [108, 150]),
+    ("chart", "[50, 101, 130].map((share) => top([{points: [[0, share]]}]))", [108, 108, 150]),
     ("chart", "frame({a: [[0, 1]], b: [[400, 1]]}, 1000, 86400)", {"start": 0, "now": 1000, "end": 1250}),
     ("chart", "frame({a: [[990, 1]]}, 1000, 1010)", {"start": 700, "now": 1000, "end": 1010}),
     ("chart", "numberOf({ordering: ['a', 'b'], labels: [{label: 'c'}]}, 'c')", 2),
@@ -55,7 +63,10 @@ CASES: list[tuple[str, str, Any]] = [
     ("stream", "[0, 1, 5, 50].map((failures) => waitAfter(failures, 1))", [1000, 2000, 30_000, 30_000]),
 ]  # fmt: skip
 
-EVENTS = 'retry: 3000\n\ndata: {"a": 1}\n\n: still here\n\nevent: end\r\ndata: x\r\ndata: y\r\n\r\nevent: lost\n\ndata:z\n\ndata: cut'
+EVENTS = (
+    'retry: 3000\n\ndata: {"a": 1}\n\n: still here\n\nevent: end\r\ndata: x\r\ndata: y\r\n\r\n'
+    "event: lost\n\ndata:z\n\ndata: cut"
+)
 READ = [["message", '{"a": 1}'], ["end", "x\ny"], ["message", "z"]]
 
 

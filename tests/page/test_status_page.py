@@ -1,4 +1,4 @@
-"""What somebody sees and does on the status page: in a real Chromium, before a process as `price-keeper dev` starts it."""
+"""What somebody sees and does on the status page: a real Chromium before a process as `price-keeper dev` starts it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import asyncio
 import json
 import signal
 import urllib.request
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 
 from proxy.commands.dev import APP, ORG
+from proxy.control.page.listeners import OF_ADMINS
 from tests.support.chromium import Page
 from tests.support.commands import SECONDS, Sidecar, sidecar
 from tests.support.servers import free_port
@@ -81,8 +84,9 @@ async def assert_no_overflow(page: Page) -> None:
     width = await page.run("document.documentElement.clientWidth")
     assert await page.run("document.documentElement.scrollWidth") <= width
     outside = await page.run(
-        "[...document.querySelectorAll('main *')].filter((each) => !each.closest('.scroll') && each.getClientRects().length"
-        f" && each.getBoundingClientRect().right > {width} + 0.5).map((each) => each.outerHTML.slice(0, 200))"
+        "[...document.querySelectorAll('main *')].filter((each) => !each.closest('.scroll')"
+        f" && each.getClientRects().length && each.getBoundingClientRect().right > {width} + 0.5)"
+        ".map((each) => each.outerHTML.slice(0, 200))"
     )
     assert outside == []
 
@@ -311,9 +315,23 @@ async def test_a_session_that_was_ended_elsewhere_leads_back_to_signing_in(page:
     (cookie,) = (await page.call("Network.getCookies"))["cookies"]
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
     headers = {"Cookie": f"{cookie['name']}={cookie['value']}", "Origin": dev.control, "X-Price-Keeper-Page": "1"}
-    urllib.request.urlopen(
-        urllib.request.Request(f"{dev.control}/status/session", headers=headers, method="DELETE"), timeout=SECONDS
-    ).close()
+    ended = urllib.request.Request(f"{dev.control}/status/session", headers=headers, method="DELETE")
+    urllib.request.urlopen(ended, timeout=SECONDS).close()  # noqa: ASYNC210
     await page.run("location.hash = location.hash + 'x'")
     await page.says("#sign-in-error", "The session is over")
     assert (await page.call("Network.getCookies"))["cookies"] == []
+
+
+async def test_where_too_many_pages_are_open_it_asks_for_itself(page: Page, dev: Sidecar) -> None:
+    headers = {"X-API-Key": key_of(dev)}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, AsyncExitStack() as open_now:
+        for _ in range(OF_ADMINS):
+            answer = await open_now.enter_async_context(session.get(f"{dev.control}/status/events", headers=headers))
+            await answer.content.readline()
+        await page.open(f"{dev.control}/status#{ORG}/{APP}")
+        await page.until("!document.querySelector('#sign-in').hidden")
+        await page.click("#secret")
+        await page.type(key_of(dev))
+        await page.press("Enter")
+        await page.says("#live", "Every half minute")
+        await page.says("#serves", "premium serves")

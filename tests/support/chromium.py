@@ -164,16 +164,12 @@ class Page:
     async def says(self, selector: str, part: str) -> None:
         await self.until(f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(part)})")
 
-    async def picture(self, height: int | None = None) -> bytes:
-        """Of all of the page, or of its first so many pixels."""
+    async def picture(self, begin: str, height: int) -> bytes:
+        """Of so many pixels from the top of an element on, or of what there is of them."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {
-            "x": 0,
-            "y": 0,
-            "width": size["width"],
-            "height": min(height or size["height"], size["height"]),
-            "scale": 1,
-        }
+        top = await self.run(f"document.querySelector({json.dumps(begin)}).getBoundingClientRect().top + scrollY")
+        height = min(height, size["height"] - top)
+        clip = {"x": 0, "y": top, "width": size["width"], "height": height, "scale": 1}
         told = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(told["data"])
 

@@ -41,7 +41,7 @@ export function shares(points, quota, now, spent) {
 
 export function top(series) {
   const most = Math.max(100, ...series.flatMap(({ points }) => points.map(([, share]) => share)));
-  return most <= 100 ? 108 : Math.ceil(most / 50) * 50;
+  return most <= 108 ? 108 : Math.ceil(most / 50) * 50;
 }
 
 export const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");

@@ -61,7 +61,9 @@ export function reachedTold(reached, now, zone) {
   }
 }
 
-export const MODES = { NORMAL: "room left", TIGHT: "nearly spent", EXCEEDED: "spent" };
+const MODES = { NORMAL: "", TIGHT: ", nearly all", EXCEEDED: ", all of it" };
+
+export const shareTold = (share, mode) => `${percent(share)} spent${MODES[mode]}`;
 
 export const nameOf = (place) => place.app_name ?? place.app ?? place.org_name ?? place.org;
 

@@ -2,7 +2,7 @@
 
 import { draw, numberOf, readAt, table, unread } from "./chart.js";
 import { byId, make, say, show } from "./elements.js";
-import { MODES, clock, epoch, lasting, nameOf, percent, placeTold, reachedTold, usd } from "./format.js";
+import { clock, epoch, lasting, nameOf, percent, placeTold, shareTold, usd } from "./format.js";
 
 const ENFORCED = {
   soft: "soft budget: a call under way may pass a quota",
@@ -55,7 +55,7 @@ function link(scope, { label, spent_usd_micros: spent, in_flight_usd_micros: fli
     make("p", { class: "link-head" }, make("span", { class: `swatch s${numberOf(scope, label)}`, "aria-hidden": "true" }), make("strong", {}, label), badge ? make("span", { class: "badge" }, badge) : null),
     make("p", { class: "amount" }, quota === null ? "no quota" : `${usd(spent)} of ${usd(quota)}`),
     bar(mode, share),
-    make("p", { class: "dim" }, quota === null ? "" : `${percent(share)} spent: ${MODES[mode]}${under}`),
+    make("p", { class: "dim" }, quota === null ? "" : `${shareTold(share, mode)}${under}`),
   );
 }
 
