@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import jwt
 import pytest
 
 from proxy.auth.page_sessions import SECONDS as SESSION_SECONDS
@@ -186,6 +187,8 @@ async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(sh
     await browser.sign_in_as(ORG, "shop")
     assert browser.cookie is not None
     name, _, session = browser.cookie.partition("=")
+    told = jwt.decode(session, options={"verify_signature": False})
+    assert (told["aud"], told["scope"]) == ("price-keeper-page", "page")
     for check in (shop.tokens.access, shop.tokens.refresh, shop.tokens.either):
         with pytest.raises(AccessDenied):
             check(session)
