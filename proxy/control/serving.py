@@ -73,9 +73,8 @@ class Control:
             if is_for_loopback:
                 check_host(request.headers.getall("Host", []))
             answer = await self._answer(request, request_id, headers)
-            told = {**_ALWAYS, "X-Request-Id": request_id, **headers}
             if isinstance(answer, Stream):
-                return await _streamed(request, answer, request_id, told)
+                return await _streamed(request, answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
         except asyncio.CancelledError:
             raise
         except Exception as failure:
@@ -180,13 +179,9 @@ def _single(request: web.BaseRequest) -> CIMultiDict[str]:
 
 def _unless_known(request: web.BaseRequest, route: Route, answer: Answer | Stream) -> Answer | Stream:
     wanted = request.headers.get("If-None-Match")
-    if (
-        isinstance(answer, Stream)
-        or not route.is_read
-        or wanted is None
-        or answer.tag is None
-        or not names_tag(wanted.replace("W/", ""), answer.tag)
-    ):
+    if isinstance(answer, Stream) or not route.is_read or wanted is None or answer.tag is None:
+        return answer
+    if not names_tag(wanted.replace("W/", ""), answer.tag):
         return answer
     return Answer(None, 304, answer.cache, answer.tag)
 
@@ -205,25 +200,26 @@ def _response(answer: Answer, headers: Mapping[str, str]) -> web.Response:
     return response
 
 
-async def _streamed(
-    request: web.BaseRequest, stream: Stream, request_id: str, headers: Mapping[str, str]
-) -> web.StreamResponse:
+async def _streamed(request: web.BaseRequest, stream: Stream, headers: Mapping[str, str]) -> web.StreamResponse:
     """What goes wrong before its first part is raised, and answered as any failure; after that it just ends."""
-    told = {**headers, "Cache-Control": NO_STORE, "Content-Type": stream.content_type}
-    response = web.StreamResponse(headers=told)
+    told = {"Cache-Control": NO_STORE, "Content-Type": stream.content_type, "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers={**headers, **told})
     response.force_close()
+    if request.method == "HEAD":
+        await response.prepare(request)
+        return response
     async with aclosing(stream.parts()) as parts:
-        first = b"" if request.method == "HEAD" else await anext(parts)
+        part = await anext(parts)
         await response.prepare(request)
         try:
-            while request.method != "HEAD" and request.transport is not None and not request.transport.is_closing():
-                if first:
-                    await response.write(first)
-                first = await anext(parts)
+            while request.transport is not None and not request.transport.is_closing():
+                if part:
+                    await response.write(part)
+                part = await anext(parts)
         except (StopAsyncIteration, ConnectionError):
             pass
         except Exception as failure:
-            _log.error("request %s ended early: %s", request_id, type(failure).__name__, exc_info=failure)
+            _log.error("request %s ended early", headers["X-Request-Id"], exc_info=failure)
     return response
 
 

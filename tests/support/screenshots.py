@@ -89,13 +89,17 @@ class Stage:
 
 @asynccontextmanager
 async def stage(folder: Path) -> AsyncIterator[Stage]:
-    """The development mode's own configuration, its demo and two more minutes than its start."""
+    """As the development mode has it, but for what goes by measured time, of which a second is minutes of the day."""
     day = datetime.now(ZONE).replace(hour=0, minute=0, second=0, microsecond=0)
     clock = Hurried((day + timedelta(hours=FROM)).timestamp())
     for name in ("token-key", dev.ADMIN_KEY):
         dev._kept(folder / name, lambda: "".join(random.choices("abcdefghijkmnpqrstuvwxyz23456789", k=43)))
     config = dev.config_in(folder, 0, 0, None)
-    config = dataclasses.replace(config, aggregator=dataclasses.replace(config.aggregator, interval_secs=5))
+    config = dataclasses.replace(
+        config,
+        aggregator=dataclasses.replace(config.aggregator, interval_secs=5),
+        journal=dataclasses.replace(config.journal, flush_interval_max_secs=1.0),
+    )
     begun: asyncio.Future[app.Started] = asyncio.get_running_loop().create_future()
 
     async def tell(started: app.Started) -> None:

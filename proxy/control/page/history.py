@@ -94,16 +94,11 @@ _Name = tuple[str, str, str]  # a scope, a label, a period
 
 
 class History:
-    """`since` is when it began to learn."""
-
     def __init__(self) -> None:
         self._courses: dict[_Name, Course] = {}
-        self.since: float | None = None
 
     def learn(self, counter: Counter, pico: int, at: float) -> None:
         """The one that was not heard of for longest makes room."""
-        if self.since is None:
-            self.since = at
         name = counter[:3]
         course = self._courses.pop(name, None)
         if course is None:

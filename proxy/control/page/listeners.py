@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from proxy.control.calls import Principal
 from proxy.control.problems import ERRORS, Problem
 
-OF_ADMINS = 32
-OF_CLIENTS = 32  # of all together, who must not keep administrators out
+# Together well below the connections that one address may have, as all have one behind a proxy.
+OF_ADMINS = 24
+OF_CLIENTS = 16  # of all together, who must not keep administrators out
 OF_ONE_CLIENT = 4
 AGAIN_SECONDS = 30.0
 

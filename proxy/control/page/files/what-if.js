@@ -78,7 +78,8 @@ function reset() {
   isTouched = false;
   clearTimeout(timer);
   fill(quotaOf(control("label").value));
-  control("told").replaceChildren();
+  say(control("outcome"), "");
+  show(control("table"), false);
   say(control("error"), "");
   byId("apply").disabled = true;
   show(byId("apply"), isAdmin);
@@ -110,7 +111,9 @@ async function find() {
 function render(found) {
   const { as_it_is: is, as_it_would_be: would, label } = found;
   byId("apply").disabled = found.quota_usd_micros === quotaOf(label);
-  control("told").replaceChildren(make("p", { class: "outcome" }, outcome(found)), make("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "As it is and as it would be" }, comparison(is, would, label)));
+  say(control("outcome"), outcome(found));
+  control("table").replaceChildren(comparison(is, would, label));
+  show(control("table"), true);
 }
 
 export function outcome({ label, quota_usd_micros: quota, as_it_is: is, as_it_would_be: would }) {
@@ -147,7 +150,7 @@ async function apply(confirmed, changed) {
     const quotas = { ...(told.settings.quotas ?? told.in_force.quotas), [label]: micros };
     await ask("PUT", pathOf(place), { ...told.settings, quotas }, { "If-Match": tag });
     reset();
-    say(control("told"), `The quota of ${label} is ${usd(micros)} now.`);
+    say(control("outcome"), `The quota of ${label} is ${usd(micros)} now.`);
     await changed();
   } catch (failure) {
     say(control("error"), failure.message);
