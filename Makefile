@@ -7,9 +7,10 @@ UNIT   := tests
 TOGETHER ?= 2
 COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
+PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-page screenshots fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -78,6 +79,16 @@ clients: $(VENV)/.clients $(NODE)/node_modules/.package-lock.json ## the newest 
 test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minutes
 	PRICE_KEEPER_TEST_CLIENTS=$${PRICE_KEEPER_TEST_CLIENTS:-1} $(BIN)/python -m pytest tests/flow/clients
 
+$(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
+	@command -v npm > /dev/null || { echo "test-page needs npm, which brings the audit of accessibility"; exit 2; }
+	cd $(PAGE) && npm ci --loglevel=error
+
+test-page: $(VENV)/.dev $(PAGE)/node_modules/.package-lock.json ## the status page in a real Chromium; takes a minute or two
+	PRICE_KEEPER_TEST_PAGE=$${PRICE_KEEPER_TEST_PAGE:-1} $(BIN)/python -m pytest tests/page
+
+screenshots: $(VENV)/.dev ## take the pictures in docs/images anew; needs Chromium, takes two minutes
+	$(BIN)/python -m tests.support.screenshots
+
 fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
 
@@ -137,6 +148,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only
+	cd $(PAGE) && npm install --package-lock-only --save-exact axe-core@latest
 
 clean:               ## remove what was installed and built
-	rm -rf $(VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NODE)/node_modules $(PAGE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

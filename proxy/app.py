@@ -176,7 +176,9 @@ async def run(
         gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
         if role != "sidecar" and place.is_first:
-            served.started(_parts(core))
+            parts = _parts(core)
+            core.recording.aggregator.on_total = parts.page.history.learn
+            served.started(parts)
         checks = {"store": store.probe, "journal": core.recording.recorder.check, "revocation": core.revocation.check}
         readiness.started({**checks, **crew.checks()})
         await on_started(Started(None if data is None else data.address, control, tokens, store))

@@ -20,9 +20,14 @@ settings.register_profile("ci", parent=settings.get_profile("default"), derandom
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-def pytest_report_header() -> str:
-    is_left_out = "PRICE_KEEPER_TEST_CLIENTS" not in os.environ
-    return "real clients: left out; run them with make test-clients" if is_left_out else "real clients: included"
+def pytest_report_header() -> list[str]:
+    apart = {"real clients": "clients", "the status page in a browser": "page"}
+    return [
+        f"{what}: included"
+        if f"PRICE_KEEPER_TEST_{name.upper()}" in os.environ
+        else f"{what}: left out; run with make test-{name}"
+        for what, name in apart.items()
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -117,8 +117,6 @@ class Tokens:
     ) -> Minted:
         now = int(self._now())
         claims: dict[str, Any] = {
-            "iss": self._issuer,
-            "aud": AUDIENCE,
             "sub": client_id_of(org, app),
             "iat": now,
             "exp": now + seconds,
@@ -128,11 +126,16 @@ class Tokens:
         }
         more = {"app_id": app, "sid": sid, "gen": generation}
         claims |= {name: value for name, value in more.items() if value is not None}
-        if self._signing.signs_with is None:
-            raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
-        token = jwt.encode(claims, self._signing.signs_with, self._signing.alg, headers={"kid": self._signing.kid})
+        token = self.signed(claims, AUDIENCE)
         caller = Caller(org, app, claims["sub"])
         return Minted(token, Claims(caller, purpose, claims["jti"], sid, now + seconds, now, generation))
+
+    def signed(self, claims: dict[str, Any], audience: str) -> str:
+        """A token for whoever goes by that audience alone; to all others it is none."""
+        if self._signing.signs_with is None:
+            raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
+        told = {"iss": self._issuer, "aud": audience, **claims}
+        return jwt.encode(told, self._signing.signs_with, self._signing.alg, headers={"kid": self._signing.kid})
 
     def verify(self, token: str) -> Caller:
         """Whom an access token names. Raises AccessDenied or TokenExpired. Whether it was revoked is asked apart."""
@@ -158,7 +161,7 @@ class Tokens:
         return self._read(token, None)
 
     def _read(self, token: str, purpose: Purpose | None) -> Claims:
-        claims = self._signed(token)
+        claims = self.signed_claims(token, AUDIENCE)
         now, expires, issued = self._now(), claims["exp"], claims["iat"]
         begins = claims.get("nbf", issued)
         if not type(expires) is type(issued) is type(begins) is int or max(issued, begins) > now + SKEW_SECONDS:
@@ -170,7 +173,8 @@ class Tokens:
             raise TokenExpired(_EXPIRED)
         return found
 
-    def _signed(self, token: str) -> dict[str, Any]:
+    def signed_claims(self, token: str, audience: str) -> dict[str, Any]:
+        """What is signed by one of our keys, for that audience; its time is not looked at. Raises AccessDenied."""
         if len(token) > LONGEST or not _SPELLING.fullmatch(token):
             raise AccessDenied(_BAD)
         try:
@@ -181,7 +185,7 @@ class Tokens:
                 key.verifies_with,
                 [key.alg],
                 options=_CHECKS,  # type: ignore[arg-type]
-                audience=AUDIENCE,
+                audience=audience,
                 issuer=self._issuer,
             )
         except (jwt.PyJWTError, KeyError, TypeError, ValueError, RecursionError):

@@ -48,6 +48,7 @@ _GUIDE = """\
 Bedrock Price Keeper is ready; Bedrock is simulated.
   data port     {data}
   control port  {control}  (health and readiness: {control}/ready)
+  status page   {control}/status  (sign in with the admin key)
   admin key     in {admin_key}, for the control API: {control}/openapi.json
 
 Paste into another shell:

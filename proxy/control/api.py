@@ -9,6 +9,7 @@ from proxy.control.calls import Answer, Call, Route, Who, read
 from proxy.control.front import front
 from proxy.control.health import Readiness
 from proxy.control.openapi import document
+from proxy.control.page import routes as page
 from proxy.control.parts import Parts
 from proxy.control.probes import probes
 from proxy.telemetry import Telemetry
@@ -22,6 +23,7 @@ def routes(readiness: Readiness, telemetry: Telemetry, role: str = "both") -> Se
     if role == "sidecar":
         return table
     table += [route for group in _GROUPS for route in group.ROUTES]
+    table += page.routes(readiness)
 
     async def described(_: Parts, __: Call) -> Answer:
         return told

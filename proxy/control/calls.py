@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from multidict import MultiMapping
 
 from proxy.audit import Actor
 from proxy.control.problems import Problem
@@ -31,6 +32,7 @@ class Who(Enum):
     ADMIN = "the administrator"
     ORG = "the org's own token"
     APP = "the app's own token, and to read its org's"
+    KNOWN = "any client's token, and tells each what is its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class Principal:
     app: str | None = None
     is_admin: bool = False
 
+    def may_read(self, org: str, app: str | None) -> bool:
+        return self.is_admin or (self.org == org and self.app in (None, app))
+
 
 @dataclass(slots=True)
 class Call:
@@ -50,7 +55,7 @@ class Call:
     address: str
     path: Mapping[str, str]
     query: Mapping[str, str]
-    headers: Mapping[str, str]
+    headers: MultiMapping[str]
     body: Any = None
 
     @property
@@ -76,7 +81,15 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Handler = Callable[["Parts", Call], Awaitable[Answer]]
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer that goes on. Of `parts` an empty one says nothing: whether its reader is still there is looked at."""
+
+    parts: Callable[[], AsyncGenerator[bytes, None]]
+    content_type: str
+
+
+Handler = Callable[["Parts", Call], Awaitable[Answer | Stream]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,7 @@ class Route:
     is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
     by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
     is_page: bool = False  # for whoever does not ask for JSON
+    media: tuple[str, ...] = ()  # what success comes as, where that is no JSON
 
     @property
     def is_read(self) -> bool:
@@ -124,17 +138,17 @@ def dumped(value: Any) -> bytes:
 
 def tag_of(value: Any) -> str:
     """Strong: equal tags mean equal bytes."""
-    return _tag(dumped(value))
+    return tag_of_bytes(dumped(value))
 
 
-def _tag(body: bytes) -> str:
+def tag_of_bytes(body: bytes) -> str:
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
 def read(value: Any, cache: str = ASK_AGAIN) -> Answer:
     """What may be asked for again by its tag."""
     body = dumped(value)
-    return Answer(body, cache=cache, tag=_tag(body))
+    return Answer(body, cache=cache, tag=tag_of_bytes(body))
 
 
 def names_tag(header: str, tag: str | None) -> bool:

@@ -8,12 +8,13 @@ from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials
 from proxy.auth.failures import WrongSecrets
 from proxy.auth.lookups import Lookups
+from proxy.auth.page_sessions import PageSessions
 from proxy.auth.revocation import Revocation
 from proxy.auth.sessions import Sessions
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
 from proxy.config import Config
-from proxy.control.access import Access, Verify, load_admin_key
+from proxy.control.access import Access, Verify, admin_mark, load_admin_key
 from proxy.control.parts import RETRIEVALS_OF_ALL, RETRIEVALS_OF_AN_ADDRESS, Parts
 from proxy.control.rates import LocalRates, Rates, SharedRates
 from proxy.limits.leasing import Leasing
@@ -40,19 +41,22 @@ def parts_of(
 ) -> Parts:
     """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
     wrong_secrets = wrong_secrets or WrongSecrets(clock.monotonic)
+    key = load_admin_key(config.auth, environ)
+    page_sessions = PageSessions(tokens, revocation, admin_mark(key))
     return Parts(
         config=config,
         store=store,
         clock=clock,
         standings=standings,
         submissions=Submissions(store, clock),
-        access=Access(load_admin_key(config.auth, environ), _verifying(tokens, revocation), wrong_secrets),
+        access=Access(key, _verifying(tokens, revocation), wrong_secrets, page_sessions, clock),
         rates=rates or _rates(clock, leasing),
         clients=clients,
         wrong_secrets=wrong_secrets,
         credentials=ContainerCredentials(clients, tokens, clock.now, revocation.is_revoked),
         tokens=tokens,
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
+        page_sessions=page_sessions,
         retrieval_pace=Lookups(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
     )
 

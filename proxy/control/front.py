@@ -27,6 +27,7 @@ _PROBES: Mapping[str, str] = {
     "/metrics": "what it has counted, for Prometheus",
 }
 _API: Mapping[str, str] = {
+    "/status": "the status page: what is spent, which label serves, when a quota will be reached",
     "/openapi.json": "the documentation of the control API, as OpenAPI 3.1",
     "/.well-known/jwks.json": "the public halves of the keys that sign tokens",
 }

@@ -16,6 +16,7 @@ _PATHS: Mapping[str, Mapping[str, Any]] = {
     "app": {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$"},
     "sid": _UUID,
     "day": {"type": "string", "format": "date"},
+    "file": {"type": "string", "pattern": r"^[a-z-]+\.[a-z]+$"},
 }
 _ALWAYS = (400, 429, 503)
 _OF_KNOWN = (401, 403)
@@ -80,6 +81,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route) -> dict[str, Any]:
     responses = {str(status): _response(status, name) for status, name in route.answers.items()}
+    if route.media:
+        responses["200"]["content"] = {kind.partition(";")[0]: {"schema": {"type": "string"}} for kind in route.media}
     if route.is_page:
         responses["200"]["content"][HTML.partition(";")[0]] = {"schema": {"type": "string"}}
     for status in sorted({*route.problems, *_usual(route)}):

@@ -8,12 +8,14 @@ from proxy.auth.clients import Clients
 from proxy.auth.container import HandsOut
 from proxy.auth.failures import WrongSecrets
 from proxy.auth.lookups import Lookups, Pace
+from proxy.auth.page_sessions import PageSessions
 from proxy.auth.sessions import Sessions
 from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
 from proxy.config import Config
 from proxy.config.prices import PSEUDO_LABELS
 from proxy.control.access import Access
+from proxy.control.page.state import PageState
 from proxy.control.rates import Rates
 from proxy.control.turns import Turns
 from proxy.metering.pricing import Tariff
@@ -40,9 +42,11 @@ class Parts:
     credentials: HandsOut
     tokens: Tokens
     sessions: Sessions
+    page_sessions: PageSessions
     retrieval_pace: Lookups
     retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
 
+    page: PageState = field(default_factory=PageState)
     tariffs: dict[str, Tariff] = field(default_factory=dict)  # of labels that usage was told of
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from proxy.config.prices import Format
 from proxy.control import auth, credentials, overrides, profiles, usage
 from proxy.control.fields import or_null
+from proxy.control.page import signing_in
 from proxy.limits.settings import MODES, MOST, MOST_BURST_SECS, RATES
 from proxy.recording.entries import Counts
 from proxy.selection.settings import APP_SETTINGS, LONGEST_NAME, MOST_LABELS, ORG_SETTINGS
@@ -100,6 +101,32 @@ _OVERRIDE_OR_NOT: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
 _CURSOR: Schema = {"type": ["string", "null"], "description": "where the next page begins; null on the last one"}
 _MODE: Schema = {"type": "string", "enum": ["NORMAL", "TIGHT", "EXCEEDED"]}
 _PRICES = {"type": "object", "additionalProperties": _NUMBER}
+
+_FIGURES: Mapping[str, Schema] = {
+    "label": _TEXT,
+    "spent_usd_micros": _MICROS,
+    "quota_usd_micros": _WHOLE,
+    "quota_pct": _WHOLE,
+    "mode": _MODE,
+}
+_ROW = _object(
+    {
+        **dict.fromkeys(("org_name", "app", "app_name", "active_label", "serves"), _TEXT_OR_NOT),
+        "org": _TEXT,
+        "is_overridden": _TRUTH,
+        "is_stale": _TRUTH,
+        "labels": _list(_object(_FIGURES)),
+    }
+)
+_STATES = ["reached", "expected", "not_in_this_period", "unknown"]
+_REACHED = _object({"state": {"type": "string", "enum": _STATES}, "at": _MOMENT_OR_NOT})
+_SITUATION = _object(
+    {
+        "serves": {**_TEXT_OR_NOT, "description": "null: no label has anything left"},
+        "would_have_served": {**_TEXT_OR_NOT, "description": "had these quotas held since the period began"},
+        "labels": _list(_object({**_FIGURES, "reached": _REACHED})),
+    }
+)
 
 SCHEMAS: Mapping[str, Schema] = {
     "Problem": _object(
@@ -282,5 +309,30 @@ SCHEMAS: Mapping[str, Schema] = {
             ),
             "cursor": _CURSOR,
         }
+    ),
+    "PageSignIn": signing_in.BODY.schema,
+    "PageSession": _object(
+        {
+            "is_signed_in": _TRUTH,
+            "is_admin": {"type": ["boolean", "null"]},
+            "org": _TEXT_OR_NOT,
+            "app": _TEXT_OR_NOT,
+            "expires_at": _MOMENT_OR_NOT,
+        }
+    ),
+    "Board": _object(
+        {
+            "at": _MOMENT,
+            "health": _ref("Ready"),
+            "trouble": _TEXT_OR_NOT,
+            "list": _object({"rows": _list(_ROW), "cursor": _CURSOR}),
+            "scope": {"type": "object", "description": "as Selection, and when quotas will be reached"},
+            "course": {"type": "object", "description": "by label, pairs of epoch seconds and micro-USD spent by then"},
+            "happened": _list({"type": "object"}),
+        },
+        *("list", "scope", "course", "happened"),
+    ),
+    "WhatIf": _object(
+        {"label": _TEXT, "quota_usd_micros": _WHOLE, "as_it_is": _SITUATION, "as_it_would_be": _SITUATION}
     ),
 }

@@ -30,7 +30,7 @@ async def get(parts: Parts, call: Call) -> Answer:
         parts.standings.own_labels.changed(Scope(org, app))
     standing, override = await parts.standings.told(caller, is_forced=is_forced)
     own = await parts.standings.own_labels.of(caller)
-    return read(_told(standing, override, parts.labels, own))
+    return read(selection_told(standing, override, parts.labels, own))
 
 
 def _flag(call: Call, name: str) -> bool:
@@ -40,7 +40,7 @@ def _flag(call: Call, name: str) -> bool:
     return _FLAGS[text]
 
 
-def _told(standing: Standing, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
+def selection_told(standing: Standing, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
     plan, scope = standing.plan, standing.scope
     every = (*labels, *own.by_name)
     named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else every)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -21,7 +21,7 @@ from proxy.config import Address
 from proxy.config.problems import few_guesses
 from proxy.control import access
 from proxy.control.bodies import Budgets, body_of
-from proxy.control.calls import Answer, Call, Principal, Route, Who, dumped, names_tag
+from proxy.control.calls import NO_STORE, Answer, Call, Principal, Route, Stream, Who, dumped, names_tag
 from proxy.control.connections import DEFAULT, Crowd, Limits, Since, check_host, is_loopback
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, invalid, problem_of, too_many
@@ -40,7 +40,7 @@ BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each connection
 # Of those who show nothing but a secret; what is wrong with the secret itself is counted where that is found.
 _MISTAKES = frozenset({400, 408, 413, 415, 417})
 _NOBODY = Principal("anybody")
-_ALWAYS = {"X-Content-Type-Options": "nosniff", "Vary": "Authorization, X-API-Key", "Server": "price-keeper"}
+_ALWAYS = {"X-Content-Type-Options": "nosniff", "Vary": "Authorization, X-API-Key, Cookie", "Server": "price-keeper"}
 _IDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "org": (is_org_id, "an org id is a UUID in lower case"),
     "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .."),
@@ -62,7 +62,9 @@ class Control:
         self._parts = parts
 
     def stop(self) -> None:
-        """Nothing more is changed while the process drains."""
+        """Nothing more is changed while the process drains, and nobody is waited for who only listens."""
+        if self._parts is not None:
+            self._parts.page.close()
         self._parts = None
 
     async def answer(self, request: web.BaseRequest, is_for_loopback: bool = False) -> web.StreamResponse:
@@ -71,6 +73,8 @@ class Control:
             if is_for_loopback:
                 check_host(request.headers.getall("Host", []))
             answer = await self._answer(request, request_id, headers)
+            if isinstance(answer, Stream):
+                return await _streamed(request, answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
         except asyncio.CancelledError:
             raise
         except Exception as failure:
@@ -80,7 +84,7 @@ class Control:
     def refused(self, problem: Problem, request_id: str) -> Answer:
         return Answer(problem.body(request_id, self._now()), problem.status, headers=problem.headers)
 
-    async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> Answer:
+    async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> Answer | Stream:
         route, path = self._routing.found(request.method, request.rel_url.raw_path)
         if route.group == "probes":
             return await route.handle(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
@@ -102,9 +106,11 @@ class Control:
         path: Mapping[str, str],
         request_id: str,
         headers: dict[str, str],
-    ) -> Answer:
+    ) -> Answer | Stream:
         address = request.remote or ""
-        principal = _NOBODY if route.who is Who.ANYBODY else await parts.access.who(request.headers, address)
+        principal = _NOBODY
+        if route.who is not Who.ANYBODY:
+            principal = await parts.access.who(request.headers, address, is_change=not route.is_read)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.by_secret or route.is_unlimited):
             who = principal.name if principal is not _NOBODY else ""
@@ -171,9 +177,11 @@ def _single(request: web.BaseRequest) -> CIMultiDict[str]:
     return CIMultiDict(request.headers)
 
 
-def _unless_known(request: web.BaseRequest, route: Route, answer: Answer) -> Answer:
+def _unless_known(request: web.BaseRequest, route: Route, answer: Answer | Stream) -> Answer | Stream:
     wanted = request.headers.get("If-None-Match")
-    if not route.is_read or wanted is None or answer.tag is None or not names_tag(wanted.replace("W/", ""), answer.tag):
+    if isinstance(answer, Stream) or not route.is_read or wanted is None or answer.tag is None:
+        return answer
+    if not names_tag(wanted.replace("W/", ""), answer.tag):
         return answer
     return Answer(None, 304, answer.cache, answer.tag)
 
@@ -189,6 +197,29 @@ def _response(answer: Answer, headers: Mapping[str, str]) -> web.Response:
     response = web.Response(status=answer.status, body=body, headers=told)
     if told.get("Connection") == "close":
         response.force_close()
+    return response
+
+
+async def _streamed(request: web.BaseRequest, stream: Stream, headers: Mapping[str, str]) -> web.StreamResponse:
+    """What goes wrong before its first part is raised, and answered as any failure; after that it just ends."""
+    told = {"Cache-Control": NO_STORE, "Content-Type": stream.content_type, "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers={**headers, **told})
+    response.force_close()
+    if request.method == "HEAD":
+        await response.prepare(request)
+        return response
+    async with aclosing(stream.parts()) as parts:
+        part = await anext(parts)
+        await response.prepare(request)
+        try:
+            while request.transport is not None and not request.transport.is_closing():
+                if part:
+                    await response.write(part)
+                part = await anext(parts)
+        except (StopAsyncIteration, ConnectionError):
+            pass
+        except Exception as failure:
+            _log.error("request %s ended early", headers["X-Request-Id"], exc_info=failure)
     return response
 
 

@@ -6,7 +6,7 @@ Any number of instances may do it at any time: what they write never lowers a to
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -52,6 +52,7 @@ class Aggregator:
         self._has_looked_back = False
         self._higher: set[Counter] = set()  # whose totals are more than their shards come to, as the log was told
         self.written = self.left_alone = 0
+        self.on_total: Callable[[Counter, int, float], None] = _nothing  # in pico-dollars, and as of when
 
     async def run(self) -> None:
         """Once over all that was active yesterday, today or, by somebody's clock, tomorrow.
@@ -83,20 +84,30 @@ class Aggregator:
     async def _is_done(self, counter: Counter, day_end: float) -> bool:
         key = total_key(counter)
         began = self._clock.now()
-        stamp = _stamp(await self._store.get(key))
+        item = await self._store.get(key)
+        stamp = _stamp(item)
         # A stamp in the future is somebody's wrong clock.
         if 0 <= began - stamp < self._interval / 2 or day_end + CLOCKS_DIFFER_SECONDS < stamp <= began:
             self.left_alone += 1
+            self._tell(counter, item, stamp)
             return True
         totals = await sum_of_shards(self._store, counter)
-        item: dict[str, Value] = {STAMP: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
-        item[EXPIRY] = int(began) + KEEP_TOTALS_SECONDS
+        made: dict[str, Value] = {STAMP: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
+        made[EXPIRY] = int(began) + KEEP_TOTALS_SECONDS
         try:
-            await self._store.put(Put(key, {**totals, **item}, _lowers_none(totals)))
+            await self._store.put(Put(key, {**totals, **made}, _lowers_none(totals)))
         except ConditionFailed:
             return False  # somebody read later than we did, so we read again
         self.written += 1
+        self._tell(counter, totals, began)
         return True
+
+    def _tell(self, counter: Counter, total: Mapping[str, Any] | None, as_of: float) -> None:
+        self.on_total(counter, pico_of((total or {}).get(COST, 0)), as_of)
+
+
+def _nothing(_: Counter, __: int, ___: float) -> None:
+    """Nobody wants to hear of it."""
 
 
 class Listed(NamedTuple):

@@ -35,6 +35,12 @@ THERE = f"""
 "path.org" = "{ORG}"
 "path.app" = "shop"
 """
+# What goes on until somebody ends it is looked at in test_status_events.
+LASTING = """
+[[operations]]
+include-path = "/status/events"
+enabled = false
+"""
 # What is wrong may also be too long, which is told first.
 REJECTED = """
 [checks]
@@ -44,7 +50,7 @@ negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 412, 
 
 @pytest.mark.parametrize("places", [THERE, ""], ids=["there", "anywhere"])
 async def test_the_document_is_true(tmp_path: Path, places: str) -> None:
-    (tmp_path / "schemathesis.toml").write_text(places + REJECTED)
+    (tmp_path / "schemathesis.toml").write_text(places + LASTING + REJECTED)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
         wrong = api.parts.wrong_secrets
         for failures in (wrong._from_addresses, wrong._of_clients, wrong._unreadable):

@@ -122,7 +122,7 @@ def config() -> Config:
 
 @asynccontextmanager
 async def rig(
-    store: Store, folder: Path, clock: ManualClock | None = None, rates: Rates | None = None, limits: Limits = DEFAULT
+    store: Store, folder: Path, clock: Clock | None = None, rates: Rates | None = None, limits: Limits = DEFAULT
 ) -> AsyncIterator[Rig]:
     clock, whole = clock or Impatient(), config()
     tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)

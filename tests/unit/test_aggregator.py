@@ -55,6 +55,17 @@ async def test_a_total_is_the_sum_of_its_shards(rec: Recording) -> None:
     assert await total(rec, rec.counter("economy", "20261117")) == (1, 77)
 
 
+async def test_every_total_is_told_of_whoever_wrote_it(rec: Recording) -> None:
+    await spend(rec, 7)
+    told = list[tuple[str, int, float]]()
+    for each in (aggregator(rec), aggregator(rec)):
+        each.on_total = lambda counter, pico, at: told.append((counter.label, pico, at))
+        await each.run()
+        rec.clock.set_wall(rec.clock.now() + 1)
+    began = rec.clock.now() - 2
+    assert told == [("premium", 7, pytest.approx(began, abs=0.01))] * 2  # written by the first, found by the other
+
+
 async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec: Recording) -> None:
     await spend(rec, 1)
     first, second = aggregator(rec), aggregator(rec)

@@ -1,0 +1,50 @@
+"""How many pages may stay connected. Each takes a connection of the control port, and little else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from proxy.control.calls import Principal
+from proxy.control.problems import ERRORS, Problem
+
+# Together well below the connections that one address may have, as all have one behind a proxy.
+OF_ADMINS = 24
+OF_CLIENTS = 16  # of all together, who must not keep administrators out
+OF_ONE_CLIENT = 4
+AGAIN_SECONDS = 30.0
+
+
+class Listeners:
+    def __init__(self) -> None:
+        self._clients: Counter[str] = Counter()
+        self._admins = 0
+
+    def __len__(self) -> int:
+        return self._admins + self._clients.total()
+
+    @contextmanager
+    def one_more(self, principal: Principal) -> Iterator[None]:
+        """Raises Problem."""
+        if not self._has_room(principal):
+            why = "too many pages are kept up to date; this one has to ask for itself"
+            raise Problem(503, ERRORS[503], why, wait=AGAIN_SECONDS)
+        self._count(principal, 1)
+        try:
+            yield
+        finally:
+            self._count(principal, -1)
+
+    def _has_room(self, principal: Principal) -> bool:
+        if principal.is_admin:
+            return self._admins < OF_ADMINS
+        return self._clients.total() < OF_CLIENTS and self._clients[principal.name] < OF_ONE_CLIENT
+
+    def _count(self, principal: Principal, more: int) -> None:
+        if principal.is_admin:
+            self._admins += more
+            return
+        self._clients[principal.name] += more
+        if not self._clients[principal.name]:
+            del self._clients[principal.name]

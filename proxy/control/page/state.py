@@ -1,0 +1,28 @@
+"""What the status page keeps in memory: samples, what was just found out, and who listens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from proxy.control.page.history import History
+from proxy.control.page.listeners import Listeners
+from proxy.control.page.shared import Shared
+
+TICK_SECONDS = 2.0  # how often what is shown is found out anew, however many look
+STORED_SECONDS = 10.0  # as above, of what the store has to be asked for
+
+
+class PageState:
+    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+        self.tick_seconds = tick_seconds
+        self.history = History()
+        self.listeners = Listeners()
+        self.boards: Shared[dict[str, Any]] = Shared(tick_seconds)
+        self.places: Shared[Any] = Shared(STORED_SECONDS)
+        self.happened: Shared[list[dict[str, Any]]] = Shared(STORED_SECONDS)
+        self.closed = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends all that listen, so that nobody waits for them."""
+        self.closed.set()

@@ -1,0 +1,406 @@
+"""The status page over real sockets: what anybody may see of it, who gets in, what a foreign page cannot do, and that
+nobody is shown what is not his."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import jwt
+import pytest
+
+from proxy.auth.page_sessions import SECONDS as SESSION_SECONDS
+from proxy.control import access
+from proxy.control.page import places
+from proxy.control.page.places import MOST_ROWS
+from proxy.errors import AccessDenied
+from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Answered, Rig
+from tests.support.status_page import PAGE, Browser, put, status_page
+
+SHOP = f"{API}/apps/shop"
+OVERRIDE = {"label": "economy", "reason": "a quiet day"}
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with status_page(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def shop(api: Rig) -> Rig:
+    await put(api, "shop")
+    return api
+
+
+async def spend(api: Rig, name: str, label: str, millions: int, path: str = SHOP) -> None:
+    """Of tokens that go in."""
+    body = {"request_id": name, "label": label, "input_tokens": millions * 1_000_000, "output_tokens": 0}
+    answer = await api.ask("POST", f"{path}/usage", body)
+    assert answer.status == 201, answer.body
+    assert (await api.ask("GET", f"{path}/model-selection?force_check=true")).status == 200
+
+
+# What anybody may see.
+
+
+async def test_the_page_and_its_files_are_for_anybody_and_hold_no_data(shop: Rig) -> None:
+    page = await shop.ask("GET", "/status", who=None)
+    text = page.raw.decode()
+    assert (page.status, page.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert page.headers["Cache-Control"] == "no-store"
+    assert page.headers["X-Frame-Options"] == "DENY"
+    assert page.headers["Referrer-Policy"] == "no-referrer"
+    policy = dict(each.split(" ", 1) for each in page.headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert "unsafe" not in page.headers["Content-Security-Policy"]
+    assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=|https?://", text)
+    for name in re.findall(r'(?:src|href)="(/status/[^"]+)"', text):
+        assert (await shop.ask("GET", name, who=None)).status == 200, name
+    for other in (ORG, "Acme", "shop", ADMIN_KEY):
+        assert other not in text
+
+
+async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(api: Rig) -> None:
+    kinds = {
+        "js": "text/javascript; charset=utf-8",
+        "css": "text/css; charset=utf-8",
+        "svg": "image/svg+xml; charset=utf-8",
+    }
+    for each in files("proxy.control.page").joinpath("files").iterdir():
+        answer = await api.ask("GET", f"/status/{each.name}", who=None)
+        kind = kinds.get(each.name.rpartition(".")[2])
+        assert answer.status == (404 if kind is None else 200), each.name
+        if kind is not None:
+            assert (answer.headers["Content-Type"], answer.raw) == (kind, each.read_bytes())
+            assert "http://" not in answer.raw.decode().replace("http://www.w3.org/", ""), each.name
+            assert "https://" not in answer.raw.decode()
+            again = await api.ask(
+                "GET", f"/status/{each.name}", who=None, headers={"If-None-Match": answer.headers["ETag"]}
+            )
+            assert (again.status, again.raw) == (304, b"")
+    for name in (
+        "..%2fboard.py",
+        "board.py",
+        "%2e%2e%2fboard.py",
+        "page.JS",
+        "",
+        "nothing.js",
+        "a" * 100 + ".js",
+        "page.js%00",
+    ):
+        assert (await api.ask("GET", f"/status/{name}", who=None)).status == 404, name
+
+
+async def test_who_is_not_signed_in_is_told_so_and_shown_nothing(shop: Rig) -> None:
+    told = await Browser(shop).ask("GET", "/status/session")
+    assert (told.status, told.body["is_signed_in"], told.body["org"]) == (200, False, None)
+    for path in ("/status/board", "/status/events", f"{SHOP}/what-if?label=premium&quota_usd_micros=1"):
+        answer = await Browser(shop).ask("GET", path)
+        assert (answer.status, "Acme" in answer.raw.decode()) == (401, False)
+
+
+# Signing in and out.
+
+
+async def test_an_administrator_signs_in_and_out(shop: Rig) -> None:
+    browser = Browser(shop)
+    answer = await browser.sign_in()
+    assert (answer.status, answer.body["is_admin"], answer.body["org"]) == (200, True, None)
+    port = shop.url.rpartition(":")[2]
+    value, *attributes = answer.headers["Set-Cookie"].split("; ")
+    assert value.startswith(f"price-keeper-{port}=")
+    assert [each.partition("=")[0] for each in attributes] == ["Path", "Max-Age", "HttpOnly", "SameSite"]
+    assert (attributes[0], attributes[3]) == ("Path=/", "SameSite=Strict")
+    assert SESSION_SECONDS - 5 <= int(attributes[1].removeprefix("Max-Age=")) <= SESSION_SECONDS
+    assert ADMIN_KEY not in str(answer.headers) + answer.raw.decode()
+    assert (await browser.ask("GET", "/status/session")).body["is_signed_in"] is True
+    assert (await browser.ask("GET", "/status/board")).body["list"]["rows"][0]["app"] == "shop"
+    assert (await browser.ask("PUT", f"{SHOP}/override", OVERRIDE)).status == 200
+    kept = Browser(shop, browser.cookie)
+    out = await browser.ask("DELETE", "/status/session")
+    assert (out.status, out.body["is_signed_in"]) == (200, False)
+    assert f"price-keeper-{port}=; Path=/; Max-Age=0" in out.headers["Set-Cookie"]
+    assert (await kept.ask("GET", "/status/board")).status == 401  # whoever kept the cookie
+    assert (await browser.ask("DELETE", "/status/session")).status == 200
+
+
+async def test_by_https_the_cookie_is_for_https_alone(api: Rig) -> None:
+    host = "keeper.localhost"
+    headers = PAGE | {"Origin": "https://127.0.0.1", "Host": "127.0.0.1"}
+    body = {"kind": "admin", "secret": ADMIN_KEY}
+    answer = await api.ask("POST", "/status/session", body, who=None, headers=headers)
+    assert answer.headers["Set-Cookie"].endswith("; HttpOnly; SameSite=Strict; Secure")
+    named = headers | {"Host": host, "Origin": f"https://{host}"}
+    assert (await api.ask("POST", "/status/session", body, who=None, headers=named)).status == 403  # not this machine
+
+
+@pytest.mark.parametrize("secret", ["wrong", ADMIN_KEY + "x", ADMIN_KEY.upper(), "a.b.c"])
+async def test_wrong_secrets_are_limited_as_everywhere(api: Rig, secret: str) -> None:
+    kind = "client" if secret == "a.b.c" else "admin"
+    statuses = [(await Browser(api).sign_in(kind, secret)).status for _ in range(12)]
+    assert statuses == [401] * 10 + [429] * 2
+    assert (await Browser(api).sign_in()).status == 200  # the right one is let in whatever was tried before it
+    assert (await api.ask("GET", API, headers={"X-API-Key": secret}, who=None)).status == 429
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"kind": "root", "secret": "x"}, {"kind": "admin"}, {"kind": "admin", "secret": "ä"}]
+)
+async def test_what_is_no_sign_in_is_told_what_one_is(api: Rig, body: Any) -> None:
+    answer = await Browser(api).ask("POST", "/status/session", body)
+    assert (answer.status, bool(answer.body["details"])) == (400, True)
+    assert "Set-Cookie" not in answer.headers
+
+
+async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin, client, revoked = Browser(shop), Browser(shop), Browser(shop)
+    assert (await admin.sign_in()).status == 200
+    assert (await client.sign_in_as(ORG, "shop")).status == 200
+    token = shop.tokens.mint(ORG, "shop").token
+    await revoked.sign_in("client", token)
+    assert (await shop.ask("POST", "/auth/revoke", {"token": token}, who=None)).status == 200
+    assert [(await each.ask("GET", "/status/board")).status for each in (admin, client, revoked)] == [200, 200, 401]
+    shop.clock.ahead += shop.tokens.access_seconds + 1  # type: ignore[attr-defined]
+    assert [(await each.ask("GET", "/status/board")).status for each in (admin, client)] == [200, 401]
+    with monkeypatch.context() as patch:  # as after a start with another key
+        patch.setattr(
+            shop.parts.page_sessions, "_admin_mark", access.admin_mark("another admin key, as long as it has to be")
+        )
+        assert (await admin.ask("GET", "/status/board")).status == 401
+    shop.clock.ahead += SESSION_SECONDS  # type: ignore[attr-defined]
+    assert (await admin.ask("GET", "/status/board")).status == 401
+    told = await admin.ask("GET", "/status/session")
+    assert (told.status, told.body["is_signed_in"]) == (200, False)
+    assert "Max-Age=0" in told.headers["Set-Cookie"]
+
+
+async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(shop: Rig) -> None:
+    browser = Browser(shop)
+    await browser.sign_in_as(ORG, "shop")
+    assert browser.cookie is not None
+    name, _, session = browser.cookie.partition("=")
+    told = jwt.decode(session, options={"verify_signature": False})
+    assert (told["aud"], told["scope"]) == ("price-keeper-page", "page")
+    for check in (shop.tokens.access, shop.tokens.refresh, shop.tokens.either):
+        with pytest.raises(AccessDenied):
+            check(session)
+    assert (await shop.ask("GET", SHOP, headers={"Authorization": f"Bearer {session}"}, who=None)).status == 401
+    for cookie in (shop.tokens.mint(ORG, "shop").token, ADMIN_KEY, f"{session}x", session[:-4], "a.b.c", "x" * 5000):
+        answer = await Browser(shop, f"{name}={cookie}").ask("GET", "/status/board")
+        assert answer.status in (401, 429), cookie
+    assert (await browser.ask("GET", "/status/board")).status == 200
+
+
+# What a page from elsewhere cannot do, though the browser adds the cookie.
+
+
+async def test_a_foreign_page_changes_and_reads_nothing(shop: Rig) -> None:
+    browser = Browser(shop)
+    await browser.sign_in()
+    assert browser.cookie is not None
+    cookie = {"Cookie": browser.cookie}
+    foreign = {"Origin": "http://127.0.0.1:3000"}
+    for headers, status in (
+        (cookie, 401),
+        (cookie | {"Origin": shop.url}, 401),
+        (cookie | PAGE, 403),
+        (cookie | PAGE | foreign, 403),
+        (cookie | PAGE | {"Origin": "null"}, 403),
+        (cookie | PAGE | {"Origin": shop.url, "Sec-Fetch-Site": "same-site"}, 403),
+    ):
+        for method, path, body in (
+            ("PUT", f"{SHOP}/override", OVERRIDE),
+            ("DELETE", f"{SHOP}/override", None),
+            ("PUT", API, SETTINGS | {"quotas": {"premium": 1, "economy": 1}}),
+            ("POST", f"{SHOP}/credentials/rotate", {}),
+        ):
+            answer = await shop.ask(method, path, body, who=None, headers=headers)
+            assert answer.status == status, (headers, method, path, answer.body)
+    for headers in (cookie, cookie | PAGE | foreign, cookie | PAGE | {"Sec-Fetch-Site": "cross-site"}):
+        for path in ("/status/board", "/status/events", API):
+            assert (await shop.ask("GET", path, who=None, headers=headers)).status in (401, 403)
+    for method, headers in (("POST", foreign), ("DELETE", foreign), ("POST", {}), ("DELETE", {})):
+        told = cookie | PAGE | headers
+        answer = await shop.ask(
+            method, "/status/session", {"kind": "admin", "secret": ADMIN_KEY}, who=None, headers=told
+        )
+        assert (answer.status, "Set-Cookie" in answer.headers) == (403, False)
+    # Nobody is given leave to send the header from elsewhere, and nothing was done.
+    leave = await shop.ask(
+        "OPTIONS", "/status/session", who=None, headers=foreign | {"Access-Control-Request-Method": "POST"}
+    )
+    assert leave.status == 405
+    assert not [name for name in leave.headers if name.lower().startswith("access-control")]
+    assert (await browser.ask("GET", f"{SHOP}/model-selection")).body["override"] is None
+    assert (await browser.ask("GET", "/status/board", Host="evil.example")).status == 403
+
+
+# Whose data.
+
+
+async def test_nobody_is_shown_what_is_not_his(shop: Rig) -> None:
+    await put(shop, "till", org=OTHER, org_name="Rival")
+    await put(shop, "bot")
+    for who, rows in ((("admin"), {"shop", "bot", "till"}), ((ORG, None), {"shop", "bot"}), ((ORG, "shop"), {"shop"})):
+        told = await _board(shop, who)
+        assert {row["app"] for row in told.body["list"]["rows"]} == rows, who
+        assert ("Rival" in told.raw.decode()) is (who == "admin")
+    for who, query, status in (
+        ((ORG, "shop"), f"?org={ORG}&app=shop", 200),
+        ((ORG, "shop"), f"?org={ORG}&app=bot", 403),
+        ((ORG, "shop"), f"?org={ORG}", 403),
+        ((ORG, "shop"), f"?org={OTHER}&app=till", 403),
+        ((ORG, None), f"?org={ORG}&app=bot", 200),
+        ((ORG, None), f"?org={OTHER}&app=till", 403),
+        ((ORG, "shop"), "?search=till", 200),
+        ((ORG, None), f"?after={ORG}", 200),
+        ("admin", f"?org={OTHER}&app=till", 200),
+    ):
+        for path in ("/status/board", "/status/events"):
+            if (path, status) == ("/status/events", 200):
+                continue
+            browser = Browser(shop)
+            await (browser.sign_in() if who == "admin" else browser.sign_in_as(*who))
+            answer = await browser.ask("GET", path + query)
+            assert answer.status == status, (who, query, answer.body)
+            assert "till" not in answer.raw.decode() or who == "admin", (who, query)
+    assert (await shop.ask("GET", f"/api/v1/orgs/{OTHER}/apps/till/what-if", who=(ORG, "shop"))).status == 403
+
+
+async def _board(api: Rig, who: Any, query: str = "") -> Answered:
+    answer = await api.ask("GET", f"/status/board{query}", who=who)
+    assert answer.status == 200, answer.body
+    return answer
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["org=x", f"org={ORG}&app=..", "app=shop", "after=x", f"after={ORG}/a/b", "nothing=1", f"search={'x' * 101}"],
+)
+async def test_what_cannot_be_asked_for_is_told(api: Rig, query: str) -> None:
+    answer = await api.ask("GET", f"/status/board?{query}")
+    assert (answer.status, bool(answer.body["details"])) == (400, True)
+
+
+async def test_every_budget_is_found_page_by_page_and_by_its_name(api: Rig) -> None:
+    orgs = [str(UUID(int=number)) for number in range(1, 31)]
+    for number, org in enumerate(orgs):
+        apps = [f"app-{app}" for app in range(number % 3 * 3)]
+        await put(api, *apps, org=org, org_name=f"Org {number}", quota_scope="ORG" if number % 3 == 2 else "APP")
+    expected = [
+        place
+        for number, org in enumerate(orgs)
+        for place in ([(org, f"app-{app}") for app in range(3)] if number % 3 == 1 else [(org, None)])
+    ]
+    found, after = list[tuple[str, str | None]](), ""
+    while True:
+        told = (await _board(api, "admin", f"?after={after}")).body["list"]
+        assert len(told["rows"]) <= MOST_ROWS
+        found += [(row["org"], row["app"]) for row in told["rows"]]
+        if told["cursor"] is None:
+            break
+        after = told["cursor"]
+    assert found == expected
+    for search, expected in (
+        ("org 13", [(orgs[13], f"app-{app}") for app in range(3)]),
+        ("ORG 29", [(orgs[29], None)]),
+        ("P-2", [(orgs[number], "app-2") for number in range(1, 30, 3)]),
+        ("zz", []),
+    ):
+        rows = (await _board(api, "admin", f"?search={search}")).body["list"]["rows"]
+        assert [(row["org"], row["app"]) for row in rows] == expected
+
+
+async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "MOST_READS", 3)
+    orgs = [str(UUID(int=number)) for number in range(1, 40)]
+    for org in orgs:
+        await put(api, "web", "wanted" if org == orgs[-1] else "other", org=org)
+    pages, after = 0, ""
+    while not (told := (await _board(api, "admin", f"?search=wanted&after={after}")).body["list"])["rows"]:
+        pages, after = pages + 1, told["cursor"]
+        assert after is not None
+    assert [(row["org"], row["app"]) for row in told["rows"]] == [(orgs[-1], "wanted")]
+    assert pages > 5
+
+
+# What it tells.
+
+
+async def test_the_board_tells_what_is_spent_what_serves_and_what_happened(shop: Rig) -> None:
+    await spend(shop, "one", "premium", 1)
+    told = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
+    assert (told["health"]["status"], told["trouble"]) == ("ready", None)
+    scope = told["scope"]
+    assert (scope["org_name"], scope["app"], scope["serves"], scope["active_label"]) == (
+        "Acme",
+        "shop",
+        "premium",
+        "premium",
+    )
+    premium = scope["labels"][0]
+    assert (premium["spent_usd_micros"], premium["quota_pct"]) == ("3000000", 30)
+    assert told["course"]["premium"][-1][1] == 3_000_000
+    assert (scope["pace"]["premium"], scope["reached"]["premium"]["state"]) == (None, "unknown")
+    shop.clock.ahead += 1800  # type: ignore[attr-defined]
+    await spend(shop, "two", "premium", 1)
+    scope = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body["scope"]
+    pace = scope["pace"]["premium"]
+    assert pace["over_seconds"] == pytest.approx(1800, abs=5)
+    assert pace["usd_micros_per_hour"] == pytest.approx(6_000_000, rel=0.01)
+    shop.clock.ahead += 60  # type: ignore[attr-defined]
+    await spend(shop, "three", "premium", 2)
+    await shop.ask("PUT", f"{SHOP}/override", OVERRIDE | {"reason": "<b>bold</b>"})
+    await shop.ask("GET", f"{SHOP}/model-selection?force_check=true")
+    shop.clock.ahead += 1  # type: ignore[attr-defined]
+    told = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
+    assert (told["scope"]["serves"], told["scope"]["override"]["reason"]) == ("economy", "<b>bold</b>")
+    assert told["scope"]["reached"]["premium"]["state"] == "reached"
+    moved = [each for each in told["happened"] if each["kind"] == "moved"]
+    assert [(each["before"], each["label"]) for each in moved] == [("premium", "economy")]
+    row = told["list"]["rows"][0]
+    assert (row["serves"], row["is_overridden"], row["labels"][0]["mode"]) == ("economy", True, "EXCEEDED")
+
+
+async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop: Rig) -> None:
+    """As of a fleet's spend, on a control service that serves no calls itself."""
+    query = f"?org={ORG}&app=shop"
+    assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
+    counter = shop.recorder.counter()._replace(scope=f"ORG#{ORG}#APP#shop", period=_period(shop))
+    shop.recorder.spend(4 * 10**12, counter)  # by another process, so to say: no standing is told of it
+    assert await shop.recorder.recorder.flush()
+    shop.clock.ahead += 30  # type: ignore[attr-defined]
+    assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
+    shop.parts.page.history.learn(counter, 4 * 10**12, shop.clock.now())
+    for _ in range(200):
+        shop.clock.ahead += 1  # type: ignore[attr-defined]
+        told = (await _board(shop, "admin", query)).body
+        if told["scope"]["labels"][0]["spent_usd_micros"] == "4000000":
+            return
+    raise AssertionError(json.dumps(told["scope"]["labels"]))
+
+
+def _period(api: Rig) -> str:
+    return datetime.fromtimestamp(api.clock.now(), UTC).strftime("DAY#%Y%m%d")
+
+
+async def test_what_if_tells_and_changes_nothing(shop: Rig) -> None:
+    await spend(shop, "one", "premium", 2)
+    before = (await shop.ask("GET", API)).raw
+    told = await shop.ask("GET", f"{SHOP}/what-if?label=premium&quota_usd_micros=5000000", who=(ORG, "shop"))
+    assert (told.body["as_it_is"]["serves"], told.body["as_it_would_be"]["serves"]) == ("premium", "economy")
+    assert told.body["as_it_would_be"]["labels"][0]["quota_pct"] == 120
+    assert (await shop.ask("GET", f"{SHOP}/model-selection")).body["active_label"] == "premium"
+    assert (await shop.ask("GET", API)).raw == before
+    whole = "label=premium&quota_usd_micros="
+    for query in ("label=premium", "quota_usd_micros=1", "label=gold&quota_usd_micros=1", f"{whole}-1", f"{whole}1.5",
+                  f"{whole}{10**15 + 1}", f"{whole}\u0663"):  # fmt: skip
+        assert (await shop.ask("GET", f"{SHOP}/what-if?{query}")).status == 400, query

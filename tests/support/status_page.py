@@ -1,0 +1,108 @@
+"""A browser's side of the status page without a browser: its cookie, its headers, and a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from proxy.control.page.shared import Shared
+from proxy.stores import schema
+from proxy.stores.contract import Put, Store
+from tests.support.clock import Moved
+from tests.support.control import ADMIN_KEY, ORG, SETTINGS, Answered, Rig, rig
+from tests.support.engines import Engines
+
+TICK = 0.02
+PAGE = {"X-Price-Keeper-Page": "1"}
+SECONDS = 10
+
+
+@asynccontextmanager
+async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator[Rig]:
+    """At the real time, which a test may put forward, and with a quick pulse."""
+    if store is None:
+        async with Engines({}).open("sqlite", folder) as opened, status_page(folder, opened) as api:
+            yield api
+        return
+    async with rig(store, folder, Moved()) as api:
+        page = api.parts.page
+        page.tick_seconds = TICK
+        page.boards, page.places, page.happened = Shared(TICK), Shared(TICK), Shared(TICK)
+        yield api
+
+
+async def put(api: Rig, *apps: str, org: str = ORG, **changes: Any) -> None:
+    """An org and its apps as the control API would write them, without the credentials, which take a second each."""
+    item = {**SETTINGS, **changes}
+    writes = [Put(schema.org_config(org), item), Put(schema.org_entry(org), {"org_name": item["org_name"]})]
+    writes += [Put(schema.app_config(org, app), {"app_name": app}) for app in apps]
+    await api.store.transact(writes)
+
+
+@dataclass
+class Browser:
+    """`cookie` is what it would send; `origin` is where its page came from."""
+
+    api: Rig
+    cookie: str | None = None
+    origin: str = ""
+    headers: dict[str, str] = field(default_factory=lambda: dict(PAGE))
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
+        told = self.headers | ({} if self.cookie is None else {"Cookie": self.cookie})
+        if method not in ("GET", "HEAD"):
+            told["Origin"] = self.origin or self.api.url
+        return await self.api.ask(method, path, body, who=None, headers={**told, **headers})
+
+    async def sign_in(self, kind: str = "admin", secret: str = ADMIN_KEY) -> Answered:
+        answer = await self.ask("POST", "/status/session", {"kind": kind, "secret": secret})
+        if answer.status == 200:
+            self.cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        return answer
+
+    async def sign_in_as(self, org: str, app: str | None) -> Answered:
+        return await self.sign_in("client", self.api.tokens.mint(org, app).token)
+
+
+class Events:
+    """What comes of a stream, event by event."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.comments = 0
+
+    async def next(self) -> tuple[str, Any]:
+        """Raises StopAsyncIteration at the end."""
+        name, data = "message", list[str]()
+        async with asyncio.timeout(SECONDS):
+            async for raw in self._answer.content:
+                line = raw.decode().rstrip("\n")
+                self.comments += line.startswith(":")
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                if line.startswith("data: "):
+                    data.append(line.removeprefix("data: "))
+                if not line and data:
+                    return name, json.loads("\n".join(data))
+        raise StopAsyncIteration
+
+    async def until(self, *names: str) -> Any:
+        """The first event that tells all of these."""
+        while True:
+            _, told = await self.next()
+            if set(names) <= told.keys():
+                return told
+
+
+@asynccontextmanager
+async def listening(api: Rig, query: str = "", **headers: str) -> AsyncIterator[tuple[aiohttp.ClientResponse, Events]]:
+    shown = headers or api.shown("admin")
+    async with api.session.get(f"{api.url}/status/events{query}", headers=shown) as answer:
+        yield answer, Events(answer)

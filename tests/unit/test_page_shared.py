@@ -1,0 +1,93 @@
+"""Many who ask at once share one answer, whatever becomes of it, and little is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from proxy.control.calls import Principal
+from proxy.control.page.listeners import OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT, Listeners
+from proxy.control.page.shared import MOST_KEPT, Shared
+from proxy.control.problems import Problem
+
+
+class Asked:
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.times = 0
+        self.gate = asyncio.Event()
+        self._failure = failure
+
+    async def __call__(self) -> int:
+        self.times += 1
+        await self.gate.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self.times
+
+
+async def test_all_who_ask_at_once_share_one_answer_for_a_while() -> None:
+    shared, asked = Shared[int](2.0), Asked()
+    waiting = [asyncio.create_task(shared.of("a", asked, 0.0)) for _ in range(100)]
+    await asyncio.sleep(0)
+    asked.gate.set()
+    assert await asyncio.gather(*waiting) == [1] * 100
+    assert await shared.of("a", asked, 1.9) == 1
+    assert await shared.of("b", asked, 1.9) == 2
+    assert await shared.of("a", asked, 2.0) == 3
+
+
+async def test_a_slow_answer_is_not_asked_for_twice() -> None:
+    shared, asked = Shared[int](2.0), Asked()
+    first = asyncio.create_task(shared.of("a", asked, 0.0))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(shared.of("a", asked, 60.0))
+    await asyncio.sleep(0)
+    asked.gate.set()
+    assert await asyncio.gather(first, second) == [1, 1]
+
+
+async def test_a_failure_is_shared_as_well_and_one_who_leaves_takes_nothing_from_the_others() -> None:
+    shared, asked = Shared[int](2.0), Asked(ValueError("away"))
+    leaving, staying = (asyncio.create_task(shared.of("a", asked, 0.0)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    asked.gate.set()
+    for wait in (staying, shared.of("a", asked, 1.0)):
+        with pytest.raises(ValueError, match="away"):
+            await wait
+    assert asked.times == 1
+
+
+async def test_what_is_kept_is_bounded() -> None:
+    shared, asked = Shared[int](1.0), Asked()
+    asked.gate.set()
+    for number in range(3 * MOST_KEPT):
+        await shared.of(number, asked, number / 1000)
+        assert len(shared._found) <= MOST_KEPT
+
+
+def test_listeners_are_bounded_and_clients_keep_no_administrator_out() -> None:
+    listeners, admin = Listeners(), Principal("admin", is_admin=True)
+
+    def taken(principal: Principal) -> int:
+        for count in range(1000):
+            try:
+                open_now.enter_context(listeners.one_more(principal))
+            except Problem as failure:
+                refusals.add((failure.status, failure.headers["Retry-After"]))
+                return count
+        raise AssertionError("no bound")
+
+    open_now, refusals = ExitStack(), set[tuple[int, str]]()
+    assert taken(Principal("org-1", "1")) == OF_ONE_CLIENT
+    others = sum(taken(Principal(f"org-{number}", str(number))) for number in range(2, 50))
+    assert others == OF_CLIENTS - OF_ONE_CLIENT
+    assert taken(admin) == OF_ADMINS
+    assert len(listeners) == OF_ADMINS + OF_CLIENTS
+    assert refusals == {(503, "30")}
+    open_now.close()
+    assert (len(listeners), len(listeners._clients)) == (0, 0)
+    assert taken(admin) == OF_ADMINS
