@@ -11,13 +11,14 @@ from typing import Any
 from multidict import CIMultiDict
 
 from proxy.auth.page_sessions import PageSession
-from proxy.control.access import API_KEY, AUTHORIZATION, cookie_name, cookie_of, principal_of
+from proxy.control.access import cookie_name, cookie_of, principal_of
 from proxy.control.bodies import OF_STRANGERS
 from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, OneOf, Text
 from proxy.control.page.same_origin import PAGE_HEADER, check_same_origin, says_page
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem
+from proxy.control.terms import API_KEY, AUTHORIZATION
 from proxy.errors import AccessDenied, Busy, TokenExpired
 from proxy.reporting.settings_shown import utc
 
