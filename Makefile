@@ -9,7 +9,7 @@ COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root fuzz soak check bench bench-hour bench-check bench-parts format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -78,6 +78,18 @@ clients: $(VENV)/.clients $(NODE)/node_modules/.package-lock.json ## the newest 
 test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minutes
 	PRICE_KEEPER_TEST_CLIENTS=$${PRICE_KEEPER_TEST_CLIENTS:-1} $(BIN)/python -m pytest tests/flow/clients
 
+# Helm, linters and schemas, in an environment of their own.
+$(VENV)/.deploy: requirements/deploy.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(VENV)/deploy
+	$(VENV)/deploy/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/deploy.lock
+	@touch $@
+
+test-deploy: $(VENV)/.dev $(VENV)/.deploy ## what is deployed: manifests, chart, policies, the image's root; needs root and debootstrap
+	PRICE_KEEPER_TEST_DEPLOY=required $(BIN)/python -m pytest tests/deploy
+
+image-root: $(VENV)/.dev ## carries out the Dockerfile without Docker, in build/image/root; needs root and debootstrap
+	$(BIN)/python -m tests.support.image
+
 fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
 
@@ -128,6 +140,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	$(LOCK) -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
 	$(LOCK) requirements/clients.in -o requirements/clients.lock
 	$(LOCK) requirements/bench.in -o requirements/bench.lock
+	$(LOCK) requirements/deploy.in -o requirements/deploy.lock
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only
