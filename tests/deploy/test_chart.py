@@ -92,7 +92,7 @@ def test_an_image_is_named_by_its_digest_if_there_is_one() -> None:
 
 
 def test_a_long_name_is_cut_to_what_kubernetes_takes() -> None:
-    for each in rendered("everything", "--name-template", "a" * 53):
+    for each in rendered("everything", "--set", f"fullnameOverride={'a' * 80}"):
         assert len(each["metadata"]["name"]) <= 63
 
 

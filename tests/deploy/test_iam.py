@@ -143,5 +143,14 @@ def test_the_template_deploys_and_lets_one_service_account_in(engines: Engines, 
     else:
         assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
         assert set(equals.values()) == {"shop", "till"}
-    attached = client("iam").list_attached_role_policies(RoleName=role["RoleName"])["AttachedPolicies"]
-    assert [each["PolicyArn"] for each in attached] == [outputs["SidecarPolicyArn"]]
+
+
+def test_a_role_has_the_policy_of_its_name_and_no_other() -> None:
+    """Read, since the stand-in of AWS attaches none."""
+    resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
+    roles = {name: each["Properties"] for name, each in resources.items() if each["Type"] == "AWS::IAM::Role"}
+    assert {name: each["ManagedPolicyArns"] for name, each in roles.items()} == {
+        "SidecarRole": [{"Ref": "SidecarPolicy"}],
+        "ControlRole": [{"Ref": "ControlPolicy"}],
+    }
+    assert not any("Policies" in each for each in roles.values())

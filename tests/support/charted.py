@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -43,7 +44,12 @@ spec:
 
 def rendered(values: str | Path, *more: str, chart: Path = CHART) -> list[Document]:
     path = values if isinstance(values, Path) else CHART / "ci" / f"{values}-values.yaml"
-    return documents(ran(tool("helm"), "template", RELEASE, chart, "-f", path, *more))
+    return documents(_template(chart, path, more))
+
+
+@cache
+def _template(chart: Path, values: Path, more: tuple[str, ...]) -> str:
+    return ran(tool("helm"), "template", RELEASE, chart, "-f", values, *more)
 
 
 def refused(*more: str) -> str:

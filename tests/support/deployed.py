@@ -18,25 +18,24 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 CHART = DEPLOY / "helm" / "price-keeper"
 TOOLS = ROOT / ".venv" / "deploy" / "bin"
-IS_REQUIRED = os.environ.get("PRICE_KEEPER_TEST_DEPLOY") == "required"  # as `make test-deploy` says
+IS_ASKED_FOR = "PRICE_KEEPER_TEST_DEPLOY" in os.environ  # as by `make test-deploy`, where nothing may be left out
 SECONDS = 300
 
 Document = dict[str, Any]
 
 
 def tool(name: str) -> str:
-    """Where it is. Without it a test is left out, but not where all are to be there."""
-    path = shutil.which(name, path=str(TOOLS)) or shutil.which(name)
-    if path is None:
-        missing(f"{name} is not here; make test-deploy installs it")
-    assert path is not None
+    """Where it is."""
+    needs("takes minutes, and tools")
+    path = shutil.which(name, path=str(TOOLS))
+    assert path is not None, f"{name} is not in {TOOLS}"
     return path
 
 
-def missing(why: str) -> None:
-    if IS_REQUIRED:
-        pytest.fail(why)
-    pytest.skip(why)
+def needs(why: str) -> None:
+    """Leaves a test out of `make test`."""
+    if not IS_ASKED_FOR:
+        pytest.skip(f"{why}: make test-deploy")
 
 
 def ran(*command: str | Path, code: int = 0) -> str:

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,11 +149,26 @@ class Builder:
             shutil.copy2(each, to)
 
     def _shell(self, image: Image, command: str, variables: Mapping[str, str]) -> None:
-        for name in ("resolv.conf", "hosts"):  # as Docker does
-            shutil.copy(f"/etc/{name}", image.root / "etc" / name)
-        environment = {**variables, **_of_pip(image.root), **_of_proxies(), "DEBIAN_FRONTEND": "noninteractive"}
-        inside = ["sh", "-ec", f"cd {shlex.quote(image.folder)} && {command}"]
-        _run("chroot", image.root, *inside, env=environment)
+        with _lent(image.root, "/etc/resolv.conf", "/etc/hosts"), _pip(image.root) as settings:
+            environment = {**variables, **settings, **_of_proxies(), "DEBIAN_FRONTEND": "noninteractive"}
+            inside = ["sh", "-ec", f"cd {shlex.quote(image.folder)} && {command}"]
+            _run("chroot", image.root, *inside, env=environment)
+
+
+@contextmanager
+def _lent(root: Path, *names: str) -> Iterator[None]:
+    """Files of this machine, as they stand in the root while something runs there, as Docker does it."""
+    places = {root / name.lstrip("/"): Path(name) for name in names}
+    before = {place: place.read_bytes() if place.exists() else None for place in places}
+    for place, name in places.items():
+        shutil.copy(name, place)
+    try:
+        yield
+    finally:
+        for place, content in before.items():
+            place.unlink()
+            if content is not None:
+                place.write_bytes(content)
 
 
 def is_sent(name: str, context: Path) -> bool:
@@ -208,17 +224,23 @@ def added(image: Image, place: Path = PLACE) -> Iterator[str]:
                 yield path.as_posix()
 
 
-def _of_pip(root: Path) -> dict[str, str]:
+@contextmanager
+def _pip(root: Path) -> Iterator[dict[str, str]]:
     """Where pip finds packages, as it is set up on this machine. Its certificates have to be inside as well."""
     told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     found = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)=(.*)$", told.stdout, re.MULTILINE)
     settings = {f"PIP_{name.upper().replace('-', '_')}": value.strip("'\"") for name, value in found}
     settings |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    if Path(settings.get("PIP_CERT", "")).is_file():
-        inside = root / "run" / "pip-certificates.pem"
-        shutil.copy(settings["PIP_CERT"], inside)
-        settings["PIP_CERT"] = "/run/pip-certificates.pem"
-    return settings
+    certificates = Path(settings.get("PIP_CERT", ""))
+    if not certificates.is_file():
+        yield settings
+        return
+    inside = root / "run" / "pip-certificates.pem"
+    shutil.copy(certificates, inside)
+    try:
+        yield {**settings, "PIP_CERT": "/run/pip-certificates.pem"}
+    finally:
+        inside.unlink()
 
 
 def _of_proxies() -> dict[str, str]:
