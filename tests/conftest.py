@@ -20,9 +20,15 @@ settings.register_profile("ci", parent=settings.get_profile("default"), derandom
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-def pytest_report_header() -> str:
-    is_left_out = "PRICE_KEEPER_TEST_CLIENTS" not in os.environ
-    return "real clients: left out; run them with make test-clients" if is_left_out else "real clients: included"
+def pytest_report_header() -> list[str]:
+    return [
+        _told("real clients", "PRICE_KEEPER_TEST_CLIENTS", "make test-clients"),
+        _told("Helm chart, image and linters", "PRICE_KEEPER_TEST_DEPLOY", "make test-deploy"),
+    ]
+
+
+def _told(what: str, variable: str, command: str) -> str:
+    return f"{what}: included" if variable in os.environ else f"{what}: left out; run them with {command}"
 
 
 @pytest.fixture(scope="session", autouse=True)

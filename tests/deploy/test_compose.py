@@ -11,7 +11,7 @@ import yaml
 from proxy import app
 from proxy.cli import _parser
 from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
-from tests.support.deployed import DEPLOY, assert_good_config, ran, tool
+from tests.support.deployed import DEPLOY, assert_good_config
 
 BASE = DEPLOY / "docker-compose.yaml"
 SIMULATED = DEPLOY / "docker-compose.simulated.yaml"
@@ -20,11 +20,6 @@ SIMULATED = DEPLOY / "docker-compose.simulated.yaml"
 def services(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(path.read_text())["services"]
     return found
-
-
-def test_compose_takes_them() -> None:
-    """By the schema of the Compose specification."""
-    ran(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", BASE, SIMULATED)
 
 
 def test_the_app_shares_the_sidecars_network_and_waits_for_it() -> None:

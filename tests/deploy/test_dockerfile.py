@@ -14,7 +14,6 @@ from subprocess import run
 import pytest
 
 from tests.support.commands import ROOT
-from tests.support.deployed import ran, tool
 from tests.support.image import is_sent, parsed
 
 TEXT = (ROOT / "Dockerfile").read_text()
@@ -25,10 +24,6 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 def steps(word: str) -> list[str]:
     return [rest for known, rest in FINAL.steps if known == word]
-
-
-def test_it_is_linted() -> None:
-    assert ran(tool("hadolint"), ROOT / "Dockerfile") == ""
 
 
 def test_every_stage_is_on_one_slim_base_with_a_tag() -> None:

@@ -14,10 +14,8 @@ from proxy import app
 from proxy.cli import _parser
 from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 from proxy.workers.supervisor import STOP_SECONDS
-from tests.support.charted import below_another, rendered
 from tests.support.deployed import (
     DEPLOY,
-    MANIFESTS,
     Document,
     assert_good_config,
     containers,
@@ -26,47 +24,16 @@ from tests.support.deployed import (
     of_kind,
     ours,
     pods,
-    ran,
-    tool,
 )
 
-# The oldest with native sidecars by itself, and the newest that the schemas know.
-VERSIONS = ("1.29.0", "1.37.0")
-PLAIN = ("sidecar.yaml", "sidecar-config.yaml", "control.yaml", "control-config.yaml")
-PERSISTENT = "variants/journal-persistent.yaml"
-SOURCES = ("plain", "persistent", "chart control", "chart everything", "chart both", "chart below another")
 MADE_BY_HAND = {"sample-app-program"}  # a ConfigMap; the command for it stands in the manifest
 DRAIN = app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS
-
-
-@pytest.fixture(scope="module", params=SOURCES)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    plain = [each for name in PLAIN for each in manifest(name)]
-    if request.param == "plain":
-        return plain
-    if request.param == "persistent":
-        return [each for each in plain if each["metadata"]["name"] != "sample-app"] + manifest(PERSISTENT)
-    name = request.param.removeprefix("chart ")
-    return below_another(tmp_path_factory.mktemp("chart")) if name == "below another" else rendered(name)
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_file_is_yaml(path: Path) -> None:
     if "templates" not in path.parts:
         assert documents(path.read_text())
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_schemas_of_kubernetes_take_it(found: list[Document], version: str, tmp_path: Path) -> None:
-    known = [each for each in found if not each["apiVersion"].startswith("monitoring.coreos.com/")]
-    path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump_all(known))
-    ran(tool("kubernetes-validate"), "--strict", "-k", version.rpartition(".")[0], path)
-
-
-@pytest.mark.parametrize("path", [each for each in MANIFESTS if "ephemeral" not in each.name], ids=lambda it: it.name)
-def test_the_schemas_take_each_manifest(path: Path) -> None:
-    ran(tool("kubernetes-validate"), "--strict", path)
 
 
 def test_no_container_may_more_than_it_needs(found: list[Document]) -> None:
@@ -243,7 +210,7 @@ def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
 
 def test_the_persistent_variant_has_the_pods_of_the_plain_one() -> None:
     (plain,) = of_kind(manifest("sidecar.yaml"), "Deployment")
-    (persistent,) = of_kind(manifest(PERSISTENT), "StatefulSet")
+    (persistent,) = of_kind(manifest("variants/journal-persistent.yaml"), "StatefulSet")
     pod = json.loads(json.dumps(plain["spec"]["template"]))
     journal = [each for each in pod["spec"]["volumes"] if each["name"] == "price-keeper-journal"]
     pod["spec"]["volumes"].remove(journal[0])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.commands import ROOT, called
@@ -18,24 +17,16 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 CHART = DEPLOY / "helm" / "price-keeper"
 TOOLS = ROOT / ".venv" / "deploy" / "bin"
-IS_ASKED_FOR = "PRICE_KEEPER_TEST_DEPLOY" in os.environ  # as by `make test-deploy`, where nothing may be left out
+IS_ASKED_FOR = "PRICE_KEEPER_TEST_DEPLOY" in os.environ  # by `make test-deploy`
 SECONDS = 300
 
 Document = dict[str, Any]
 
 
 def tool(name: str) -> str:
-    """Where it is."""
-    needs("takes minutes, and tools")
     path = shutil.which(name, path=str(TOOLS))
-    assert path is not None, f"{name} is not in {TOOLS}"
+    assert path is not None, f"{name} is not in {TOOLS}; make test-deploy installs it"
     return path
-
-
-def needs(why: str) -> None:
-    """Leaves a test out of `make test`."""
-    if not IS_ASKED_FOR:
-        pytest.skip(f"{why}: make test-deploy")
 
 
 def ran(*command: str | Path, code: int = 0) -> str:

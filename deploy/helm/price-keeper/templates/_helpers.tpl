@@ -4,11 +4,11 @@
 
 {{- define "price-keeper.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | trunc 41 | trimSuffix "-" }}
 {{- else if contains (include "price-keeper.name" .) .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- .Release.Name | trunc 41 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "price-keeper.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name (include "price-keeper.name" .) | trunc 41 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
