@@ -18,7 +18,7 @@ RUN if [ "$COMPILED" = 1 ]; then \
       apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
       && rm -rf /var/lib/apt/lists/* \
       && python -m venv --without-pip /build/venv \
-      && python -m pip --python /build/venv/bin/python install --require-hashes -r requirements/dev.lock; \
+      && python -m pip --python /build/venv/bin/python install --require-hashes -r requirements/build.lock; \
     else ln -s /opt/price-keeper /build/venv; fi
 COPY LICENSE README.md pyproject.toml setup.py ./
 COPY proxy/ proxy/

@@ -138,6 +138,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	$(PIP) install uv
 	$(LOCK) requirements/run.in -o requirements/run.lock
 	$(LOCK) -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
+	$(LOCK) -c requirements/dev.lock requirements/build.in -o requirements/build.lock
 	$(LOCK) requirements/clients.in -o requirements/clients.lock
 	$(LOCK) requirements/bench.in -o requirements/bench.lock
 	$(LOCK) requirements/deploy.in -o requirements/deploy.lock
