@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -199,14 +200,14 @@ def base_root(place: Path) -> Path:
     if done.exists() and done.read_text() == PACKAGES:
         return base
     _emptied(base)
-    targets = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages"],
+    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    told = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages", "Component: main"],
         capture_output=True,
         text=True,
         check=True,
     )
-    mirror, suite = targets.stdout.splitlines()[0].split()
-    suite = suite.partition("-")[0]
+    mirror = next(line.split()[0] for line in told.stdout.splitlines() if line.split()[1] == suite)
     _run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, base, mirror)
     for name in ("python", "python3"):
         (base / "usr/local/bin" / name).symlink_to("/usr/bin/python3")
