@@ -43,6 +43,14 @@ def test_packages_come_by_their_hashes_alone() -> None:
         assert "--require-hashes" in each or "--no-deps dist/" in each or "uninstall" in each, each
 
 
+def pins(name: str) -> set[str]:
+    return set(re.findall(r"^[a-z0-9][a-z0-9.-]*==\S+", (ROOT / "requirements" / name).read_text(), re.MULTILINE))
+
+
+def test_what_is_installed_is_what_all_is_tested_with() -> None:
+    assert pins("run.lock") < pins("build.lock") < pins("dev.lock")
+
+
 def test_it_runs_as_a_number_that_is_not_roots() -> None:
     (user,) = steps("USER")
     assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", user)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "build" / "image"
-PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"  # what the base image has too
+PACKAGES = "ca-certificates,libpython3-dev,python3,python3-pip,python3-venv"  # as the base image has, with headers
 SECONDS = 1200
 
 
