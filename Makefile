@@ -10,7 +10,7 @@ NODE   := tests/flow/clients/programs
 PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-page screenshots fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -88,6 +88,17 @@ test-page: $(VENV)/.dev $(PAGE)/node_modules/.package-lock.json ## the status pa
 
 screenshots: $(VENV)/.dev ## take the pictures in docs/images anew; needs Chromium, takes two minutes
 	$(BIN)/python -m tests.support.screenshots
+# Helm, linters and schemas, in an environment of their own.
+$(VENV)/.deploy: requirements/deploy.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(VENV)/deploy
+	$(VENV)/deploy/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/deploy.lock
+	@touch $@
+
+test-deploy: $(VENV)/.dev $(VENV)/.deploy ## what is deployed: manifests, chart, policies, the image's root; needs root and debootstrap
+	PRICE_KEEPER_TEST_DEPLOY=$${PRICE_KEEPER_TEST_DEPLOY:-1} $(BIN)/python -m pytest tests/deploy
+
+image-root: $(VENV)/.dev ## carries out the Dockerfile without Docker, in build/image/root; needs root and debootstrap
+	$(BIN)/python -m tests.support.image
 
 fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
@@ -143,8 +154,10 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	$(PIP) install uv
 	$(LOCK) requirements/run.in -o requirements/run.lock
 	$(LOCK) -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
+	$(LOCK) -c requirements/dev.lock requirements/build.in -o requirements/build.lock
 	$(LOCK) requirements/clients.in -o requirements/clients.lock
 	$(LOCK) requirements/bench.in -o requirements/bench.lock
+	$(LOCK) requirements/deploy.in -o requirements/deploy.lock
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only

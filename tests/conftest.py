@@ -21,7 +21,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_report_header() -> list[str]:
-    apart = {"real clients": "clients", "the status page in a browser": "page"}
+    apart = {
+        "real clients": "clients",
+        "the status page in a browser": "page",
+        "Helm chart, image and linters": "deploy",
+    }
     return [
         f"{what}: included"
         if f"PRICE_KEEPER_TEST_{name.upper()}" in os.environ

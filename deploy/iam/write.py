@@ -1,0 +1,32 @@
+"""Writes the policies and the template of the roles anew, from the code: `.venv/bin/python deploy/iam/write.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from proxy.doctor.policies import ROLES, creation_policy, policy
+from proxy.doctor.roles_template import template
+
+DEPLOY = Path(__file__).parents[1]
+
+
+class _Plain(yaml.SafeDumper):
+    def ignore_aliases(self, _: object) -> bool:
+        return True  # CloudFormation knows none
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    documents = {role: policy(role) for role in ROLES} | {"tables": creation_policy()}
+    for name, document in documents.items():
+        yield DEPLOY / "iam" / f"{name}.json", json.dumps(document, indent=2) + "\n"
+    text = yaml.dump(template(), Dumper=_Plain, sort_keys=False, width=120)
+    yield DEPLOY / "cloudformation" / "roles.yaml", text
+
+
+if __name__ == "__main__":
+    for path, text in files():
+        path.write_text(text)

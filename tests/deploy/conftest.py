@@ -1,0 +1,26 @@
+"""What is deployed. What takes tools or minutes is a run of its own: `make test-deploy`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.charted import below_another, rendered
+from tests.support.deployed import IS_ASKED_FOR, Document, manifest
+
+collect_ignore = [] if IS_ASKED_FOR else ["test_chart.py", "test_image_root.py", "test_linters.py"]
+
+_PLAIN = ("sidecar.yaml", "sidecar-config.yaml", "control.yaml", "control-config.yaml")
+_OF_CHART = ("chart control", "chart everything", "chart both", "chart below another") if IS_ASKED_FOR else ()
+
+
+@pytest.fixture(scope="session", params=("plain", "persistent", *_OF_CHART))
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """All that one way to deploy gives to Kubernetes."""
+    plain = [each for name in _PLAIN for each in manifest(name)]
+    if request.param == "plain":
+        return plain
+    if request.param == "persistent":
+        rest = [each for each in plain if (each["kind"], each["metadata"]["name"]) != ("Deployment", "sample-app")]
+        return rest + manifest("variants/journal-persistent.yaml")
+    name = request.param.removeprefix("chart ")
+    return below_another(tmp_path_factory.mktemp("chart")) if name == "below another" else rendered(name)

@@ -1,0 +1,138 @@
+"""The Helm chart: linted, refusing what is wrong, and making what its values say. See `test_kubernetes.py` too."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.charted import LABELS, notes, refused, rendered
+from tests.support.commands import ROOT
+from tests.support.deployed import CHART, of_kind, ours, pods, ran, tool
+
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+RULES = """\
+groups:
+  - name: spend
+    rules:
+      - alert: Unflushed
+        expr: price_keeper_unflushed_seconds > 120
+        annotations: {summary: "{{ $labels.pod }} waits"}
+"""
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_it_is_linted(values: Path) -> None:
+    told = ran(tool("helm"), "lint", "--strict", "--quiet", CHART, "-f", values)
+    assert "ERROR" not in told
+    assert "WARNING" not in told
+
+
+def test_its_version_is_the_projects() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
+    for path in (ROOT / "deploy" / "kubernetes").rglob("*.yaml"):
+        assert set(re.findall(r"price-keeper:(\d\S+)", path.read_text())) <= {version}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("control.replica=3", "replica"),
+        ("control.replicas=0", "replicas"),
+        ("standalone.role=control", "standalone.role"),
+        ("standalone.workers=65", "workers"),
+        ("image.digest=latest", "digest"),
+        ("config.lables.x=1", "lables"),
+        ("control.ingress.tlsSecret=", "control.ingress.tlsSecret: secrets travel there"),
+        ("config.labels=null", "config.labels: at least one label"),
+        ("prometheusRule.enabled=true", "prometheusRule.rules: name a file"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_named(given: str, told: str) -> None:
+    assert told in refused("--set", given).replace("standalone/role", "standalone.role")
+
+
+def test_without_labels_nothing_is_rendered_and_the_reason_is_told() -> None:
+    told = ran(tool("helm"), "template", "x", CHART, code=1)
+    assert "config.labels: at least one label" in told
+
+
+def test_each_part_can_be_left_out() -> None:
+    off = ("--set", "control.enabled=false")
+    assert rendered(LABELS, *off, "--set", "control.ingress.enabled=false") == []
+    both = rendered("both")
+    assert {each["metadata"]["name"] for each in of_kind(both, "StatefulSet", "Deployment")} == {
+        "spend-price-keeper-standalone"
+    }
+    assert of_kind(both, "NetworkPolicy") == []
+    (pod,) = [each for each in pods(both) if "initContainers" not in each and "args" in each["containers"][0]]
+    assert "--role" in ours(pod)["args"]
+    assert next(each for each in pod["volumes"] if each["name"] == "journal")["emptyDir"]
+
+
+def test_a_change_of_the_configuration_starts_pods_anew() -> None:
+    def told(*more: str) -> str:
+        (deployment,) = of_kind(rendered(LABELS, *more), "Deployment")
+        checksum: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        return checksum
+
+    assert told() == told()
+    assert told() != told("--set", "config.upstream.region=eu-west-1")
+
+
+def test_an_image_is_named_by_its_digest_if_there_is_one() -> None:
+    images = {container["image"] for pod in pods(rendered("everything")) for container in pod["containers"]}
+    assert images == {f"registry.example.com/price-keeper@sha256:{'a' * 64}"}
+    (pod, _) = pods(rendered(LABELS))
+    assert ours(pod)["image"] == "registry.example.com/price-keeper:0.1.0"
+
+
+def test_a_long_name_is_cut_to_what_kubernetes_takes() -> None:
+    for each in rendered("everything", "--set", f"fullnameOverride={'a' * 80}"):
+        assert len(each["metadata"]["name"]) <= (52 if each["kind"] == "StatefulSet" else 63)  # it adds a hash
+
+
+def test_rules_of_a_file_become_a_prometheus_rule(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(RULES)
+    given = ("--set", "prometheusRule.enabled=true", "--set-file", f"prometheusRule.rules={tmp_path / 'rules.yaml'}")
+    (rule,) = of_kind(rendered(LABELS, *given), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(RULES)
+
+
+def test_monitors_find_what_they_are_for() -> None:
+    found = rendered("everything")
+    (monitor,) = of_kind(found, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    for service in of_kind(found, "Service"):
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        assert endpoint["port"] in {each["name"] for each in service["spec"]["ports"]}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_helm_test_asks_each_service_whether_it_is_ready() -> None:
+    found = rendered("everything")
+    tests = [each for each in of_kind(found, "Pod") if each["metadata"]["annotations"]["helm.sh/hook"] == "test"]
+    asked = {each["spec"]["containers"][0]["command"][-1] for each in tests}
+    assert asked == {f"http://{each['metadata']['name']}:8082/ready" for each in of_kind(found, "Service")}
+    for each in tests:
+        compile(each["spec"]["containers"][0]["command"][2], "test", "exec")
+
+
+def test_the_network_policy_lets_the_test_in() -> None:
+    found = rendered("everything")
+    labels = of_kind(found, "Pod")[0]["metadata"]["labels"]
+    for policy in of_kind(found, "NetworkPolicy"):
+        peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+        selectors = [peer["podSelector"]["matchLabels"] for peer in peers if "podSelector" in peer]
+        assert any(each.items() <= labels.items() for each in selectors)
+
+
+def test_the_notes_say_where_things_are(tmp_path: Path) -> None:
+    told = notes(tmp_path, "everything")
+    assert "http://spend-price-keeper-control.default:8081" in told
+    assert "AWS_ENDPOINT_URL_BEDROCK_RUNTIME=https://spend-price-keeper-standalone.default:8080" in told
+    assert "plain http" not in told

@@ -1,0 +1,73 @@
+"""The compose files: what they start is accepted, has no more than it needs, and has time to end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxy import app
+from proxy.cli import _parser
+from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from tests.support.deployed import DEPLOY, assert_good_config
+
+BASE = DEPLOY / "docker-compose.yaml"
+SIMULATED = DEPLOY / "docker-compose.simulated.yaml"
+
+
+def services(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())["services"]
+    return found
+
+
+def test_the_app_shares_the_sidecars_network_and_waits_for_it() -> None:
+    app_, sidecar = services(BASE)["app"], services(BASE)["sidecar"]
+    assert app_["network_mode"] == "service:sidecar"
+    assert app_["depends_on"] == {"sidecar": {"condition": "service_healthy"}}
+    assert "ports" not in sidecar  # its data port has no token to ask for
+    assert app_["environment"]["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == "http://127.0.0.1:8080"
+
+
+def test_what_is_mounted_is_there_and_the_journal_is_a_volume() -> None:
+    whole = yaml.safe_load(BASE.read_text())
+    for service in whole["services"].values():
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert (DEPLOY / source).is_file() if source.startswith(".") else source in whole["volumes"]
+    assert "journal:/var/lib/price-keeper" in whole["services"]["sidecar"]["volumes"]
+
+
+def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
+    for service in services(BASE).values():
+        assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", service["user"])
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_it_has_time_to_drain() -> None:
+    seconds = int(services(BASE)["sidecar"]["stop_grace_period"].removesuffix("s"))
+    assert seconds > app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS
+
+
+def test_the_command_and_the_configuration_are_accepted(tmp_path: Path) -> None:
+    sidecar = services(BASE)["sidecar"]
+    _parser().parse_args(sidecar["command"])
+    text = (DEPLOY / "docker" / "config.yaml").read_text()
+    overrides = {
+        name: value
+        for name, value in services(SIMULATED)["sidecar"]["environment"].items()
+        if name.startswith("PRICE_KEEPER__")
+    }
+    assert overrides
+    assert_good_config(text, tmp_path)
+    assert_good_config(text, tmp_path, **overrides)
+
+
+def test_the_probe_asks_the_port_that_the_configuration_names() -> None:
+    config = yaml.safe_load((DEPLOY / "docker" / "config.yaml").read_text())
+    (code,) = [each for each in services(BASE)["sidecar"]["healthcheck"]["test"] if "import" in each]
+    assert f"'{config['listen']['control']}'" in code
+    compile(code, "healthcheck", "exec")

@@ -1,0 +1,156 @@
+"""The policies allow what the roles do, as `needs` tells and the data port is asked for, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import cfnlint
+import pytest
+import yaml
+
+from proxy.app import open_dynamodb
+from proxy.clock import SystemClock
+from proxy.config import Store
+from proxy.doctor.needs import needs_of
+from proxy.doctor.policies import OF_OPERATIONS, ROLES
+from proxy.forwarding.model_path import Operation
+from proxy.stores import tables
+from tests.support.deployed import DEPLOY
+from tests.support.engines import Engines
+
+WRITE = "run: .venv/bin/python deploy/iam/write.py"
+KNOWN = Path(cfnlint.__file__).parent / "data" / "AdditionalSpecs" / "Policies.json"
+LONGEST_MANAGED_POLICY = 6144  # characters, without white space
+
+
+def policy(name: str) -> list[dict[str, Any]]:
+    statements: list[dict[str, Any]] = json.loads((DEPLOY / "iam" / f"{name}.json").read_text())["Statement"]
+    return statements
+
+
+def allowed(statements: list[dict[str, Any]], service: str) -> set[tuple[str, str]]:
+    """Pairs of what it is done to and the action."""
+    return {
+        (arn, action.partition(":")[2])
+        for statement in statements
+        for action in statement["Action"]
+        for arn in ([statement["Resource"]] if isinstance(statement["Resource"], str) else statement["Resource"])
+        if action.startswith(f"{service}:")
+    }
+
+
+def test_the_files_are_those_that_the_code_makes() -> None:
+    for path, text in runpy.run_path(str(DEPLOY / "iam" / "write.py"))["files"]():
+        assert path.read_text() == text, WRITE
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_with_each_table_what_it_needs_and_no_more(role: Any) -> None:
+    found = allowed(policy(role), "dynamodb")
+    prefix = "arn:aws:dynamodb:*:*:table/price-keeper-"
+    assert found == {(prefix + table, action) for table, actions in needs_of(role).items() for action in actions}
+
+
+def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedrock() -> None:
+    assert set(OF_OPERATIONS) == set(Operation)
+    wanted = {action for actions in OF_OPERATIONS.values() for action in actions}
+    for role in ("sidecar", "both"):
+        assert {action for _, action in allowed(policy(role), "bedrock")} == wanted
+        assert allowed(policy(role), "pricing") == {("*", "GetProducts")}
+    assert {each["Action"][0].partition(":")[0] for each in policy("control")} == {"dynamodb"}
+
+
+async def test_whoever_makes_the_tables_is_allowed_what_that_does(engines: Engines) -> None:
+    asked: set[str] = set()
+    prefix = f"t{uuid4().hex[:8]}-"
+    config = Store(engine="dynamodb", endpoint=engines.endpoints["moto"], table_prefix=prefix)
+    store = await open_dynamodb(config, SystemClock())
+    try:
+        store.client.meta.events.register("before-call.dynamodb", lambda model, **_: asked.add(model.name))
+        await tables.create_missing(store.client, prefix, SystemClock().sleep, lambda *_: None)
+        await tables.states(store.client, prefix, SystemClock().sleep)
+    finally:
+        await store.close()
+    assert {action for _, action in allowed(policy("tables"), "dynamodb")} == asked
+
+
+@pytest.mark.parametrize("name", [*ROLES, "tables"])
+def test_aws_knows_every_action_and_takes_it_on_what_it_is_allowed_for(name: str) -> None:
+    """As cfn-lint has them from AWS."""
+    known = json.loads(KNOWN.read_text())
+    for statement in policy(name):
+        for service, action in (each.split(":") for each in statement["Action"]):
+            takes = known[service]["Actions"][action.lower()].get("Resources", [])
+            if statement["Resource"] == "*":
+                assert takes == [], (action, takes)
+                continue
+            kinds = {re.split(r"[:/]", arn.split(":", 5)[5])[0] for arn in statement["Resource"]}
+            assert kinds & set(takes), (action, kinds, takes)
+
+
+@pytest.mark.parametrize("name", [*ROLES, "tables"])
+def test_a_policy_fits_into_a_managed_one(name: str) -> None:
+    assert len(json.dumps(policy(name), separators=(",", ":"))) < LONGEST_MANAGED_POLICY
+    sids = [statement["Sid"] for statement in policy(name)]
+    assert len(set(sids)) == len(sids)
+    assert all(re.fullmatch("[A-Za-z0-9]+", sid) for sid in sids)
+
+
+ROLES_TEMPLATE = DEPLOY / "cloudformation" / "roles.yaml"
+
+
+def test_the_template_has_the_same_statements_for_the_stacks_own_tables() -> None:
+    resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
+    for name in (*ROLES, "tables"):
+        document = resources[f"{name.capitalize()}Policy"]["Properties"]["PolicyDocument"]
+        for made, told in zip(document["Statement"], policy(name), strict=True):
+            assert (made["Sid"], made["Action"]) == (told["Sid"], told["Action"])
+            if made["Action"][0].startswith("dynamodb:"):
+                (arn,) = made["Resource"]
+                assert arn["Fn::Sub"].endswith(told["Resource"][0].replace("price-keeper-", "${TablePrefix}")[20:])
+
+
+@pytest.mark.parametrize("oidc", ["", "oidc.eks.us-east-1.amazonaws.com/id/EXAMPLE"])
+def test_the_template_deploys_and_lets_one_service_account_in(engines: Engines, oidc: str) -> None:
+    import boto3
+
+    def client(service: str) -> Any:
+        return boto3.client(service, endpoint_url=engines.endpoints["moto"], region_name="us-east-1")
+
+    name = f"roles-{uuid4().hex[:8]}"
+    given = {"OidcProvider": oidc, "Namespace": "shop", "SidecarServiceAccount": "till"}
+    client("cloudformation").create_stack(
+        StackName=name,
+        TemplateBody=ROLES_TEMPLATE.read_text(),
+        Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
+        Capabilities=["CAPABILITY_IAM"],
+    )
+    (stack,) = client("cloudformation").describe_stacks(StackName=name)["Stacks"]
+    assert stack["StackStatus"] == "CREATE_COMPLETE"
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
+    role = client("iam").get_role(RoleName=outputs["SidecarRoleArn"].rpartition("/")[2])["Role"]
+    trust = role["AssumeRolePolicyDocument"]
+    (statement,) = (json.loads(trust) if isinstance(trust, str) else trust)["Statement"]
+    equals = statement["Condition"]["StringEquals"]
+    if oidc:
+        assert statement["Principal"]["Federated"].endswith(f":oidc-provider/{oidc}")
+        assert equals == {f"{oidc}:aud": "sts.amazonaws.com", f"{oidc}:sub": "system:serviceaccount:shop:till"}
+    else:
+        assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
+        assert set(equals.values()) == {"shop", "till"}
+
+
+def test_a_role_has_the_policy_of_its_name_and_no_other() -> None:
+    """Read, since the stand-in of AWS attaches none."""
+    resources = yaml.safe_load(ROLES_TEMPLATE.read_text())["Resources"]
+    roles = {name: each["Properties"] for name, each in resources.items() if each["Type"] == "AWS::IAM::Role"}
+    assert {name: each["ManagedPolicyArns"] for name, each in roles.items()} == {
+        "SidecarRole": [{"Ref": "SidecarPolicy"}],
+        "ControlRole": [{"Ref": "ControlPolicy"}],
+    }
+    assert not any("Policies" in each for each in roles.values())

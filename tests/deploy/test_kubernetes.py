@@ -1,0 +1,233 @@
+"""What is given to Kubernetes, the plain manifests and what the chart makes: accepted, safe, whole, and true."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy import app
+from proxy.cli import _parser
+from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from proxy.workers.supervisor import STOP_SECONDS
+from tests.support.deployed import (
+    DEPLOY,
+    Document,
+    assert_good_config,
+    containers,
+    documents,
+    manifest,
+    of_kind,
+    ours,
+    pods,
+)
+
+MADE_BY_HAND = {"sample-app-program"}  # a ConfigMap; the command for it stands in the manifest
+DRAIN = app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_is_yaml(path: Path) -> None:
+    if "templates" not in path.parts:
+        assert documents(path.read_text())
+
+
+def test_no_container_may_more_than_it_needs(found: list[Document]) -> None:
+    """As the restricted profile of Pod Security has it, and more."""
+    for pod in pods(found):
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        whole = pod["securityContext"]
+        assert whole["fsGroup"] == 10001  # else nobody could write to the journal
+        for container in containers(pod):
+            own = {**whole, **container["securityContext"]}
+            assert own["runAsNonRoot"] is True
+            assert own["runAsUser"] >= 1000
+            assert own["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+            assert "cpu" not in container["resources"]["limits"]  # throttling would slow every call
+
+
+def test_no_secret_stands_in_it(found: list[Document]) -> None:
+    assert of_kind(found, "Secret") == []
+    for pod in pods(found):
+        for container in containers(pod):
+            named = [each for each in container.get("env", []) if re.search("KEY|SECRET|TOKEN", each["name"])]
+            assert {each.get("value", "any") for each in named} <= {"any"}
+
+
+def _selected(found: list[Document], selector: dict[str, str]) -> list[Document]:
+    templates = [each["spec"]["template"] for each in found if "template" in each.get("spec", {})]
+    return [each for each in templates if selector.items() <= each["metadata"]["labels"].items()]
+
+
+def test_whatever_is_named_is_there(found: list[Document]) -> None:
+    config_maps = {each["metadata"]["name"] for each in of_kind(found, "ConfigMap")} | MADE_BY_HAND
+    accounts = {each["metadata"]["name"] for each in of_kind(found, "ServiceAccount")} | {"sample-app"}
+    for each in found:
+        for pod in pods([each]):
+            claims = each["spec"].get("volumeClaimTemplates", [])
+            volumes = {volume["name"] for volume in pod.get("volumes", [])} | {it["metadata"]["name"] for it in claims}
+            for volume in pod.get("volumes", []):
+                assert volume.get("configMap", {}).get("name", "sample-app-program") in config_maps
+            for container in containers(pod):
+                mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+                assert mounted <= volumes
+                _check_ports(container)
+            assert pod.get("serviceAccountName", "sample-app") in accounts
+    for each in of_kind(found, "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet"):
+        selector = each["spec"].get("selector") or each["spec"]["podSelector"]
+        assert _selected(found, selector.get("matchLabels", selector)), each["metadata"]["name"]
+
+
+def _check_ports(container: Document) -> None:
+    named = {port["name"] for port in container.get("ports", [])}
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        port = container.get(kind, {}).get("httpGet", {}).get("port")
+        assert port is None or port in named or port in [each["containerPort"] for each in container["ports"]]
+
+
+def test_services_lead_to_ports_that_are_there(found: list[Document]) -> None:
+    for service in of_kind(found, "Service"):
+        for template in _selected(found, service["spec"]["selector"]):
+            ports = {each["name"] for each in ours(template["spec"])["ports"]}
+            assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports
+
+
+def _parts(found: list[Document]) -> Iterator[tuple[Document, dict[str, Any], str]]:
+    """Each pod that runs price-keeper, with its configuration."""
+    for pod in pods(found):
+        if any("serve" in each.get("args", []) for each in containers(pod)):
+            mount = next(it["name"] for it in ours(pod)["volumeMounts"] if it["mountPath"] == "/etc/price-keeper")
+            name = next(it["configMap"]["name"] for it in pod["volumes"] if it["name"] == mount)
+            text = next(
+                it["data"]["config.yaml"] for it in of_kind(found, "ConfigMap") if it["metadata"]["name"] == name
+            )
+            yield pod, yaml.safe_load(text), text
+
+
+def test_configurations_are_accepted(found: list[Document], tmp_path: Path) -> None:
+    parts = list(_parts(found))
+    assert parts
+    for _, _, text in parts:
+        assert_good_config(text, tmp_path)
+
+
+def test_commands_are_accepted(found: list[Document]) -> None:
+    for pod, _, _ in _parts(found):
+        chosen = _parser().parse_args(ours(pod)["args"])
+        assert str(chosen.config) == "/etc/price-keeper/config.yaml"
+
+
+def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
+    for pod, config, _ in _parts(found):
+        mounts = {each["mountPath"]: each for each in ours(pod)["volumeMounts"]}
+        assert mounts["/var/lib/price-keeper"].get("readOnly") is not True
+        assert config["journal"]["dir"].startswith("/var/lib/price-keeper/")
+        files = [value for key in config["auth"]["keys"] for name, value in key.items() if name.endswith("_file")]
+        files += [value for name, value in config["auth"].items() if name.endswith("_file")]
+        assert files
+        for path in (*files, *config["listen"].get("tls", {}).values()):
+            assert mounts[path.rpartition("/")[0]]["readOnly"] is True
+
+
+def test_sidecars_cannot_make_tokens(found: list[Document]) -> None:
+    for pod, config, _ in _parts(found):
+        if _parser().parse_args(ours(pod)["args"]).role == "sidecar":
+            assert all("public_key_file" in key for key in config["auth"]["keys"])
+            assert "admin_api_key_file" not in config["auth"]
+
+
+def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
+    """A kubelet comes from outside; what listens on loopback, only a command inside can ask."""
+    for pod, config, _ in _parts(found):
+        container, listen = ours(pod), config["listen"]
+        numbers = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert listen["health"] == "0.0.0.0:8082"
+        assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = container.get(kind, {}).get("httpGet")
+            assert asked is None or numbers.get(asked["port"], asked["port"]) == 8082
+        if _parser().parse_args(container["args"]).role != "control":
+            port = listen.get("data", "127.0.0.1:8080").rpartition(":")[2]
+            (code,) = [each for each in container["startupProbe"]["exec"]["command"] if "import" in each]
+            assert f"('127.0.0.1', {port})" in code
+            compile(code, "probe", "exec")
+
+
+def test_a_store_that_is_away_takes_no_app_out_of_its_services(found: list[Document]) -> None:
+    """Sidecars of one pod are ready with their app, so with `serve` they have no such probe."""
+    for pod, config, _ in _parts(found):
+        if ours(pod) in pod.get("initContainers", []):
+            assert ("readinessProbe" in ours(pod)) == (config.get("on_store_down") == "refuse")
+
+
+def test_a_sidecar_starts_before_its_app_and_ends_after_it(found: list[Document]) -> None:
+    for pod, _, _ in _parts(found):
+        if ours(pod) in pod.get("initContainers", []):
+            assert ours(pod)["restartPolicy"] == "Always"
+        else:
+            assert pod["containers"] == [ours(pod)]
+
+
+def test_pods_have_time_to_drain(found: list[Document]) -> None:
+    for pod, _, _ in _parts(found):
+        container = ours(pod)
+        hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [""])[-1]
+        waits = float(hook.partition("sleep(")[2].rstrip(")") or 0)
+        workers = _parser().parse_args(container["args"]).workers
+        takes = DRAIN if workers == 1 else STOP_SECONDS
+        assert pod["terminationGracePeriodSeconds"] > waits + takes
+
+
+def test_nobody_reaches_the_control_api_or_a_port_without_tokens_by_default(found: list[Document]) -> None:
+    for policy in of_kind(found, "NetworkPolicy"):
+        assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        for rule in policy["spec"]["ingress"]:
+            assert rule["from"], "from anywhere"
+            assert rule["ports"], "to anything"
+        ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        assert ports == {53, 80, 443}
+
+
+def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
+    for each in of_kind(found, "PodDisruptionBudget"):
+        (template,) = _selected(found, each["spec"]["selector"]["matchLabels"])
+        (owner,) = [it for it in found if it.get("spec", {}).get("template") is template]
+        least = each["spec"].get("minAvailable", 0)
+        assert owner["spec"]["replicas"] > least
+        assert each["spec"].get("maxUnavailable", 1) >= 1
+
+
+def test_the_persistent_variant_has_the_pods_of_the_plain_one() -> None:
+    (plain,) = of_kind(manifest("sidecar.yaml"), "Deployment")
+    (persistent,) = of_kind(manifest("variants/journal-persistent.yaml"), "StatefulSet")
+    pod = json.loads(json.dumps(plain["spec"]["template"]))
+    journal = [each for each in pod["spec"]["volumes"] if each["name"] == "price-keeper-journal"]
+    pod["spec"]["volumes"].remove(journal[0])
+    assert persistent["spec"]["template"] == pod
+    assert [each["metadata"]["name"] for each in persistent["spec"]["volumeClaimTemplates"]] == ["price-keeper-journal"]
+
+
+def test_the_ephemeral_variant_takes_the_place_of_the_journals_volume() -> None:
+    (patch,) = manifest("variants/journal-ephemeral.yaml")
+    (volume,) = patch["spec"]["template"]["spec"]["volumes"]
+    (plain,) = of_kind(manifest("sidecar.yaml"), "Deployment")
+    (own,) = [each for each in plain["spec"]["template"]["spec"]["volumes"] if each["name"] == volume["name"]]
+    assert own.keys() - {"name"} == {name for name, value in volume.items() if value is None}
+
+
+def test_pod_identity_takes_the_same_service_accounts() -> None:
+    accounts = {each["metadata"]["name"] for each in manifest("variants/pod-identity.yaml")}
+    used = {pod["serviceAccountName"] for name in ("sidecar.yaml", "control.yaml") for pod in pods(manifest(name))}
+    assert accounts == used
+    assert all("annotations" not in each["metadata"] for each in manifest("variants/pod-identity.yaml"))

@@ -1,0 +1,46 @@
+"""docs/deployment.md: where it leads to is there, and the names and seconds in it are those of the code."""
+
+from __future__ import annotations
+
+import re
+
+from proxy import app, telemetry
+from proxy.config.keys import Journal
+from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from proxy.telemetry import Metric
+from proxy.workers.supervisor import STOP_SECONDS
+from tests.support.commands import ROOT
+
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "deployment.md").read_text()
+
+
+def _anchors(text: str) -> set[str]:
+    """As the page of a Markdown file on a web site has them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", PAGE)
+    assert links
+    for link in links:
+        name, _, anchor = link.partition("#")
+        path = (DOCS / name).resolve() if name else DOCS / "deployment.md"
+        if name == "performance.md" and not path.exists():
+            continue  # `make bench` writes it
+        assert path.exists(), link
+        assert not anchor or anchor in _anchors(path.read_text()), link
+
+
+def test_metrics_are_there() -> None:
+    known = {each.name for each in vars(telemetry).values() if isinstance(each, Metric)}
+    assert set(re.findall(r"price_keeper_[a-z_]+", PAGE)) <= known
+
+
+def test_seconds_are_the_codes() -> None:
+    assert f"calls under way have {app.DRAIN_SECONDS:g} s to end, the last flush {LAST_FLUSH_SECONDS:g} s" in PAGE
+    assert f"giving back hard budgets {LAST_CLOSING_SECONDS:g} s" in PAGE
+    assert f"needs {app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS:g} s of it at most" in PAGE
+    assert f"Several workers take up to {STOP_SECONDS:g} s" in PAGE
+    assert f"`journal.flush_interval_max_secs` ({Journal().flush_interval_max_secs:g} s)" in PAGE
