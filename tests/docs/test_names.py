@@ -1,4 +1,4 @@
-"""What the documentation names is there: pages, headings, metrics, commands with their options, keys, variables, targets."""
+"""What the documentation names is there: pages, headings, metrics, commands and their options, keys, variables, files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_commands_and_their_options_are_there(page: Path) -> None:
 
 def mistakes(line: str) -> Iterator[str]:
     """In each command of ours that begins in the line."""
-    for part in re.split(r"\$\(|&&|\|\||;|(?<= )\| ", line.replace("`", "")):
+    for part in re.split(r"\$\(|&&|\|\||;|(?<= )\| | {2,}(?=price-keeper )", line.replace("`", "")):
         found = re.match(r"\s*(?:[A-Z_]+=\S* )*(?:\$ )?(?:\S*/)?price-keeper(?= |$)(.*)", part)
         if found:
             yield from _unknown(_words(found.group(1)), part.strip())
