@@ -1,4 +1,4 @@
-"""What the documentation names is there: pages, headings, metrics, commands and their options, keys, variables, files."""
+"""What the documentation names is there: pages, headings, metrics, commands, options, keys, variables, files."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ What a test has to know of a block stands before it in a comment that no reader 
     <!-- body of PUT /api/v1/orgs/{org} -->   JSON that this operation takes
     <!-- the server says -->                  lines of its log, in this order
 
-A comment by itself, `<!-- server: price-keeper dev -->`, starts a server that the page does not talk about, and
-`<!-- the server dies -->` kills it.
+Of a page that something else makes and tests: `<!-- no block of this page is run: made by … -->`. By itself
+`<!-- server: price-keeper dev -->` starts a server that the page does not talk about, and `<!-- the server dies -->`
+kills it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _SHOWN_ONLY = ("go", "java")  # whose SDKs cannot be had where the tests run
 KNOWN = (*CARRIED_OUT, *_SHOWN_ONLY, "text", "json", "yaml", "console")
 DIES, SAYS = "the server dies", "the server says"
 _BY_ITSELF = "server: "
+_NONE_IS_RUN = re.compile(r"^<!-- no block of this page is run: (.{8,}) -->$", re.MULTILINE)
 _WISHES = re.compile(
     r"not run: .{8,}|server|until it shows this|exits with [1-9]|the server says|body of (PUT|POST) /\S+"
 )
@@ -88,9 +90,17 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
 
 
+def none_is_run(page: Path) -> str | None:
+    """Why, of a page none of whose blocks is."""
+    found = _NONE_IS_RUN.search(page.read_text())
+    return None if found is None else found.group(1)
+
+
 @cache
 def blocks(page: Path) -> tuple[Block, ...]:
     """In their order. Raises AssertionError where what is said of a block is not known."""
+    if none_is_run(page) is not None:
+        return ()
     found: list[Block] = []
     wishes: list[str] = []
     lines = enumerate(page.read_text().splitlines(), 1)

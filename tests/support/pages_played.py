@@ -29,6 +29,9 @@ DATA, CONTROL = "127.0.0.1:8080", "127.0.0.1:8081"
 _ANY_PORTS = {"dev": ("--port", "0", "--control-port", "0"), "serve": ()}
 _FREE = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0"}
 
+_PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+PRICE_KEEPER = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m proxy.cli "$@"\n'
+
 # Packages that only the environments of the clients have.
 _OF_CLIENTS = ("anthropic", "langchain_aws", "litellm", "openai", "strands")
 _NEEDS = re.compile(rf"^\s*(?:import|from) (?:{'|'.join(_OF_CLIENTS)})\b", re.MULTILINE)
@@ -46,9 +49,10 @@ def is_played(page: Path) -> bool:
     return any(block.is_run and not needs_clients(block) for block in blocks(page))
 
 
-def play(page: Path, folder: Path, *, has_clients: bool = False) -> list[Block]:
-    """What was carried out. Raises AssertionError at the first block that does something else than the page says."""
-    with _shell(folder, has_clients) as shell, ExitStack() as servers:
+def play(page: Path, folder: Path, program: str = PRICE_KEEPER, *, has_clients: bool = False) -> list[Block]:
+    """What was carried out. `program` is the text of `price-keeper`. Raises AssertionError at the first block that does
+    something else than the page says."""
+    with _shell(folder, program, has_clients) as shell, ExitStack() as servers:
         player = _Player(shell, folder, servers)
         done = []
         for block in blocks(page):
@@ -186,9 +190,9 @@ class _Shell:
 
 
 @contextmanager
-def _shell(folder: Path, has_clients: bool) -> Iterator[_Shell]:
+def _shell(folder: Path, program: str, has_clients: bool) -> Iterator[_Shell]:
     """In a folder as after `make run`, with nothing of this machine's settings but the way to its programs."""
-    programs = _programs(folder)
+    programs = _programs(folder, program)
     (folder / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     (folder / "deploy").symlink_to(ROOT / "deploy")
     path = [str(programs), *([str(NEWEST.parent)] if has_clients else []), os.environ["PATH"]]
@@ -211,14 +215,10 @@ def _shell(folder: Path, has_clients: bool) -> Iterator[_Shell]:
             process.kill()
 
 
-def _programs(folder: Path) -> Path:
+def _programs(folder: Path, price_keeper: str) -> Path:
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
-    for name, command in (
-        ("price-keeper", f'PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m proxy.cli "$@"'),
-        ("python", f'exec {sys.executable} "$@"'),
-        ("python3", f'exec {sys.executable} "$@"'),
-    ):
-        (programs / name).write_text(f"#!/bin/sh\n{command}\n")
+    for name, text in (("price-keeper", price_keeper), ("python", _PYTHON), ("python3", _PYTHON)):
+        (programs / name).write_text(text)
         (programs / name).chmod(0o700)
     return programs
