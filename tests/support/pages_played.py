@@ -32,6 +32,9 @@ _FREE = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__CON
 _PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 PRICE_KEEPER = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m proxy.cli "$@"\n'
 
+# Nothing is looked up elsewhere, and no client tells what it thinks of the machine.
+_QUIET = {"AWS_EC2_METADATA_DISABLED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NODE_NO_WARNINGS": "1"}
+
 # Packages that only the environments of the clients have.
 _OF_CLIENTS = ("anthropic", "langchain_aws", "litellm", "openai", "strands")
 _NEEDS = re.compile(rf"^\s*(?:import|from) (?:{'|'.join(_OF_CLIENTS)})\b", re.MULTILINE)
@@ -198,7 +201,7 @@ def _shell(folder: Path, program: str, has_clients: bool) -> Iterator[_Shell]:
     path = [str(programs), *([str(NEWEST.parent)] if has_clients else []), os.environ["PATH"]]
     if has_clients:
         (folder / "node_modules").symlink_to(PROGRAMS / "node_modules")
-    environ = {"PATH": ":".join(path), "HOME": str(folder), "LANG": "C.UTF-8", "AWS_EC2_METADATA_DISABLED": "true"}
+    environ = {"PATH": ":".join(path), "HOME": str(folder), "LANG": "C.UTF-8"} | _QUIET
     reads, writes = os.pipe()
     process = subprocess.Popen(
         ["bash", "--noprofile", "--norc", "-c", f"exec 9>&{writes}; exec bash --noprofile --norc -o pipefail"],
