@@ -12,5 +12,6 @@ suite        all of that in its order, with the figures (`figures`) of every rou
 control      the control API: how long it takes, and how much it can do; with files of its own (control_*)
 scaling      what a sidecar costs with more apps and more open streams (scaling_*)
 hour         whether a sidecar stays as it is through an hour of load
+rooms        of a flame graph, what each room of the pipeline takes
 report       the page, from the figures: goals, sections with their prose, plots
 """

@@ -26,7 +26,8 @@ def drawn(running: Running, seconds: float, folder: Path) -> str:
     command = [str(program), "record", "-f", "flamegraph", "-o", str(made), "-d", f"{seconds:g}"]
     with loaded(running, UNARY, _CONNECTIONS, seconds + 5, folder):
         done = subprocess.run(
-            [*command, "-r", str(_PER_SECOND), "--function", "--pid", str(running.pid)],
+            # Who holds the interpreter is at work; threads that wait look as if they were, now and then.
+            [*command, "-r", str(_PER_SECOND), "--function", "--gil", "--pid", str(running.pid)],
             capture_output=True,
             text=True,
             timeout=seconds + 60,

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.speed import goals, sections
+from bench.speed import goals, prose, sections
 from bench.speed.figures import Figures
 from bench.speed.goals import Goal
 from bench.speed.plots import Line, lines
+from bench.speed.rooms import shares
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "performance"
@@ -36,7 +37,8 @@ def write(folder: Path) -> Path:
     """The page stands beside the folder and has its name."""
     figures = Figures.from_json(json.loads((folder / RESULTS).read_text()))
     further = {name: json.loads(path.read_text()) for name in FURTHER if (path := folder / f"{name}.json").exists()}
-    page, plots = made(figures, further, folder.name, has_flame=(folder / FLAME).exists())
+    flame = (folder / FLAME).read_text() if (folder / FLAME).exists() else None
+    page, plots = made(figures, further, folder.name, flame)
     for name, svg in plots.items():
         (folder / name).write_text(svg)
     target = folder.with_suffix(".md")
@@ -45,7 +47,7 @@ def write(folder: Path) -> Path:
 
 
 def made(
-    figures: Figures, further: dict[str, dict[str, Any]], folder: str, *, has_flame: bool
+    figures: Figures, further: dict[str, dict[str, Any]], folder: str, flame: str | None = None
 ) -> tuple[str, dict[str, str]]:
     """The page, and each plot by the name of its file."""
     reached = goals.reached(figures)
@@ -62,8 +64,10 @@ def made(
         text, drawn = _further(name, told, folder)
         parts.append(text)
         plots |= drawn
-    if has_flame:
-        parts.append(sections.FLAME + "\n\n" + _picture(FLAME, folder, "flame graph of the loaded sidecar"))
+    if flame is not None:
+        parts += [prose.FLAME, _picture(FLAME, folder, "flame graph of the loaded sidecar"), prose.ROOMS]
+        parts.append(table(["room", "share"], [[room, f"{share:.0%}"] for room, share in shares(flame).items()]))
+        parts += [prose.LIMIT, sections.against_python(figures)]
     parts.append(sections.closing(figures, folder))
     return "\n\n".join(part for part in parts if part) + "\n", plots
 

@@ -24,7 +24,6 @@ NAMES = {
 COLOURS = {"keeper": 0, "compiled": 1, "nginx": 2, "aiohttp": 4, "litellm": 3, "direct": 5}
 _OTHERS = re.compile(r"http1/.*/others")
 Rows = list[list[str]]
-FLAME = prose.FLAME
 
 
 @dataclass
@@ -50,6 +49,17 @@ def closing(figures: Figures, folder: str) -> str:
     if figures.left_out:
         parts.append("Not measured:\n\n" + "\n".join(f"- {line}" for line in figures.left_out))
     return "\n\n".join(part for part in parts if part)
+
+
+def against_python(figures: Figures) -> str:
+    def per_second(name: str) -> float | None:
+        return figures.middle("http1", 64, name, "per_second")
+
+    plain = per_second("aiohttp")
+    found = [ratio(plain, per_second("nginx")), *(ratio(per_second(name), plain) for name in ("keeper", "compiled"))]
+    if None in found:
+        return ""
+    return prose.AGAINST_PYTHON.format(plain=found[0], ours=found[1], compiled=found[2])
 
 
 def all_of(figures: Figures) -> list[Section]:

@@ -9,6 +9,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from proxy.auth.failures import network_of
@@ -83,6 +84,7 @@ class Since:
         return now - self._since
 
 
+@lru_cache(maxsize=64)  # nearly all requests name the same host
 def is_loopback(address: str) -> bool:
     try:
         found = ipaddress.ip_address(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from proxy.audit import plain
@@ -77,5 +78,6 @@ def _stamp(item: Item, name: str) -> str | None:
     return utc(float(value)) if isinstance(value, (int, Decimal)) else None
 
 
+@lru_cache(maxsize=64)  # the ends of periods are the same for nearly everybody
 def utc(at_epoch: float) -> str:
     return datetime.fromtimestamp(at_epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

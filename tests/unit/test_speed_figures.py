@@ -11,6 +11,7 @@ from bench.speed.flame import sized, without_places
 from bench.speed.frames import FRAMES, SIZE, answer, chunk, number_of, numbered, unchunked
 from bench.speed.load import h2load_told, wrk_told
 from bench.speed.machine import CannotMeasure
+from bench.speed.rooms import ELSEWHERE, shares
 from bench.speed.suite import turned
 from bench.speed.upstream import QUESTION
 from proxy.forwarding.eventstream import FrameWatcher
@@ -103,3 +104,29 @@ def test_a_flame_graph_names_no_folder_of_the_machine() -> None:
         assert kept in told
     with pytest.raises(CannotMeasure):
         sized("x" * 500_000)
+
+
+def _frame(name: str, level: int, begin: int, width: int) -> str:
+    title = f"<title>{name} ({width:,} samples, 1.0%)</title>"
+    return f'<g>{title}<rect x="0.1%" y="{level}" width="1%" height="15" fg:x="{begin}" fg:w="{width}"/></g>'
+
+
+def test_of_a_flame_graph_each_room_has_its_own_part_alone() -> None:
+    drawn = (
+        _frame("all", 20, 0, 1000)
+        + _frame("run (asyncio/runners.py:1)", 36, 0, 900)
+        + _frame("read (proxy/surface/http1.py:1)", 52, 0, 700)
+        + _frame("call (proxy/express.py:1)", 68, 100, 500)
+        + _frame("admit (proxy/selection/admitting.py:1)", 84, 100, 100)
+        + _frame("&lt;lambda&gt; (proxy/selection/spent.py:1)", 84, 200, 50)
+        + _frame("sync (proxy/recording/segment.py:1)", 36, 900, 100)
+    )
+    assert shares(drawn) == {
+        "from room to room": 0.35,
+        "reading the request, telling the caller": 0.2,
+        ELSEWHERE: 0.2,
+        "admit": 0.1,
+        "meter and record": 0.1,
+        "select": 0.05,
+    }
+    assert shares("<svg/>") == {}

@@ -94,7 +94,7 @@ def test_the_page_has_every_part_and_shows_every_plot(tmp_path: Path) -> None:
 
 
 def test_a_page_of_nothing_measured_is_a_page() -> None:
-    page, plots = report.made(Figures(), {}, "performance", has_flame=False)
+    page, plots = report.made(Figures(), {}, "performance")
     assert "not measured" in page
     assert plots == {}
 
