@@ -209,13 +209,14 @@ def _shell(folder: Path, program: str, has_clients: bool) -> Iterator[_Shell]:
         env=environ,
         stdin=subprocess.PIPE,
         pass_fds=[writes],
+        start_new_session=True,
     )
     os.close(writes)
     with process, open(reads, "rb", buffering=0) as answers:
         try:
             yield _Shell(process, folder, answers)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with what a block has left behind
 
 
 def _programs(folder: Path, price_keeper: str) -> Path:
