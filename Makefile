@@ -9,7 +9,7 @@ COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients fuzz soak check bench bench-hour bench-check bench-parts format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -118,6 +118,7 @@ bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, 
 bench-check: $(VENV)/.dev ## whether the hot path takes more instructions than what is kept; needs valgrind
 	$(BIN)/python -m bench.check
 
+.PHONY: newcomer
 newcomer: $(VENV)/.dev ## how long docs/five-minutes.md takes from a fresh clone to the first metered answer; downloads everything
 	$(BIN)/python -m bench.newcomer
 
