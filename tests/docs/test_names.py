@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -14,9 +13,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from proxy.cli import _parser
 from proxy.config import Config
 from proxy.telemetry import ALL as METRICS
+from tests.support.commands import called
 from tests.support.pages import PAGES, ROOT, anchors, blocks, links, named, quoted
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=named)
@@ -80,29 +79,24 @@ def _words(text: str) -> list[str]:
 
 
 def _unknown(words: list[str], line: str) -> Iterator[str]:
-    parser = _parser()
-    options = _options(parser)
-    for word in words:
-        verbs = _verbs(parser)
-        if word.startswith("--"):
-            if word.rstrip(",").partition("=")[0] not in options:
-                yield f"{line}: there is no option {word}"
-        elif verbs:
-            if word not in verbs:
-                if not word.isupper():  # COMMAND stands for any
-                    yield f"{line}: there is no command {word}"
-                return
-            parser = verbs[word]
-            options |= _options(parser)
+    """By what the commands tell of themselves."""
+    verbs: tuple[str, ...] = ()
+    for word in words[:2]:
+        if not re.fullmatch(r"[a-z][a-z-]*", word):
+            break
+        if _helped(*verbs, word) is None:
+            yield f"{line}: there is no command {' '.join((*verbs, word))}"
+            return
+        verbs = (*verbs, word)
+    options = {"--help", "--version", *re.findall(r"--[a-z][a-z-]*", f"{_helped()}{_helped(*verbs)}")}
+    given = {word.rstrip(",").partition("=")[0] for word in words if word.startswith("--")}
+    yield from (f"{line}: there is no option {option}" for option in sorted(given - options))
 
 
-def _verbs(parser: ArgumentParser) -> Mapping[str, ArgumentParser]:
-    groups = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
-    return groups[0].choices if groups else {}
-
-
-def _options(parser: ArgumentParser) -> set[str]:
-    return {option for action in parser._actions for option in action.option_strings}
+@cache
+def _helped(*words: str) -> str | None:
+    done = called(*words, "--help", folder=ROOT)
+    return done.stdout if done.returncode == 0 else None
 
 
 @every_page
