@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -16,8 +17,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
+from proxy import commands
 from proxy.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +58,8 @@ def preloaded() -> Iterator[str]:
 
 
 def serve(path: str) -> None:
+    for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}."):
+        import_module(module.name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path + ".new")
