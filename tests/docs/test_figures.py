@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from proxy.config.prices import DEMO_LABELS
 from tests.support.pages import ROOT
 
 RATES = ("1", "100", "1,000")
@@ -21,10 +22,15 @@ def test_what_dynamodb_costs_is_what_was_measured() -> None:
     assert told == {key: measured[key] for key in told}
 
 
+def test_a_newcomer_has_an_answer_in_two_minutes() -> None:
+    page = (ROOT / "docs" / "five-minutes.md").read_text()
+    found = re.search(r"to the first metered answer\*\* \| \*\*([\d.]+)\*\* \|", page)
+    assert found, "make newcomer measures it"
+    assert float(found.group(1)) < 120
+
+
 def test_the_cheapest_label_costs_what_is_said_of_it() -> None:
     """A fiftieth of the dearest for input, and less for output."""
-    from proxy.config.prices import DEMO_LABELS
-
     dear, cheap = (DEMO_LABELS[name].prices_usd_per_1m for name in ("premium", "economy"))
     assert dear.input == 50 * cheap.input
     assert dear.output > 50 * cheap.output
