@@ -10,7 +10,7 @@ NODE   := tests/flow/clients/programs
 PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -145,6 +145,9 @@ cli-docs: $(VENV)/.run ## write the reference of docs/cli.md from the parser
 
 cli-pictures: $(VENV)/.run ## take the pictures of docs/cli.md, each of a real run
 	$(BIN)/python -m tools.cli_pictures
+
+newcomer: $(VENV)/.dev ## how long docs/five-minutes.md takes from a fresh clone to the first metered answer; downloads everything
+	$(BIN)/python -m bench.newcomer
 
 format: $(VENV)/.dev ## put the sources in order
 	$(BIN)/ruff check --fix .

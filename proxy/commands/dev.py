@@ -109,7 +109,8 @@ def config_in(folder: Path, data_port: int, control_port: int, tls: Tls | None) 
             tls=tls,
         ),
         store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
-        journal=dataclasses.replace(config.journal, dir=str(folder / "journal")),
+        # What a call cost can be asked for at once; to save writes is of no use here.
+        journal=dataclasses.replace(config.journal, dir=str(folder / "journal"), flush_interval_max_secs=1),
         auth=dataclasses.replace(
             config.auth,
             keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),),

@@ -15,15 +15,18 @@ from uuid import uuid4
 from proxy.doctor.findings import Finding, ok, skipped, trouble, warning
 from proxy.doctor.patient import Patient
 from proxy.doctor.store_file import nearest
+from proxy.errors import JournalUnusable
 from proxy.recording.adoption import folders_of_workers
 from proxy.recording.flush import KEEP_MARKERS_SECONDS
 from proxy.recording.folder import LOCK
+from proxy.recording.leftovers import read
 from proxy.recording.segment import SUFFIX
 from proxy.recording.sender import MARGIN_SECONDS
 from proxy.recording.ulid import is_ulid, made_at
 
 LITTLE_ROOM = 512 * 2**20  # bytes: at some hundred a call, what a busy sidecar writes in hours without a store
 NO_ROOM = 16 * 2**20  # where it may be over within a minute
+BEGINNING = 4096  # bytes: more than that is not there before the first call
 
 
 def journal_folder(patient: Patient) -> Finding:
@@ -74,7 +77,8 @@ def journal_leftovers(patient: Patient) -> Finding:
     if is_held(folder):
         return skipped("what lies there belongs to the sidecar that runs")
     folders = [folder, *(each for each in folders_of_workers(folder) if not is_held(each))]
-    paths = [path for each in folders for path in each.glob(f"*{SUFFIX}") if is_ulid(path.stem)]
+    segments = (path for each in folders for path in each.glob(f"*{SUFFIX}") if is_ulid(path.stem))
+    paths = [path for path in segments if _has_calls(path)]
     if not paths:
         return ok("nothing waits to be brought to the store")
     left, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
@@ -84,6 +88,17 @@ def journal_leftovers(patient: Patient) -> Finding:
         why = "some are so old that they might count twice"
         return trouble(f"{found}; {why}", f"if they were surely never sent: {replay} --force{patient.source}")
     return warning(found, f"start the sidecar, which sends them, or: {replay}{patient.source}")
+
+
+def _has_calls(path: Path) -> bool:
+    """A sidecar that ended in order leaves the beginning of a segment, and nothing in it."""
+    if path.stat().st_size > BEGINNING:
+        return True
+    try:
+        found = read(path)
+    except (OSError, JournalUnusable):
+        return True
+    return bool(found.seal or found.open or found.spoilt or found.tally.requests)
 
 
 def is_held(folder: Path) -> bool:

@@ -28,8 +28,11 @@ from proxy.recording.folder import locked
 from proxy.recording.ulid import Ulids
 from proxy.stores.sqlite_file import prepare
 from proxy.surface.tls import local_authority
+from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.doctor import answering, configured, finding, journal_of, store_path
+from tests.support.engines import Engines
+from tests.support.recording import recording
 
 SECRET = "sesame-open-sesame-open-sesame-open"
 
@@ -61,6 +64,7 @@ def test_all_is_well_on_the_development_set_up(tmp_path: Path) -> None:
         assert running.stop() == 0
     told = price_keeper("doctor", *where, folder=tmp_path)
     assert (told.returncode, "data/journal can be written to" in told.stdout) == (0, True), told.stdout
+    assert "nothing waits to be brought to the store" in told.stdout
     assert sorted(path.name for path in (tmp_path / "data" / "journal").glob("doctor-*")) == []
 
 
@@ -249,6 +253,18 @@ async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
     (folder / f"{Ulids(lambda: time.time() - 40 * 86_400, os.urandom).new()}.seg").write_bytes(b"x")
     found = await finding("journal's leftovers", config)
     assert (found.status, "--force" in found.mend) == (Status.TROUBLE, True)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, calls: int) -> None:
+    """A sidecar that ended in order leaves a file as well: the beginning of what it would have written next."""
+    config = configured(tmp_path)
+    folder, clock = journal_of(config), ManualClock(time.time())
+    async with Engines({}).open("sqlite", tmp_path) as store, recording(folder, store, clock) as rec:
+        for _ in range(calls):
+            rec.spend(1)
+    assert rec.segments()
+    assert (await finding("journal's leftovers", config)).status is (Status.WARNING if calls else Status.OK)
 
 
 @pytest.mark.parametrize(("limit", "status"), [("LITTLE_ROOM", Status.WARNING), ("NO_ROOM", Status.TROUBLE)])

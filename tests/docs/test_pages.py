@@ -1,0 +1,103 @@
+"""Every page, typed from top to bottom against a sidecar that runs: each command does what the page says it does.
+
+What needs the clients' environments is left to `make test-clients`; what can be run nowhere here is in not_run.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from proxy.clock import SystemClock
+from proxy.config import parse
+from proxy.control import api
+from proxy.control.health import Readiness
+from proxy.control.openapi import document
+from proxy.telemetry import Telemetry
+from tests.support.configs import CONFIG_YAML
+from tests.support.pages import PAGES, Block, blocks, named, none_is_run
+from tests.support.pages_played import is_played, play
+from tests.support.preloaded import preloaded
+
+NOT_RUN = Path(__file__).with_name("not_run.txt")
+UPDATE = "PRICE_KEEPER_UPDATE_DOCS"
+DOCUMENT = document(api.routes(Readiness(SystemClock()), Telemetry()))
+
+
+def is_known(page: Path) -> bool:
+    """Else the first test tells why."""
+    with suppress(AssertionError):
+        return bool(blocks(page)) or True
+    return False
+
+
+KNOWN = [page for page in PAGES if is_known(page)]
+ALL = [block for page in KNOWN for block in blocks(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_each_block_has_a_language_and_says_nothing_unknown(page: Path) -> None:
+    blocks(page)
+
+
+@pytest.fixture(scope="module")
+def price_keeper() -> Iterator[str]:
+    with preloaded() as program:
+        yield program
+
+
+@pytest.mark.parametrize("page", [page for page in KNOWN if is_played(page)], ids=named)
+def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path, price_keeper: str) -> None:
+    assert play(page, tmp_path, price_keeper)
+
+
+def test_what_is_not_run_is_told_with_its_reason() -> None:
+    """So that no command goes unrun without somebody seeing it in a change to that file."""
+    told = "".join(f"{named(page)}: all blocks: {why}\n" for page in PAGES if (why := none_is_run(page)))
+    told += "".join(f"{named(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
+    if os.environ.get(UPDATE):
+        NOT_RUN.write_text(told)
+    assert NOT_RUN.read_text() == told, f"with {UPDATE}=1 in the environment, this test writes {NOT_RUN.name}"
+
+
+def _first_line(block: Block) -> str:
+    return " ".join(block.text.strip().splitlines()[0].split())
+
+
+def is_of_the_configuration(block: Block) -> bool:
+    return block.language == "yaml" and block.not_run is None and block.file is None
+
+
+@pytest.mark.parametrize("block", [each for each in ALL if is_of_the_configuration(each)], ids=str)
+def test_a_piece_of_configuration_is_good(block: Block) -> None:
+    whole = over(yaml.safe_load(CONFIG_YAML.read_text()), yaml.safe_load(block.text))
+    parse(yaml.safe_dump(whole), str(block), {})
+
+
+def over(below: Any, above: Any) -> Any:
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{name: over(below.get(name), value) for name, value in above.items()}}
+
+
+@pytest.mark.parametrize("block", [each for each in ALL if each.body_of], ids=str)
+def test_a_body_is_one_that_its_operation_takes(block: Block) -> None:
+    method, _, path = str(block.body_of).partition(" ")
+    content = DOCUMENT["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]
+    jsonschema.validate(json.loads(block.text), {**content["schema"], "components": DOCUMENT["components"]})
+
+
+@pytest.mark.parametrize("block", [each for each in ALL if each.file and each.not_run is None], ids=str)
+def test_a_file_is_used_by_the_page_that_has_it(block: Block) -> None:
+    used = [
+        each for each in blocks(block.page) if each.line > block.line and each.is_run and str(block.file) in each.text
+    ]
+    assert used, f"nothing on the page uses {block.file}"

@@ -1,0 +1,20 @@
+"""The snippets of the documentation for clients that live in environments of their own, typed as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients import AWS_CLI, JAVASCRIPT
+from tests.support.pages import PAGES, blocks, named
+from tests.support.pages_played import needs_clients, play
+
+OF_CLIENTS = [page for page in PAGES if any(block.is_run and needs_clients(block) for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", OF_CLIENTS, ids=named)
+def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    for client in (AWS_CLI, JAVASCRIPT):  # one of each environment
+        client.demand()
+    assert play(page, tmp_path, has_clients=True)

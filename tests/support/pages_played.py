@@ -1,0 +1,228 @@
+"""A page of the documentation, typed from top to bottom by somebody who has just cloned the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from tests.support.clients import NEWEST, PROGRAMS
+from tests.support.commands import ROOT, Sidecar, sidecar
+from tests.support.pages import DIES, SAYS, Block, blocks
+from tests.support.pages_shown import ANYTHING, fits, fits_json
+
+SECONDS = 60
+AGAIN_SECONDS = 30  # for what is true soon, such as that spend is in the store
+PAUSE_SECONDS = 0.1
+
+# What the pages say; in tests each server has ports of its own.
+DATA, CONTROL = "127.0.0.1:8080", "127.0.0.1:8081"
+_ANY_PORTS = {"dev": ("--port", "0", "--control-port", "0"), "serve": ()}
+_FREE = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0"}
+
+_PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+PRICE_KEEPER = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m proxy.cli "$@"\n'
+
+# Nothing is looked up elsewhere, and no client tells what it thinks of the machine.
+_QUIET = {"AWS_EC2_METADATA_DISABLED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NODE_NO_WARNINGS": "1"}
+
+# Packages that only the environments of the clients have.
+_OF_CLIENTS = ("anthropic", "langchain_aws", "litellm", "openai", "strands")
+_NEEDS = re.compile(rf"^\s*(?:import|from) (?:{'|'.join(_OF_CLIENTS)})\b", re.MULTILINE)
+_AWS = re.compile(r"^aws ", re.MULTILINE)
+
+
+def needs_clients(block: Block) -> bool:
+    if block.language == "python":
+        return _NEEDS.search(block.text) is not None
+    return block.language == "js" or (block.language == "sh" and _AWS.search(block.text) is not None)
+
+
+def is_played(page: Path) -> bool:
+    """Whether anything on it is carried out without the clients' environments."""
+    return any(block.is_run and not needs_clients(block) for block in blocks(page))
+
+
+def play(page: Path, folder: Path, program: str = PRICE_KEEPER, *, has_clients: bool = False) -> list[Block]:
+    """What was carried out. `program` is the text of `price-keeper`. Raises AssertionError at the first block that does
+    something else than the page says."""
+    with _shell(folder, program, has_clients) as shell, ExitStack() as servers:
+        player = _Player(shell, folder, servers)
+        done = []
+        for block in blocks(page):
+            if block.file is not None and block.not_run is None:
+                (folder / block.file).write_text(player.here(block.text) + "\n")
+            elif block.is_run and (has_clients or not needs_clients(block)):
+                player.play(block)
+                done.append(block)
+        player.stop()
+        return done
+
+
+class _Player:
+    def __init__(self, shell: _Shell, folder: Path, servers: ExitStack) -> None:
+        self._shell, self._folder, self._servers = shell, folder, servers
+        self._running: Sidecar | None = None
+
+    def play(self, block: Block) -> None:
+        if block.language == DIES:
+            assert self._running is not None, f"{block}: no server runs"
+            self._running.stop(signal.SIGKILL)
+            self._running = None
+        elif block.language == SAYS:
+            self._hear(block)
+        elif block.is_server:
+            self._start(block)
+        else:
+            self._do(block)
+
+    def stop(self) -> None:
+        if self._running is not None:
+            assert self._running.stop() == 0, self._running.errors
+            assert "Traceback" not in self._running.errors
+            self._running = None
+
+    def here(self, text: str) -> str:
+        """With the ports of the server that runs."""
+        for theirs, ours in self._ports():
+            text = text.replace(theirs, ours)
+        return text
+
+    def _ports(self) -> list[tuple[str, str]]:
+        if self._running is None:
+            return []
+        found = [(CONTROL, self._running.control)]
+        if re.search("data port|listens on", self._running.told):
+            found.append((DATA, self._running.data))
+        return [(theirs, ours.partition("://")[2]) for theirs, ours in found]
+
+    def _start(self, block: Block) -> None:
+        self.stop()
+        words = shlex.split(block.text.replace("make run", "price-keeper dev"), comments=True)
+        assert Path(words[0]).name == "price-keeper", f"{block}: this is no server"
+        own = {name: value for name, value in self._shell.environ().items() if name.startswith(("PRICE_KEEPER", "AWS"))}
+        free = {} if words[1] == "dev" else _FREE
+        arguments = [*words[1:], *_ANY_PORTS[words[1]]]
+        self._running = self._servers.enter_context(sidecar(*arguments, folder=self._folder, **(own | free)))
+        if words[1] == "dev":
+            _, _, pasted = self._running.told.partition("Paste into another shell:\n\n")
+            self._shell.run(pasted.partition("\n\n")[0])
+        if block.shown is not None:
+            self._check(block, block.shown, 0, self._running.told)
+
+    def _hear(self, block: Block) -> None:
+        assert self._running is not None, f"{block}: no server runs"
+        among = f"{ANYTHING}\n" + "".join(f"{line}\n{ANYTHING}\n" for line in block.text.splitlines())
+        until = time.monotonic() + AGAIN_SECONDS
+        while not fits(among, self._running.errors):
+            assert time.monotonic() < until, f"{block}: {block.text}\n--- it said:\n{self._running.errors}"
+            time.sleep(PAUSE_SECONDS)
+
+    def _do(self, block: Block) -> None:
+        until = time.monotonic() + (AGAIN_SECONDS if block.is_tried_again else 0)
+        command = _commanded(block, self.here(block.text), self._folder)
+        while True:
+            code, printed = self._shell.run(command)
+            if self._says(block, printed) and code == block.code:
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(PAUSE_SECONDS)
+        self._check(block, block.shown, code, printed)
+
+    def _says(self, block: Block, printed: str) -> bool:
+        if block.shown is None:
+            return True
+        for theirs, ours in self._ports():
+            printed = printed.replace(ours, theirs)
+        is_such = fits_json if block.shown.language == "json" else fits
+        return is_such(block.shown.text, printed)
+
+    def _check(self, block: Block, shown: Block | None, code: int, printed: str) -> None:
+        told = f"{block}: {block.text}\n--- ended with {code} and printed:\n{printed}"
+        if self._running is not None:
+            told += f"\n--- and the server said:\n{self._running.errors}"
+        assert code == block.code, told
+        assert self._says(block, printed), f"{told}\n--- where the page has:\n{shown.text if shown else ''}"
+
+
+def _commanded(block: Block, text: str, folder: Path) -> str:
+    if block.language == "sh":
+        return text
+    name, runs = ("block.py", "python3") if block.language == "python" else ("block.mjs", "node")
+    (folder / name).write_text(text)
+    return f"{_python(block) if runs == 'python3' else runs} {name}"
+
+
+def _python(block: Block) -> str:
+    return shlex.quote(str(NEWEST)) if needs_clients(block) else "python3"
+
+
+class _Shell:
+    """One bash, so that what is exported or made by a block is there for the next one."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, answers: IO[bytes]) -> None:
+        self._process, self._folder, self._answers = process, folder, answers
+
+    def run(self, text: str) -> tuple[int, str]:
+        """The first exit code that is not 0, and all that was printed."""
+        typed, printed = self._folder / ".typed", self._folder / ".printed"
+        typed.write_text(text + "\n")
+        assert self._process.stdin is not None
+        line = "bad=0; trap 'bad=$?' ERR; . ./.typed > .printed 2>&1 < /dev/null; trap - ERR; echo $bad >&9\n"
+        self._process.stdin.write(line.encode())
+        self._process.stdin.flush()
+        heard, _, _ = select.select([self._answers], [], [], SECONDS)
+        assert heard, f"it did not end within {SECONDS} s: {text}"
+        code = self._answers.readline()
+        assert code, f"it ended the shell: {text}\n{printed.read_text()}"
+        return int(code), printed.read_text()
+
+    def environ(self) -> dict[str, str]:
+        _, printed = self.run("env -0")
+        return dict(pair.split("=", 1) for pair in printed.split("\0") if "=" in pair)
+
+
+@contextmanager
+def _shell(folder: Path, program: str, has_clients: bool) -> Iterator[_Shell]:
+    """In a folder as after `make run`, with nothing of this machine's settings but the way to its programs."""
+    programs = _programs(folder, program)
+    (folder / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    (folder / "deploy").symlink_to(ROOT / "deploy")
+    path = [str(programs), *([str(NEWEST.parent)] if has_clients else []), os.environ["PATH"]]
+    if has_clients:
+        (folder / "node_modules").symlink_to(PROGRAMS / "node_modules")
+    environ = {"PATH": ":".join(path), "HOME": str(folder), "LANG": "C.UTF-8"} | _QUIET
+    reads, writes = os.pipe()
+    process = subprocess.Popen(
+        ["bash", "--noprofile", "--norc", "-c", f"exec 9>&{writes}; exec bash --noprofile --norc -o pipefail"],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.PIPE,
+        pass_fds=[writes],
+        start_new_session=True,
+    )
+    os.close(writes)
+    with process, open(reads, "rb", buffering=0) as answers:
+        try:
+            yield _Shell(process, folder, answers)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # with what a block has left behind
+
+
+def _programs(folder: Path, price_keeper: str) -> Path:
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, text in (("price-keeper", price_keeper), ("python", _PYTHON), ("python3", _PYTHON)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o700)
+    return programs
