@@ -58,6 +58,7 @@ COMPILED = [
     "proxy/surface/http1_request.py",
     "proxy/surface/listener.py",
     "proxy/surface/outbox.py",
+    "proxy/traffic.py",
 ]
 
 

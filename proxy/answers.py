@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from collections.abc import Sequence
 
 import orjson
 
 from proxy.errors import OurFault, Refusal
 from proxy.exchange import Header, Responder
+from proxy.logs import about
 
 _JSON = (b"content-type", b"application/json")
 _log = logging.getLogger("proxy.answers")
@@ -28,14 +28,15 @@ def refuse(responder: Responder, refusal: Refusal, more: tuple[Header, ...] = ()
     responder.finish()
 
 
-def answer_failure(responder: Responder, told: Sequence[Header], failure: Exception) -> None:
-    """Of what was nobody's intention, the log alone says more. `told` begins with the request's id."""
+def answer_failure(responder: Responder, told: Sequence[Header], failure: Exception) -> Refusal:
+    """What it was answered with. Of what was nobody's intention, the log alone says more. `told` begins with the
+    request's id."""
     if not isinstance(failure, Refusal):
-        # Its message is left out, as it could hold a piece of what the caller sent.
-        where, number = "".join(traceback.format_tb(failure.__traceback__)), told[0][1].decode()
-        _log.error("request %s failed: %s\n%s", number, type(failure).__name__, where)
+        number = told[0][1].decode()
+        _log.error("request %s failed: %s", number, type(failure).__name__, extra=about(number, failure))
         failure = OurFault("an internal error; the sidecar's log has its cause")
     refuse(responder, failure, tuple(told))
+    return failure
 
 
 def answer_json(responder: Responder, value: object, more: tuple[Header, ...] = ()) -> None:

@@ -46,6 +46,7 @@ from proxy.recording.composed import Recording, opened_recording
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface import measured
 from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
 from proxy.tasks import Tasks
@@ -178,6 +179,7 @@ async def run(
         if role != "sidecar" and place.is_first:
             parts = _parts(core)
             core.recording.aggregator.on_total = parts.page.history.learn
+            parts.add_to(core.telemetry)
             served.started(parts)
         checks = {"store": store.probe, "journal": core.recording.recorder.check, "revocation": core.revocation.check}
         readiness.started({**checks, **crew.checks()})
@@ -307,7 +309,9 @@ async def _data_port(
         hard,
         credentials,
     )
-    listener, port = await dataplane.listening(handler, config, clock, tasks, outbox, workers)
+    tracing = await running.enter_async_context(dataplane.traces(config, core.telemetry))
+    listener, port = await dataplane.listening(handler, config, clock, tasks, outbox, workers, tracing)
+    measured.add_to(core.telemetry, handler.traffic, handler.joining, listener, forwarder)
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 

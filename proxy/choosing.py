@@ -24,8 +24,10 @@ from proxy.selection.serving import EXCEEDED, SPECIFIC, decision_told
 from proxy.selection.standing import Decision
 from proxy.selection.standings import Standings
 from proxy.surface.calls import Asked, located
+from proxy.traffic import Lane, Traffic
 
 LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
+LABEL_TOLD: Final = b"x-price-keeper-label"
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
 Targets = Callable[[Choice, Asked], list[Target]]
@@ -49,12 +51,13 @@ class Chosen(NamedTuple):
 
 
 class Road(NamedTuple):
-    """How calls of one operation come to one label. `is_everybodys`: it is no app's own."""
+    """How calls of one operation come to one label, and where they count. `is_everybodys`: it is no app's own."""
 
     choice: Choice
     terms: Terms
     targets: list[Target]
     told: tuple[Header, ...]
+    lane: Lane
     is_everybodys: bool
 
 
@@ -67,6 +70,7 @@ class Choosing:
         targets: Targets,
         admit: Callable[[], None],
         hard: HardBudgets,
+        traffic: Traffic,
     ) -> None:
         """`admit` raises where what a call costs could not be recorded."""
         self._labels = labels
@@ -75,6 +79,7 @@ class Choosing:
         self._targets = targets
         self._admit = admit
         self._hard = hard
+        self._traffic = traffic
 
     def configured(self, model: str) -> Choice | None:
         return self._labels.configured(model)
@@ -98,7 +103,8 @@ class Choosing:
     ) -> Road:
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
         targets = self._targets(choice, asked)
-        return Road(choice, terms, targets, _choice_told(choice), type(choice) is not OwnChoice)
+        lane = self._traffic.lane(asked.operation.name, terms.counted_as)
+        return Road(choice, terms, targets, _choice_told(choice), lane, type(choice) is not OwnChoice)
 
     async def named(self, caller: Caller, asked: Asked) -> Choice:
         """What the caller asks for. Raises InvalidRequest and Busy."""
@@ -187,7 +193,7 @@ def _choice_told(choice: Choice) -> tuple[Header, ...]:
         return ()
     return (
         (b"x-price-keeper-requested", choice.requested.encode()),
-        (b"x-price-keeper-label", choice.label.encode()),
+        (LABEL_TOLD, choice.label.encode()),
         (b"x-price-keeper-model", choice.model.encode()),
     )
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials, HandsOut
@@ -19,6 +19,7 @@ from proxy.auth.tokens import Tokens
 from proxy.choosing import Choosing, Targets
 from proxy.clock import Clock
 from proxy.config import Config, Label, Upstream
+from proxy.config.prices import PSEUDO_LABELS
 from proxy.errors import ConfigError
 from proxy.forwarding import model_path
 from proxy.forwarding.counting import Counting
@@ -52,6 +53,11 @@ from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
 from proxy.surface.tls import server_context
 from proxy.tasks import Tasks
+from proxy.telemetry import SPANS, Telemetry
+from proxy.traffic import Traffic
+
+if TYPE_CHECKING:
+    from proxy.tracing import Tracing
 
 PRICES_WAIT_SECONDS = 0.25  # of a start, for the day's prices
 CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
@@ -59,6 +65,7 @@ PATHS_REMEMBERED = 1024  # labels times operations are a few dozen; ids of async
 BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
 SIMULATED = "simulated"
 SIMULATED_PREFIX = b"x-simulate-"
+_NO_PACKAGES = "traces need the extra otel (pip install 'bedrock-price-keeper[otel]')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +180,12 @@ def pipeline(
     hard: HardBudgets,
     credentials: HandsOut | None = None,
 ) -> Pipeline:
+    traffic = Traffic((*config.labels, *PSEUDO_LABELS))
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
     labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
     metering = Metering(config, recorder.journal, tariffs, clock)
-    choosing = Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard)
+    choosing = Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard, traffic)
     return Pipeline(
         identify=_identify(config, tokens, revocation),
         admitting=admitting,
@@ -190,6 +198,7 @@ def pipeline(
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
         once=tasks.once,
+        traffic=traffic,
     )
 
 
@@ -234,22 +243,45 @@ def _targets(config: Config, bedrock: Bedrock) -> Targets:
     return targets
 
 
+@asynccontextmanager
+async def traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing | None]:
+    """None where nobody is to be told. Raises ConfigError."""
+    if config.telemetry.otlp_endpoint is None:
+        telemetry.add(SPANS, lambda: ())
+        yield None
+        return
+    try:
+        from proxy.tracing import opened_tracing  # its packages are an extra
+    except ImportError as missing:
+        raise ConfigError([f"telemetry.otlp_endpoint: {_NO_PACKAGES}: {missing.name} is not installed"]) from None
+    async with opened_tracing(config.telemetry) as tracing:
+        telemetry.add(SPANS, tracing.samples)
+        yield tracing
+
+
 async def listening(
-    handler: Pipeline, config: Config, clock: Clock, tasks: Tasks, outbox: Outbox, workers: int = 1
+    handler: Pipeline,
+    config: Config,
+    clock: Clock,
+    tasks: Tasks,
+    outbox: Outbox,
+    workers: int = 1,
+    tracing: Tracing | None = None,
 ) -> tuple[Listener, int]:
-    """`workers` are the processes that share the port."""
+    """`workers` are the processes that share the port. Calls that are traced all go the long way."""
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     limits = share(fitting(raised_descriptors()), workers)
     listener = Listener(
-        handler,
+        handler if tracing is None else tracing.around(handler),
         clock,
         tasks,
         limits,
         refused_at_head=refused_at_head,
         new_request_id=handler.new_request_id,
-        at_once=handler.at_once,
+        at_once=handler.at_once if tracing is None else None,
         outbox=outbox,
+        refuses=handler.traffic.refuses,
     )
     data = config.listen.data
     port = await listener.listen(data.host, data.port, context, is_shared=workers > 1)

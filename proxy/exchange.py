@@ -5,15 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from proxy.model import Caller
 
 Header: TypeAlias = "tuple[bytes, bytes]"
+
+
+class Hearing(Protocol):
+    """Hears of a request what its answer does not tell."""
+
+    def comes_from(self, caller: Caller) -> None: ...
+
+    def ended(self, receipt: Any) -> None:
+        """What it came to, where it has come to anything that costs."""
+
+    def close(self) -> None: ...
 
 
 class Request:
     """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
 
-    __slots__ = ("body", "headers", "method", "peer", "repeated", "target")
+    __slots__ = ("body", "headers", "hearing", "method", "peer", "repeated", "taken_at", "target")
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
         self.method = method
@@ -22,6 +35,8 @@ class Request:
         self.repeated = repeated
         self.body = b""
         self.peer = ""  # the address it comes from, as far as that is known
+        self.taken_at = 0.0  # when all of it was here, by the monotonic clock
+        self.hearing: Hearing | None = None
 
 
 class Flow(Protocol):

@@ -25,6 +25,7 @@ from proxy.selection.admitting import Admitting
 from proxy.selection.payer import Payer
 from proxy.selection.serving import decision_told
 from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, understood
+from proxy.traffic import Traffic
 
 # Whose bodies are sent as they come.
 _OPERATIONS: Final = frozenset(
@@ -68,6 +69,7 @@ class Express:
         new_request_id: Callable[[], bytes],
         goes_on: GoesOn,
         once: Callable[[Coroutine[Any, Any, None]], None],
+        traffic: Traffic,
     ) -> None:
         self._identify = identify
         self._admitting = admitting
@@ -80,6 +82,7 @@ class Express:
         self._entrances: dict[bytes, _Entrance] = {}
         self.forwarder = forwarder
         self.once = once
+        self.traffic = traffic
 
     def __call__(self, request: Request, responder: Responder, over: Over) -> bool:
         """Whether the call has been taken; `over` is told once when nothing of it is under way any more."""
@@ -93,7 +96,8 @@ class Express:
             caller = self._identify.known(request)
             return caller is not None and self._is_taken(request, caller, entrance, responder, told, over)
         except Exception as failure:
-            answer_failure(responder, told, failure)
+            refusal = answer_failure(responder, told, failure)
+            self.traffic.refuses(refusal, self.traffic.lane(entrance.asked.operation.name, ""))
             over()
             return True
 
@@ -138,7 +142,7 @@ class Express:
             if limited is not None:
                 limited.close()
             raise
-        call = Call("POST", "", headers, _always(request.body), road.targets)
+        call = Call("POST", "", headers, _always(request.body), road.targets, road.lane, request.taken_at)
         shared = None if key is None else self._joining.share(key, responder)
         _Flight(self, call, responder if shared is None else shared, told, meter, shared, over).begin()
         return True
@@ -214,7 +218,7 @@ class _Flight:
             self._meter.close()
         except Exception as another:  # the caller must get an answer in any case
             failure = another
-        answer_failure(self._responder, self._told, failure)
+        self._express.traffic.refuses(answer_failure(self._responder, self._told, failure), self._call.lane)
         self._let_go()
 
     def _is_over(self) -> None:

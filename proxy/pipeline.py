@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from proxy.answers import answer_failure, answer_json
 from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
-from proxy.choosing import Choosing, Chosen, Told, off_the_loop
+from proxy.choosing import LABEL_TOLD, Choosing, Chosen, Told, off_the_loop
 from proxy.errors import UnknownOperation
 from proxy.exchange import AtOnce, Request, Responder, request_ids
 from proxy.express import Express
@@ -29,6 +29,11 @@ from proxy.recording.entries import Ended
 from proxy.recording.metering import FREE_OF_CHARGE, Metered, Metering
 from proxy.selection.admitting import Admitting
 from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, understood
+from proxy.traffic import NONE, Traffic
+
+# What is no operation of Bedrock's, and is asked for here all the same.
+_CREDENTIALS, _PROFILES = "credentials", "inference_profiles"
+_GOOD = 2  # of a status
 
 
 class Waiting(Ended, Protocol):
@@ -51,17 +56,19 @@ class Pipeline:
         simulated_prefix: bytes | None,
         tells_who_calls: bool,
         once: Callable[[Coroutine[Any, Any, None]], None],
+        traffic: Traffic,
     ) -> None:
         """`once` runs what has to wait, of calls that did not have to at first."""
         self._identify = identify
         self._admitting = admitting
         self._choosing = choosing
         self._forwarder = forwarder
-        self._joining = joining
+        self.joining = joining
         self._metering = metering
         self._credentials = credentials
         self._simulated_prefix = simulated_prefix
         self._tells_who_calls = tells_who_calls
+        self.traffic = traffic
         self.new_request_id = request_ids()
         express = Express(
             identify,
@@ -74,30 +81,39 @@ class Pipeline:
             self.new_request_id,
             self._wait_for_limits,
             once,
+            traffic,
         )
         # Takes the calls that nobody has to be asked for first.
         self.at_once: AtOnce | None = None if tells_who_calls else express
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         told: Told = [(b"x-price-keeper-request-id", self.new_request_id())]
-        with _Answering(responder, told):
-            if request.target == b"/credentials":
+        if request.target == b"/credentials":
+            with self._answering(responder, told, _CREDENTIALS):
                 await self._hand_out_credentials(request, responder, told)
-            elif request.target.partition(b"?")[0] == b"/inference-profiles":
+        elif request.target.partition(b"?")[0] == b"/inference-profiles":
+            with self._answering(responder, told, _PROFILES):
                 await self._show_no_profiles(request, responder, told)
-            else:
+        else:
+            with self._answering(responder, told, NONE):
                 await self._serve(request, responder, told)
+
+    def _answering(self, responder: Responder, told: Told, operation: str) -> _Answering:
+        return _Answering(responder, told, self.traffic, operation)
 
     async def _serve(self, request: Request, responder: Responder, told: Told) -> None:
         caller = self._identify.known(request) or await self._identify.learned(request)
         asked = await off_the_loop(request.body, understood, request)
         headers = headers_upstream(request, self._simulated_prefix)
-        await self._share(request, caller, asked, headers, responder, told)
+        if request.hearing is not None:
+            request.hearing.comes_from(caller)
+        with self._answering(responder, told, asked.operation.name):
+            await self._share(request, caller, asked, headers, responder, told)
 
     async def _wait_for_limits(
         self, request: Request, caller: Caller, asked: Asked, headers: Headers, responder: Responder, told: Told
     ) -> None:
-        with _Answering(responder, told):
+        with self._answering(responder, told, asked.operation.name):
             await self._share(request, caller, asked, headers, responder, told, is_counted=True)
 
     async def _share(
@@ -115,10 +131,10 @@ class Pipeline:
         key = retry_key(request, caller, headers)
         if key is None:
             await self._carry_out(request, caller, asked, headers, responder, told, is_counted)
-        elif not self._joining.join(key, responder):
-            shared = self._joining.share(key, responder)
+        elif not self.joining.join(key, responder):
+            shared = self.joining.share(key, responder)
             try:
-                with _Answering(shared, told):
+                with self._answering(shared, told, asked.operation.name):
                     await self._carry_out(request, caller, asked, headers, shared, told, is_counted)
             finally:
                 shared.abort()  # whatever became of the call: if it has no answer by now, nobody is to wait for one
@@ -137,6 +153,7 @@ class Pipeline:
         terms = self._metering.terms(choice, asked.operation, request.method)
         tokens = 0 if terms is None else terms.tokens(len(request.body))
         with _Open() as waiting:
+            waiting.add(request.hearing)
             waiting.add(await self._admitting.admitted(caller, tokens, told, is_counted=is_counted))
             chosen = await self._choosing.chosen(caller, asked, request, choice, terms, told)
             waiting.add(chosen.held)
@@ -165,6 +182,8 @@ class Pipeline:
             headers,
             lambda model: to_be_sent(asked.body_for(model, body)),
             chosen.targets,
+            self.traffic.lane(operation.name, chosen.terms.counted_as if chosen.terms else chosen.choice.label),
+            request.taken_at,
         )
         meter = await self._meter(request, caller, chosen, len(body), waiting)
         if meter.price_source:
@@ -194,6 +213,7 @@ class Pipeline:
         if request.method != b"GET":
             raise UnknownOperation("credentials are fetched with GET")
         await self._credentials.answer(request, responder, tuple(told))
+        self.traffic.lane(_CREDENTIALS, "").answers[_GOOD] += 1
 
     async def _show_no_profiles(self, request: Request, responder: Responder, told: Told) -> None:
         """Claude Code asks for inference profiles at its start; there are none to show, and it goes on."""
@@ -201,16 +221,19 @@ class Pipeline:
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
         answer_json(responder, {"inferenceProfileSummaries": []}, tuple(told))
+        self.traffic.lane(_PROFILES, "").answers[_GOOD] += 1
 
 
 class _Answering:
     """Whatever is raised inside is answered; of what was nobody's intention, the log alone says more."""
 
-    __slots__ = ("_responder", "_told")
+    __slots__ = ("_operation", "_responder", "_told", "_traffic")
 
-    def __init__(self, responder: Responder, told: Told) -> None:
+    def __init__(self, responder: Responder, told: Told, traffic: Traffic, operation: str) -> None:
         self._responder = responder
         self._told = told
+        self._traffic = traffic
+        self._operation = operation
 
     def __enter__(self) -> None:
         pass
@@ -218,7 +241,9 @@ class _Answering:
     def __exit__(self, _: type[BaseException] | None, failure: BaseException | None, __: TracebackType | None) -> bool:
         if not isinstance(failure, Exception):
             return False
-        answer_failure(self._responder, self._told, failure)
+        label = next((value.decode() for name, value in self._told if name == LABEL_TOLD), "")
+        refusal = answer_failure(self._responder, self._told, failure)
+        self._traffic.refuses(refusal, self._traffic.lane(self._operation, label))
         return True
 
 

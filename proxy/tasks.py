@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import traceback
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
 from proxy.clock import Clock
+from proxy.logs import where
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 
@@ -59,8 +59,7 @@ class Tasks:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             # Its message is left out, as it could hold a piece of what a caller sent.
-            where = "".join(traceback.format_tb(failure.__traceback__))
-            _log.error("a task ended with %s\n%s", type(failure).__name__, where)
+            _log.error("a task ended with %s", type(failure).__name__, extra={"where": where(failure)})
 
     def every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
         """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.

@@ -83,12 +83,18 @@ class Revocation:
         self._marks: dict[str, int] = {}
         self._away_since: float | None = None
         self._asked_in_vain = -ASK_AGAIN_SECONDS
-        self.let_in_unchecked = 0
+        self.let_in_unchecked = self.known_here = self.asked_for = 0
+        self.revoked = {"token": 0, "session": 0}
         tasks.every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
 
     def add_to(self, telemetry: Telemetry) -> None:
         telemetry.add(metrics.REVOCATION_AWAY, lambda: self.away_seconds)
         telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.let_in_unchecked)
+        telemetry.add(
+            metrics.REVOCATION_LOOKUPS,
+            lambda: [({"known": "true"}, self.known_here), ({"known": "false"}, self.asked_for)],
+        )
+        telemetry.add(metrics.REVOCATIONS, lambda: [({"what": what}, n) for what, n in self.revoked.items()])
 
     @property
     def away_seconds(self) -> float:
@@ -118,11 +124,13 @@ class Revocation:
             return False
         if moment >= answer.due and self._is_worth_asking():
             self._ask(names, claims)
+        self.known_here += 1
         return True
 
     async def learned(self, claims: Claims) -> None:
         """Asks the store. Raises AccessDenied if it is revoked, Busy if that cannot be told."""
         names, is_answered = _names(claims), False
+        self.asked_for += 1
         if self._is_worth_asking():
             question = self._ask(names, claims)
             with suppress(TimeoutError):
@@ -239,16 +247,16 @@ class Revocation:
 
     async def revoke_token(self, claims: Claims) -> None:
         """This one alone. Raises Busy if it cannot be told whether that was written."""
-        await self._revoke(schema.revoked_token(claims.jti), claims.expires, claims.expires)
+        await self._revoke("token", schema.revoked_token(claims.jti), claims.expires, claims.expires)
 
     async def revoke_session(self, sid: str, until: int, enough: int | None = None) -> None:
         """All access tokens of a session, none of which may be good after `until`. Raises Busy.
 
         Where it was revoked until `enough` before, nothing is written.
         """
-        await self._revoke(schema.revoked_session(sid), until, until if enough is None else enough)
+        await self._revoke("session", schema.revoked_session(sid), until, until if enough is None else enough)
 
-    async def _revoke(self, key: Key, until: int, enough: int) -> None:
+    async def _revoke(self, what: str, key: Key, until: int, enough: int) -> None:
         """What is known to stand there costs the store nothing: anybody may give back a dead token all day."""
         if self._marks.get(key.pk, 0) >= enough:
             return
@@ -260,6 +268,8 @@ class Revocation:
             if isinstance(failure, StoreUnavailable) and failure.maybe_applied:
                 self.mark(key.pk)
             raise Busy("nothing can be revoked while the store is away; try again", retry_after=5) from None
+        else:
+            self.revoked[what] += 1
         self.mark(key.pk, until)
 
     def ask_anew(self) -> None:

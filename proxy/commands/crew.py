@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import uvloop
 
-from proxy import app, dataplane
+from proxy import app, dataplane, logs
 from proxy.config import Address, Config
 from proxy.errors import ConfigError, PriceKeeperError
 from proxy.surface.sockets import reserved
@@ -103,6 +103,7 @@ class _Serving:
         async def on_started(started: app.Started) -> None:
             tell({"control": str(started.control)})
 
+        logs.of_worker(place.number)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(app.run(self._config, self._environ, on_started, role=self._role, place=place))

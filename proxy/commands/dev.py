@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxy import app
+from proxy import app, logs
 from proxy.auth.clients import hash_secret, new_secret
 from proxy.auth.registering import credentials
 from proxy.clock import SystemClock
@@ -89,6 +89,7 @@ def dev(chosen: Namespace) -> int:
         ready = _Ready(started, secret, authority, folder, token)
         print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
 
+    logs.set_up("text")
     run_until_stopped(config_in(folder, chosen.port, chosen.control_port, tls), os.environ, tell)
     return 0
 

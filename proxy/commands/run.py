@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import uvloop
 
-from proxy import app
+from proxy import app, logs
 from proxy.commands import crew
 from proxy.commands.places import loaded
 from proxy.config import Config
@@ -18,6 +18,7 @@ from proxy.config import Config
 
 def serve(chosen: Namespace) -> int:
     config = loaded(chosen.config)
+    logs.set_up(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
     tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)
     if chosen.workers > 1:

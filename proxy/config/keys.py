@@ -27,6 +27,7 @@ from proxy.config.prices import Prices as Prices
 from proxy.config.prices import Tier as Tier
 from proxy.config.prices import TierPrices as TierPrices
 from proxy.config.reader import Mistake, read, read_file, reads
+from proxy.config.telemetry import Telemetry
 
 ENV_PREFIX = "PRICE_KEEPER__"
 
@@ -257,6 +258,7 @@ class Config:
     journal: Journal = Journal()
     aggregator: Aggregator = Aggregator()
     alerts: Alerts = field(default=Alerts())
+    telemetry: Telemetry = field(default=Telemetry())
     auth: Auth = Auth()
     on_store_down: Literal["serve", "refuse"] = "serve"
     unlabelled: Literal["reject", "meter"] = "reject"

@@ -14,6 +14,7 @@ from proxy.control.fields import Fields, Whole
 from proxy.control.parts import Parts
 from proxy.control.problems import unauthorized
 from proxy.control.terms import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
+from proxy.errors import AccessDenied
 from proxy.model import Scope, client_id_of
 from proxy.reporting.settings_shown import utc
 
@@ -24,7 +25,7 @@ async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[st
     """Nothing of those that are there already: they are never issued again."""
     done = call.actor.did("credentials.make", scope, None, None, parts.clock.now())
     issued = await register(parts.store, parts.clock, scope, parts.clients.forget, [done])
-    return {} if issued is None else _told(issued)
+    return {} if issued is None else _made(parts, issued)
 
 
 async def rotated(parts: Parts, call: Call) -> Answer:
@@ -36,7 +37,7 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
             parts.sessions.all_ended()
-    return Answer(_told(issued))
+    return Answer(_made(parts, issued))
 
 
 async def fetched(parts: Parts, call: Call) -> Answer:
@@ -49,11 +50,22 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     with wrong_counted(parts, call, client_id):
         await parts.retrieval_pace.turn(call.address)
         async with parts.retrievals:
-            secret = await retrieve(parts.store, parts.clock, scope, token)
+            secret = await _retrieved(parts, scope, token)
     return Answer({"client_id": client_id, "client_secret": secret})
 
 
-def _told(issued: Issued) -> dict[str, Any]:
+async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:
+    try:
+        secret = await retrieve(parts.store, parts.clock, scope, token)
+    except AccessDenied:
+        parts.retrieval_tokens["refused"] += 1
+        raise
+    parts.retrieval_tokens["used"] += 1
+    return secret
+
+
+def _made(parts: Parts, issued: Issued) -> dict[str, Any]:
+    parts.retrieval_tokens["made"] += 1
     return {
         "client_id": issued.client_id,
         "secret_retrieval_token": issued.retrieval_token,

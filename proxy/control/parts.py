@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from proxy import telemetry as metrics
 from proxy.auth.clients import Clients
 from proxy.auth.container import HandsOut
 from proxy.auth.failures import WrongSecrets
@@ -22,6 +23,7 @@ from proxy.metering.pricing import Tariff
 from proxy.recording.submitted import Submissions
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
+from proxy.telemetry import Telemetry
 
 RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 RETRIEVALS_WAITING = 100
@@ -45,9 +47,14 @@ class Parts:
     page_sessions: PageSessions
     retrieval_pace: Lookups
     retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
+    retrieval_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
 
     page: PageState = field(default_factory=PageState)
     tariffs: dict[str, Tariff] = field(default_factory=dict)  # of labels that usage was told of
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        counted = self.retrieval_tokens
+        telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counted.items()])
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.control.terms import LONGEST_NAME
 from proxy.errors import ConfigError, PriceKeeperError, Refusal, Rejected, StoreError
+from proxy.logs import about
 from proxy.selection.settings import SettingsRefused
 
 STORE_SECONDS = 5  # after which the store may be back
@@ -102,9 +103,9 @@ def problem_of(failure: Exception, request_id: str) -> Problem:
             error = ERRORS.get(failure.status, ERRORS[400])
             return Problem(failure.status, error, failure.message, wait=failure.retry_after)
         case StoreError() if not isinstance(failure, Rejected):
-            _log.warning("request %s: the store: %s", request_id, failure)
+            _log.warning("request %s: the store: %s", request_id, failure, extra=about(request_id))
             return Problem(503, ERRORS[503], "the store that keeps this is away", wait=STORE_SECONDS)
-    _log.error("request %s failed", request_id, exc_info=failure)
+    _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=about(request_id, failure))
     return Problem(500, ERRORS[500], "a mistake of ours; the log has its cause under this request id")
 
 

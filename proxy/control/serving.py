@@ -28,6 +28,7 @@ from proxy.control.problems import ERRORS, Problem, invalid, problem_of, too_man
 from proxy.control.rates import NOBODY, Taken
 from proxy.control.routing import Routing
 from proxy.errors import ListenFailed, SlowDown
+from proxy.logs import about
 from proxy.model import is_app_id, is_org_id
 from proxy.surface.sockets import bound
 
@@ -298,7 +299,7 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("an answer has begun")
         request_id = str(uuid4())
         if status >= 500:
-            _log.error("request %s failed: %s", request_id, type(exc).__name__)
+            _log.error("request %s failed: %s", request_id, type(exc).__name__, extra=about(request_id))
         status = status if status in ERRORS else 400
         text = "a mistake of ours" if status >= 500 else "this is not HTTP as it is understood here"
         answer = self._control.refused(Problem(status, ERRORS[status], text), request_id)

@@ -19,6 +19,7 @@ from proxy.forwarding.relay import Outcome, Relay
 from proxy.forwarding.relay import Tap as Watcher
 from proxy.forwarding.sigv4 import Signer
 from proxy.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
+from proxy.traffic import Lane
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
@@ -44,6 +45,8 @@ class Call:
     headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
     body_for: Callable[[str], bytes]  # by the model, which some bodies name
     targets: Sequence[Target]  # in the order in which they are tried
+    lane: Lane | None = None  # where it counts
+    began: float = 0.0  # when it was taken, by the monotonic clock
 
 
 class Tap(Watcher, Protocol):
@@ -127,7 +130,7 @@ class Forwarder:
                 self._pool(target.endpoint).free(connection)
                 raise UpstreamAway("the caller left before its call was sent")
             ended: asyncio.Future[Outcome] = loop.create_future()
-            relay = self._relay(connection, responder, added, tap, is_last, _setting(ended))
+            relay = self._relay(call, connection, responder, added, tap, is_last, _setting(ended))
             tap.sent_to(target)
             connection.call(relay, head, body)
             outcome = await ended
@@ -149,7 +152,7 @@ class Forwarder:
         connection = None if self._is_closed or responder.is_gone else self._pool(target.endpoint).idle()
         if connection is None:
             return False
-        relay = self._relay(connection, responder, added, tap, len(call.targets) == 1, over)
+        relay = self._relay(call, connection, responder, added, tap, len(call.targets) == 1, over)
         tap.sent_to(target)
         connection.call(relay, head, body)
         return True
@@ -179,6 +182,7 @@ class Forwarder:
 
     def _relay(
         self,
+        call: Call,
         connection: Connection,
         responder: Responder,
         added: Sequence[Header],
@@ -187,7 +191,7 @@ class Forwarder:
         over: Callable[[Outcome], None],
     ) -> Relay:
         held_back = None if is_last else THROTTLED
-        relay = Relay(responder, connection, added, tap, held_back, self._now, over)
+        relay = Relay(responder, connection, added, tap, held_back, self._now, over, call.lane, call.began)
         responder.attach(relay)
         return relay
 
@@ -209,6 +213,12 @@ class Forwarder:
             pool = self._pools[endpoint] = Pool(endpoint, self._clock.monotonic, tls, self._put)
             self._hosts[endpoint] = _host(endpoint)
         return pool
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """Of those that carry a call, and of those that wait for one."""
+        busy, idle = zip((0, 0), *(pool.counts for pool in self._pools.values()), strict=True)
+        return sum(busy), sum(idle)
 
     async def check_time(self) -> None:
         for pool in self._pools.values():

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from proxy.exchange import Header, Responder
 from proxy.forwarding.upstream import Connection
+from proxy.traffic import Lane
 
 # The framing is each connection's own; every other header of Bedrock's reaches the caller.
 _OURS_ALONE: Final = frozenset(
@@ -64,8 +65,8 @@ def _has_other_coding(headers: list[Header]) -> bool:
 class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
 
-    __slots__ = ("_added", "_connection", "_drained_bytes", "_held_back", "_is_drained", "_is_held_back", "_is_over",
-                 "_now", "_over", "_responder", "_status", "_tap")  # fmt: skip
+    __slots__ = ("_added", "_began", "_connection", "_drained_bytes", "_held_back", "_is_drained", "_is_held_back",
+                 "_is_over", "_lane", "_now", "_over", "_responder", "_status", "_tap")  # fmt: skip
 
     def __init__(
         self,
@@ -76,8 +77,11 @@ class Relay:
         held_back: int | None,
         now: Callable[[], float],
         over: Callable[[Outcome], None],
+        lane: Lane | None = None,
+        began: float = 0.0,
     ) -> None:
-        """An answer of the status `held_back` is not shown. `over` is told once how the answer came to its end."""
+        """An answer of the status `held_back` is not shown. `over` is told once how the answer came to its end, and
+        `lane` how long one that was shown took, since the request was here (`began`)."""
         self._responder = responder
         self._connection = connection
         self._added = added
@@ -85,6 +89,8 @@ class Relay:
         self._held_back = held_back
         self._now = now
         self._over: Callable[[Outcome], None] | None = over
+        self._lane = lane
+        self._began = began
         self._status = 0
         self._is_held_back = False
         self._is_drained = False
@@ -117,6 +123,9 @@ class Relay:
 
     def data(self, data: bytes, is_last: bool) -> None:
         self._is_over = is_last
+        if is_last:
+            connection = self._connection  # which may carry another call before this is over
+            sent, first, last = connection.called_at, connection.answered_at, connection.since
         try:
             if not self._is_held_back:
                 if data:
@@ -126,6 +135,7 @@ class Relay:
                 self._show(data, is_last)
         finally:  # whoever waits must be told in any case
             if is_last:
+                self._took(self._status, sent, first, last)
                 self._end(_GOOD if self._status == 200 else Outcome(self._status, True, self._is_held_back))
 
     def broken(self, why: str) -> None:
@@ -133,6 +143,8 @@ class Relay:
         try:
             if self._status and not self._is_held_back:
                 self._tap.end(False)
+                connection = self._connection
+                self._took(0, connection.called_at, connection.answered_at, connection.since)
                 # A clean end would look like success to most clients.
                 self._responder.abort()
         finally:
@@ -151,6 +163,11 @@ class Relay:
             self._responder.flush()
         if is_last:
             self._responder.finish()
+
+    def _took(self, status: int, sent: float, first: float, last: float) -> None:
+        lane = self._lane
+        if lane is not None and not self._is_held_back:
+            lane.answered(status, self._began, sent, first, last, self._now())
 
     def _end(self, outcome: Outcome) -> None:
         over, self._over = self._over, None

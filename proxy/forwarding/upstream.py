@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = False
-        self.since = pool.now()
+        self.since = self.called_at = self.answered_at = pool.now()  # at last; the call, and its answer's first bytes
         self.is_written = True  # the call, of which nothing waits to be written together with others
         self._status = 0
         self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
@@ -97,6 +97,7 @@ class Connection(asyncio.Protocol):
         if self._has_head:
             if not self._is_head_told:
                 self._is_head_told = True
+                self.answered_at = self.since
                 sink.head(self._status, self._headers)
                 if self._sink is None:  # it wants none of it
                     return
@@ -121,7 +122,7 @@ class Connection(asyncio.Protocol):
     def call(self, sink: Sink, head: bytes, body: bytes) -> None:
         self._sink = sink
         self._begin()
-        self.since = self._pool.now()
+        self.since = self.called_at = self._pool.now()
         if len(body) <= JOINED_BYTES:
             self.is_written = False
             self._pool.put(self._write, head + body)
@@ -275,6 +276,11 @@ class Pool:
         self._busy.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Of connections that carry a call, and of those that wait for one."""
+        return len(self._busy), len(self._idle)
 
     def check_time(self) -> None:
         now = self.now()

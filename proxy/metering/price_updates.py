@@ -24,7 +24,7 @@ from proxy.metering.price_list import SERVICE_CODES, Product, Unclear, listed_of
 from proxy.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, misread, overlaid, tariff_of
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, Between, Item, Put, Query, Store, live, missing_or_expired
-from proxy.telemetry import PRICE_AGE, PRICE_TROUBLE, Telemetry
+from proxy.telemetry import PRICE_AGE, PRICE_SOURCE, PRICE_TROUBLE, Telemetry
 
 REFRESH_SECONDS = 600.0  # between refreshes; once the day's prices are known, one costs nothing
 KEPT_SECONDS = 3 * 86_400
@@ -375,4 +375,5 @@ def add_to(telemetry: Telemetry, tariffs: Tariffs) -> None:
         PRICE_AGE,
         lambda: [(named(each), each.age_seconds) for each in tariffs.status() if each.age_seconds is not None],
     )
+    telemetry.add(PRICE_SOURCE, lambda: [({**named(each), "version": each.version}, 1) for each in tariffs.status()])
     telemetry.add(PRICE_TROUBLE, lambda: [(named(each), float(bool(each.trouble))) for each in tariffs.status()])

@@ -53,6 +53,7 @@ class Aggregator:
         self._higher: set[Counter] = set()  # whose totals are more than their shards come to, as the log was told
         self.written = self.left_alone = 0
         self.on_total: Callable[[Counter, int, float], None] = _nothing  # in pico-dollars, and as of when
+        self.done_at = clock.monotonic()  # when it was last over all of them; or began to be there for it
 
     async def run(self) -> None:
         """Once over all that was active yesterday, today or, by somebody's clock, tomorrow.
@@ -69,6 +70,7 @@ class Aggregator:
             midnight = datetime.combine(found.last_written, time(), UTC)
             await self._update(found.counter, midnight.timestamp() + DAY_SECONDS)
         self._has_looked_back = True
+        self.done_at = self._clock.monotonic()
 
     async def _update(self, counter: Counter, day_end: float) -> None:
         try:

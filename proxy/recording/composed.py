@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +13,13 @@ from pathlib import Path
 from proxy import telemetry as metrics
 from proxy.clock import Clock
 from proxy.config import Config
+from proxy.config.prices import PSEUDO_LABELS
 from proxy.errors import JournalUnusable, StoreError
 from proxy.hard.holds import Holds, give_back_former
 from proxy.recording.adoption import Adoption
 from proxy.recording.aggregator import Aggregator
 from proxy.recording.beginning import begun
-from proxy.recording.entries import PICO_PER_USD
+from proxy.recording.entries import PICO_PER_USD, Counts
 from proxy.recording.folder import locked
 from proxy.recording.journal import Journal
 from proxy.recording.leftovers import Leftovers, recover
@@ -28,7 +29,7 @@ from proxy.recording.sender import Sender
 from proxy.recording.ulid import Ulids
 from proxy.stores.contract import Store
 from proxy.tasks import Tasks
-from proxy.telemetry import Telemetry
+from proxy.telemetry import Samples, Telemetry
 
 LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_CLOSING_SECONDS = 2.0
@@ -118,16 +119,13 @@ class Recording:
     def add_to(self, telemetry: Telemetry) -> None:
         recorder, left, aggregator = self.recorder, self.leftovers, self.aggregator
 
-        def requests() -> list[tuple[dict[str, str], float]]:
-            recorded = recorder.journal.recorded
-            exact = recorded.requests - recorded.estimated_requests
-            return [({"estimated": "false"}, exact), ({"estimated": "true"}, recorded.estimated_requests)]
-
-        telemetry.add(metrics.RECORDED_REQUESTS, requests)
-        telemetry.add(metrics.RECORDED_USD, lambda: recorder.journal.recorded.pico / PICO_PER_USD)
+        add_recorded(telemetry, recorder.journal)
         telemetry.add(metrics.CALLS_OPEN, lambda: recorder.journal.open_calls)
         telemetry.add(metrics.UNFLUSHED_USD, lambda: recorder.unflushed_pico / PICO_PER_USD)
+        telemetry.add(metrics.UNFLUSHED_LIMIT, lambda: recorder.limit_pico / PICO_PER_USD)
         telemetry.add(metrics.UNFLUSHED_SECONDS, lambda: recorder.lag_seconds)
+        telemetry.add(metrics.STORE_TROUBLE, lambda: bool(recorder.store_trouble))
+        telemetry.add(metrics.JOURNAL_TROUBLE, lambda: bool(recorder.journal.trouble))
         telemetry.add(metrics.SEGMENTS_WAITING, lambda: recorder.waiting_segments)
         telemetry.add(metrics.TORN_LINES, lambda: left.spoilt)
         telemetry.add(metrics.LOST_CALLS, lambda: left.estimated)
@@ -136,6 +134,36 @@ class Recording:
         telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.refused))
         telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.written)
         telemetry.add(metrics.TOTALS_FRESH, lambda: aggregator.left_alone)
+        telemetry.add(metrics.TOTALS_AGE, lambda: self.clock.monotonic() - aggregator.done_at)
+
+
+_Part = Callable[[Counts], float]
+
+_REQUESTS: Mapping[str, _Part] = {
+    "false": lambda counts: counts.requests - counts.estimated_requests,
+    "true": lambda counts: counts.estimated_requests,
+}
+_TOKENS: Mapping[str, _Part] = {
+    "input": lambda counts: counts.input_tokens,
+    "output": lambda counts: counts.output_tokens,
+    "cache_read": lambda counts: counts.cache_read_tokens,
+    "cache_write_5m": lambda counts: counts.cache_write_5m_tokens,
+    "cache_write_1h": lambda counts: counts.cache_write_1h_tokens,
+}
+
+
+def add_recorded(telemetry: Telemetry, journal: Journal) -> None:
+    def told(kind: str, parts: Mapping[str, _Part]) -> Samples:
+        by_label = journal.recorded_by_label.items()
+        return [({"label": label, kind: name}, of(counts)) for label, counts in by_label for name, of in parts.items()]
+
+    telemetry.add(metrics.RECORDED_REQUESTS, lambda: told("estimated", _REQUESTS))
+    telemetry.add(metrics.TOKENS, lambda: told("type", _TOKENS))
+    telemetry.add(
+        metrics.RECORDED_USD,
+        lambda: [({"label": label}, counts.pico / PICO_PER_USD) for label, counts in journal.recorded_by_label.items()],
+    )
+    telemetry.add(metrics.GUARDRAIL_UNITS, lambda: journal.recorded.guardrail_units)
 
 
 @asynccontextmanager
@@ -157,7 +185,7 @@ async def opened_recording(
                 left.add(each)
                 left.sealed[:0] = each.sealed
         ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
-        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids))
+        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
         recorder = Recorder(
             journal,
             left.sealed,

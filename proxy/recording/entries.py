@@ -210,6 +210,15 @@ class Tally:
         self._gather()
         return Counts._make(map(sum, zip(Counts(), *self._sums.values(), strict=True)))
 
+    def by_label(self) -> dict[str, Counts]:
+        """As `total`, apart for each label: all counters of an account are of one."""
+        self._gather()
+        sums: dict[str, Counts] = {}
+        for account, counts in self._sums.items():
+            label = account.counters[0].label if account.counters else ""
+            sums[label] = sums[label].plus(counts) if label in sums else counts
+        return sums
+
     def sums(self) -> dict[Counter, Counts]:
         self._gather()
         sums: dict[Counter, Counts] = {}

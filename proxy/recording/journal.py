@@ -11,7 +11,7 @@ is never both estimated and recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from proxy.recording.folder import has_no_room
 from proxy.recording.seal import Seal
 from proxy.recording.segment import Segment, sync_file, sync_folder
 from proxy.recording.ulid import Ulids, made_at
+from proxy.traffic import OTHER
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
 STALE_SECONDS = 86_400
@@ -67,14 +68,15 @@ class Sealed:
 
 
 class Journal:
-    def __init__(self, folder: Path, ulids: Ulids) -> None:
+    def __init__(self, folder: Path, ulids: Ulids, labels: Collection[str] = ()) -> None:
+        """`labels` are those whose share of what was recorded can be told."""
         self.folder = folder
         self._ulids = ulids
         self._number = 0
         self._open: dict[int, Intent] = {}
         self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
         self.tally = Tally()  # of what was recorded since the last seal
-        self._sealed = Counts()  # what was recorded before it
+        self._sealed = dict.fromkeys((*labels, OTHER), Counts())  # what was recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
         self._unsound = ""  # the segment that could not be synced
         try:
@@ -91,7 +93,15 @@ class Journal:
     @property
     def recorded(self) -> Counts:
         """Since this process started."""
-        return self._sealed.plus(self.tally.total())
+        return Counts._make(map(sum, zip(*self.recorded_by_label.values(), strict=True)))
+
+    @property
+    def recorded_by_label(self) -> dict[str, Counts]:
+        found = dict(self._sealed)
+        for label, counts in self.tally.by_label().items():
+            known = label if label in found else OTHER
+            found[known] = found[known].plus(counts)
+        return found
 
     @property
     def trouble(self) -> str:
@@ -178,7 +188,7 @@ class Journal:
             self._seal_trouble = self._fails(failure)
             raise
         sealed = Sealed(Seal.of(ended.ulid, self.tally), ended.path, following.path, is_frozen=False)
-        self._sealed = self.recorded
+        self._sealed = self.recorded_by_label
         self._segment, self.tally, self._seal_trouble = following, Tally(), ""
         ended.close()
         return sealed

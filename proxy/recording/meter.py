@@ -10,6 +10,7 @@ from typing import Final
 
 from proxy.forwarding.forwarder import Target
 from proxy.forwarding.model_path import Operation
+from proxy.logs import about_answer
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import Reader, reader_of
 from proxy.metering.usage import Usage
@@ -122,7 +123,8 @@ class Meter:
         except Exception as fault:
             # The answer must reach its caller. Unknown spend never counts as nothing, and nor does what no line can
             # hold. What the fault says may hold words of the answer, which no log is to have.
-            _log.error("an answer's usage could not be read, and is estimated: %s", type(fault).__name__)
+            told = "an answer's usage could not be read, and is estimated: %s: request %s"
+            _log.error(told, type(fault).__name__, self._request_id, extra=about_answer(self._request_id))
             self._journal.record(self._number, self._estimated(None, "fault"))
 
     def close(self) -> None:
@@ -147,7 +149,8 @@ class Meter:
         if reader.has_failed and not reader.estimate_output():
             return None  # one that came as a stream's first event neither
         if not is_whole:
-            _log.warning("a stream of Bedrock's was cut or broken, and is estimated: request %s", self._request_id)
+            told = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
+            _log.warning(told, self._request_id, extra=about_answer(self._request_id))
         return self._estimated(reader, "silent" if is_whole else "cut")
 
     def _known(self, usage: Usage) -> Receipt:
@@ -162,7 +165,8 @@ class Meter:
             pico, counts = priced.pico, counts_of(usage, priced.pico)
             about |= _unusual(usage, priced)
         if pico > MOST_PICO:
-            _log.error("an answer would cost more than a thousand dollars; its usage is not believed: %s", usage)
+            told = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
+            _log.error(told, usage, self._request_id, extra=about_answer(self._request_id))
             return self._estimated(None, "absurd")
         if output:
             self._terms.expected.learn(output, pico)

@@ -81,6 +81,11 @@ class Recorder:
         return self.journal.tally.pico + self._waiting_pico
 
     @property
+    def limit_pico(self) -> int:
+        """Of what is not flushed."""
+        return self._max_unflushed_pico
+
+    @property
     def waiting_segments(self) -> int:
         return len(self._waiting)
 

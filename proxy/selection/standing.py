@@ -40,12 +40,20 @@ class Decision(NamedTuple):
 
 
 class Outcomes:
-    """What became of calls, of all scopes together."""
+    """What became of calls, and how often an active label became another, of all scopes together."""
 
-    __slots__ = ("elsewhere", "refused")
+    __slots__ = ("elsewhere", "flips", "refused")
 
     def __init__(self) -> None:
-        self.elsewhere = self.refused = 0
+        self.elsewhere = self.flips = self.refused = 0
+
+
+class Used(NamedTuple):
+    """Of one label's quota, by what is known to be spent."""
+
+    label: str
+    ratio: float
+    mode: Mode
 
 
 class _Step(NamedTuple):
@@ -307,6 +315,7 @@ class Standing:
         """The calendar stays as it is until the period is over, whatever the plan says."""
         plan, active = plan.with_calendar_of(self.plan), min(active, max(0, len(plan.ordering) - 1))
         if plan != self.plan or active != self.active:
+            self._outcomes.flips += active != self.active
             self.plan, self.active = plan, active
             self._routes.clear()
             self._make_spent()
@@ -331,6 +340,13 @@ class Standing:
     def is_tight(self) -> bool:
         """Some label is nearly spent, but not yet: all that is flushed now is of use to others."""
         return any(mode is Mode.TIGHT for mode in self._modes())
+
+    @property
+    def used(self) -> Iterator[Used]:
+        """Of each label that has a quota."""
+        for label, quota in self.plan.quotas.items():
+            known = self.spent(label).known
+            yield Used(label, known / quota if quota else 1.0, policy.mode(known, quota, self.plan.tight_pct))
 
     def _modes(self) -> Iterator[Mode]:
         for label, quota in self.plan.quotas.items():

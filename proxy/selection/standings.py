@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -25,6 +25,7 @@ from proxy.selection.overrides import Override
 from proxy.selection.own_labels import OwnLabels
 from proxy.selection.payer import Payer, budget_scope
 from proxy.selection.plan import Plan
+from proxy.selection.quotas import Quotas
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Outcomes, Standing
 from proxy.selection.watch import Watch
@@ -66,11 +67,16 @@ class Standings:
         telemetry.add(metrics.SCOPES_STALE, self._stale)
         telemetry.add(metrics.SERVED_ELSEWHERE, lambda: self.outcomes.elsewhere)
         telemetry.add(metrics.QUOTA_REFUSALS, lambda: self.outcomes.refused)
+        telemetry.add(metrics.FLIPS, lambda: self.outcomes.flips)
+        Quotas(self._now_in_force).add_to(telemetry)
         self.watching.add_to(telemetry)
 
     def _stale(self) -> int:
+        return sum(standing.is_stale for standing in self._now_in_force())
+
+    def _now_in_force(self) -> Iterator[Standing]:
         now, standings = self._clock.now(), (watch.standing for watch in self._watches.values())
-        return sum(standing.is_stale and standing.span.covers(now) for standing in standings)
+        return (standing for standing in standings if standing.span.covers(now))
 
     # For the calls.
 

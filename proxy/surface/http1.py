@@ -37,6 +37,8 @@ class Http1Connection(asyncio.Protocol):
     """Answers requests in their order; those sent ahead wait their turn."""
 
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
+        self.protocol = "http/1.1"
+        self.open_streams = 0
         self._listener = listener
         self._limits = listener.limits
         self.outbox = listener.outbox

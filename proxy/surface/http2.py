@@ -62,6 +62,7 @@ class _Protocol(H2Connection):
 
 class Http2Connection(asyncio.Protocol):
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
+        self.protocol = "h2"
         self.listener = listener
         self.now = listener.now
         self.limits = limits = listener.limits
@@ -132,6 +133,10 @@ class Http2Connection(asyncio.Protocol):
         self._send()
         if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
             self.cut()
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
 
     def _pump_grown(self) -> None:
         grown, self._windows_grown = self._windows_grown, set()

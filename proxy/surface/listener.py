@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from proxy.answers import refuse
+from proxy.answers import answer_failure, refuse
 from proxy.clock import Clock
-from proxy.errors import Busy, OurFault, Refusal
+from proxy.errors import Busy, Refusal
 from proxy.exchange import AtOnce, Handler, Request, Responder, request_ids
 from proxy.surface.doors import Door, PlainDoor, TlsDoor
 from proxy.surface.limits import DEFAULT, Limits
@@ -32,6 +33,12 @@ _log = logging.getLogger("proxy.surface")
 
 
 class Connection(Protocol):
+    protocol: str
+
+    @property
+    def open_streams(self) -> int:
+        """Of HTTP/2."""
+
     def check_time(self, now: float) -> None: ...
 
     def drain(self) -> None: ...
@@ -61,11 +68,13 @@ class Listener:
         new_request_id: Callable[[], bytes] | None = None,
         at_once: AtOnce | None = None,
         outbox: Outbox | None = None,
+        refuses: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
-        """`at_once` is asked before the handler."""
+        """`at_once` is asked before the handler; `refuses` hears of what comes to neither."""
         self._handler = handler
         self._at_once = at_once or _none_at_once
         self.outbox = outbox or Outbox()
+        self._refuses = refuses
         self._clock = clock
         self._tasks = tasks
         self.limits = limits
@@ -116,6 +125,15 @@ class Listener:
         while (self._connections or self.under_way) and self.now() < deadline:
             await self._clock.sleep(0.05)
 
+    @property
+    def connections(self) -> Counter[str]:
+        """By protocol."""
+        return Counter(connection.protocol for connection in self._connections)
+
+    @property
+    def open_streams(self) -> int:
+        return sum(connection.open_streams for connection in self._connections)
+
     # What connections call.
 
     def joined(self, connection: Connection) -> None:
@@ -149,6 +167,7 @@ class Listener:
         before = self.under_way
         self.under_way = before + 1
         self.outbox.is_busy = before + 1 >= MUCH
+        request.taken_at = self.now()
         is_flood = self._answered_at_once >= MOST_AT_ONCE
         if is_flood or not self._at_once(request, responder, partial(self._over, weight)):
             self._tasks.once(self._handled(request, responder, weight))
@@ -158,6 +177,7 @@ class Listener:
             self._answered_at_once += 1
 
     def refuse(self, responder: Responder, refusal: Refusal) -> None:
+        self._refuses(refusal)
         refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
 
     async def _handled(self, request: Request, responder: Responder, weight: int) -> None:
@@ -166,10 +186,7 @@ class Listener:
         except Refusal as refusal:
             self.refuse(responder, refusal)
         except Exception as failure:
-            request_id = self._new_request_id()
-            _log.error("request %s failed: %s", request_id.decode(), type(failure).__name__, exc_info=failure)
-            fault = OurFault("an internal error; the sidecar's log has its cause")
-            refuse(responder, fault, ((REQUEST_ID, request_id),))
+            self._refuses(answer_failure(responder, ((REQUEST_ID, self._new_request_id()),), failure))
         finally:
             self._over(weight)
 

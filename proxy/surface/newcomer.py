@@ -21,6 +21,8 @@ class Newcomer(asyncio.Protocol):
     """Over TLS it is counted and timed from before its handshake, of which the event loop tells nothing."""
 
     def __init__(self, listener: Listener, shaking_hands: socket.socket | None = None) -> None:
+        self.protocol = "unknown"
+        self.open_streams = 0
         self._listener = listener
         self._shaking_hands = shaking_hands
         self._since = listener.now()

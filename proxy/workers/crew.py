@@ -10,9 +10,10 @@ from functools import partial
 import aiohttp
 import orjson
 
+from proxy import build
 from proxy.control.health import Checks
 from proxy.errors import WorkerAway
-from proxy.telemetry import WORKERS_UP, Telemetry, described
+from proxy.telemetry import WORKERS, WORKERS_UP, Metric, Telemetry, described
 from proxy.workers.place import Place
 from proxy.workers.samples import merged
 
@@ -63,13 +64,19 @@ class Crew:
 class CrewTelemetry(Telemetry):
     """Each sample tells whose it is; those of a worker that does not answer are missing."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, workers: int) -> None:
         super().__init__()
         self._crew = crew
+        self._workers = workers
 
     async def told(self) -> str:
         texts = {0: self.text(), **await self._crew.texts()}
-        return f"{merged(texts)}{described(WORKERS_UP)}{WORKERS_UP.name} {len(texts)}\n"
+        return merged(texts) + of_all(WORKERS, self._workers) + of_all(WORKERS_UP, len(texts))
+
+
+def of_all(metric: Metric, value: int) -> str:
+    """No worker's own, so without a worker's number."""
+    return f"{described(metric)}{metric.name} {value}\n"
 
 
 @asynccontextmanager
@@ -86,8 +93,9 @@ async def opened_crew(place: Place) -> AsyncIterator[Crew]:
 
 
 def telemetry_of(place: Place, crew: Crew) -> Telemetry:
-    if place.count > 1:
-        return CrewTelemetry(crew) if place.is_first else Telemetry()
-    alone = Telemetry()
-    alone.add(WORKERS_UP, lambda: 1)
-    return alone
+    telemetry = CrewTelemetry(crew, place.count) if place.is_first and place.shares_port else Telemetry()
+    build.add_to(telemetry)
+    if not place.shares_port:
+        telemetry.add(WORKERS, lambda: 1)
+        telemetry.add(WORKERS_UP, lambda: 1)
+    return telemetry

@@ -97,7 +97,7 @@ def test_stopping_flushes_and_metrics_tell(tmp_path: Path) -> None:
         converse(running, 3)
         with urllib.request.urlopen(f"{running.control}/metrics") as answer:
             text = answer.read().decode()
-        assert 'price_keeper_recorded_requests_total{estimated="false"} 3\n' in text
+        assert 'price_keeper_recorded_requests_total{label="premium",estimated="false"} 3\n' in text
         assert {metric.name for metric in ALL} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
         assert running.stop() == 0
     assert counted(tmp_path / "data" / "price-keeper.db") == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -204,7 +205,8 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGHUP)
         assert get(f"{running.control}/ready")[0] == 200
         assert running.stop() == 0
-        assert running.errors == "SIGHUP: a running process cannot take on a new configuration yet; restart it\n"
+        told = "SIGHUP: a running process cannot take on a new configuration yet; restart it\n"
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING proxy\.app: {told}", running.errors)
 
 
 def test_a_flood_of_connections_takes_neither_readiness_nor_those_before(

@@ -62,13 +62,20 @@ def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
     assert text.endswith(f"\nprice_keeper_workers_up {WORKERS}\n")
     told = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert sorted(told) == sorted(metric.name for metric in ALL)  # each once
-    named = [re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")]
+    named = [line.split(" ")[2] if line[0] == "#" else family(line) for line in text.splitlines()]
     assert len(set(named)) == sum(before != after for before, after in zip(["", *named], named, strict=False))
+    assert text.count("_bucket{worker=") > 0
+    assert f"\nprice_keeper_workers {WORKERS}\n" in text
     assert {path.name for path in crew.lineup.journal.glob("worker-*")} == {"worker-1", "worker-2"}
     assert (crew.lineup.journal.stat().st_mode & 0o777, (crew.lineup.journal / "worker-1").stat().st_mode & 0o777) == (
         0o700,
         0o700,
     )
+
+
+def family(line: str) -> str:
+    """The metric that a sample belongs to, which may be a part of a histogram."""
+    return re.sub(r"(_seconds)_(bucket|sum|count)$", r"\1", re.split(r"[{ ]", line)[0])
 
 
 def test_a_worker_that_hangs_makes_it_not_ready_and_its_samples_missing(crew: Crew) -> None:

@@ -40,12 +40,12 @@ class Lane:
         holders = self.pipeline._admitting._leasing._holders
         await eventually(lambda: not self.listener.under_way)
         await eventually(lambda: not self.journal.open_calls)
-        await eventually(lambda: not self.pipeline._joining._calls or self._has_no_open_share())
+        await eventually(lambda: not self.pipeline.joining._calls or self._has_no_open_share())
         assert self.listener.held_bytes == 0
         assert not any(holder.open for holder in holders.values())
 
     def _has_no_open_share(self) -> bool:
-        return all(shared.is_finished for shared in self.pipeline._joining._calls.values())
+        return all(shared.is_finished for shared in self.pipeline.joining._calls.values())
 
 
 @asynccontextmanager

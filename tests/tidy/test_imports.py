@@ -13,9 +13,13 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
-    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange", "proxy.telemetry"},
-    {"proxy.answers"},
+    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange"},
+    {"proxy.traffic"},
+    {"proxy.telemetry"},
+    {"proxy.build"},
     {"proxy.config.problems"},
+    {"proxy.logs"},
+    {"proxy.answers"},
     {"proxy.config.tree"},
     {"proxy.config.kinds"},
     {"proxy.config.overrides"},
@@ -40,7 +44,7 @@ LAYERS: list[set[str]] = [
     {"proxy.surface", "proxy.control", "proxy.simulator"},
     {"proxy.choosing"},
     {"proxy.express"},
-    {"proxy.pipeline"},
+    {"proxy.pipeline", "proxy.tracing"},
     {"proxy.dataplane", "proxy.workers"},
     {"proxy.app"},
     {"proxy.doctor"},

@@ -238,10 +238,12 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
     ):
         telemetry = telemetry_of(place, crew)
         telemetry.add(CALLS_OPEN, lambda: 4)
-        samples = [line for line in (await telemetry.told()).splitlines() if not line.startswith("#")]
+        build, *samples = [line for line in (await telemetry.told()).splitlines() if not line.startswith("#")]
+        assert build.startswith('price_keeper_build_info{worker="0",')
         assert samples == [
             'price_keeper_calls_open{worker="0"} 4',
             'price_keeper_calls_open{worker="1"} 5',
+            "price_keeper_workers 3",
             "price_keeper_workers_up 2",
         ]
     assert not path.exists()

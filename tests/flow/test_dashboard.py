@@ -1,0 +1,177 @@
+"""The dashboard and the alert rules: what they ask for is there, in a scrape of a sidecar that served calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from proxy.telemetry import ALL
+from tests.support.commands import ROOT
+from tests.support.observed import Observed, Scrape, observed, use
+from tests.support.prometheus import Prometheus, program, prometheus
+from tests.support.workers import until
+
+GRAFANA = ROOT / "deploy" / "grafana"
+DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())
+RULES = GRAFANA / "alerts.yaml"
+ALERTS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+TESTS = GRAFANA / "alerts_test.yaml"
+
+# Told by Prometheus itself, of whatever it scrapes.
+OF_PROMETHEUS = {"job", "instance", "le"}
+VARIABLES = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}
+
+# Which samples a sidecar that is well has none of: prices are the configuration's, and nobody has a limit.
+WITHOUT_DATA = ("spans_total", "alerts_raised_total", "leased{")
+
+
+class Query(NamedTuple):
+    """`is_shown` may be without data: of a dashboard, where what is looked for did not happen."""
+
+    where: str
+    expression: str
+    legend: str = ""
+
+
+def queries_of_the_dashboard() -> list[Query]:
+    return [
+        Query(panel["title"], target["expr"], target["legendFormat"])
+        for panel in DASHBOARD["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+PANELS = queries_of_the_dashboard()
+EVERY = [*PANELS, *(Query(alert["alert"], alert["expr"]) for alert in ALERTS)]
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    with observed(tmp_path_factory.mktemp("scraped")) as running:
+        use(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def scrape(it: Observed) -> Scrape:
+    return it.scrape()
+
+
+def metrics_in(expression: str) -> set[str]:
+    return set(re.findall(r"\bprice_keeper_\w+", expression))
+
+
+def labels_in(query: Query) -> set[str]:
+    matchers = "".join(re.findall(r"{([^}]*)}", query.expression))
+    named = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers)
+    grouped = [name.strip() for group in re.findall(r"\bby \(([^)]*)\)", query.expression) for name in group.split(",")]
+    shown = re.findall(r"{{\s*(\w+)\s*}}", query.legend)
+    return {*named, *grouped, *shown} - OF_PROMETHEUS
+
+
+@pytest.mark.parametrize("query", EVERY, ids=lambda query: query.where)
+def test_every_metric_and_label_that_is_asked_for_is_told(scrape: Scrape, query: Query) -> None:
+    metrics = metrics_in(query.expression)
+    assert metrics
+    told = {f"{metric.name}{part}" for metric in ALL for part in _parts(metric.kind)}
+    assert metrics <= told
+    assert all(f"# TYPE {_family(name)} " in scrape.text for name in metrics)
+    found = {label for each in scrape.all if each.name in metrics for label in each.labels}
+    if not any(each.name in metrics for each in scrape.all):
+        documented = (ROOT / "docs" / "metrics.md").read_text()
+        rows = [line for line in documented.splitlines() for name in metrics if f"| `{_family(name)}` |" in line]
+        found = {label for row in rows for label in re.findall(r"`(\w+)`", row.split("|")[2])}
+    assert labels_in(query) <= found
+
+
+def _parts(kind: str) -> tuple[str, ...]:
+    return ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+
+
+def _family(name: str) -> str:
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+def test_the_dashboard_is_whole() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "job", "instance"}
+    places = {(x, y) for panel in panels for x, y in _cells(panel["gridPos"])}
+    assert len(places) == sum(len(list(_cells(panel["gridPos"]))) for panel in panels)  # none lies on another
+    for panel in panels:
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert all('job=~"$job",instance=~"$instance"' in target["expr"] for target in panel["targets"])
+    used = {name for query in PANELS for name in re.findall(r"\$\w+", query.expression)}
+    assert used <= VARIABLES.keys()
+
+
+def _cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
+    assert place["x"] + place["w"] <= 24
+    for x in range(place["x"], place["x"] + place["w"]):
+        yield from ((x, y) for y in range(place["y"], place["y"] + place["h"]))
+
+
+def test_every_alert_says_what_to_do_and_has_a_test() -> None:
+    tested = [each["name"] for each in yaml.safe_load(TESTS.read_text())["tests"]]
+    assert tested == [alert["alert"] for alert in ALERTS]
+    for alert in ALERTS:
+        assert alert["labels"]["severity"] in ("critical", "warning", "info")
+        assert alert["annotations"]["summary"]
+        assert alert["annotations"]["description"].endswith(".")
+    covered = metrics_in(" ".join(alert["expr"] for alert in ALERTS))
+    wanted = ("store_trouble", "unflushed_usd", "journal_trouble", "quota_used_ratio", "active_label_flips_total",
+              "refusals_total", "added_latency_seconds_bucket", "revocation_away_seconds", "price_trouble",
+              "workers_up")  # fmt: skip
+    assert {f"price_keeper_{name}" for name in wanted} <= covered
+
+
+@pytest.mark.parametrize("what", [("check", "rules", RULES), ("test", "rules", TESTS)], ids=lambda what: what[0])
+def test_promtool_finds_nothing_wrong(what: tuple[str, str, Path]) -> None:
+    command = [program("promtool"), *what[:2], what[2].name]
+    done = subprocess.run(command, cwd=GRAFANA, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def server(it: Observed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    program("prometheus")
+    target = urlsplit(it.running.control).netloc
+    with prometheus(tmp_path_factory.mktemp("prometheus"), target, RULES) as running:
+        until(lambda: running.has_scraped(2))
+        use_again(it)
+        before = running.query("count_over_time(up[5m])")
+        until(lambda: running.has_scraped(int(before[0]["value"][1]) + 2))
+        yield running
+
+
+def use_again(it: Observed) -> None:
+    """So that rates are of something."""
+    for label in ("premium", "economy"):
+        it.call(label)
+        it.call(label, "converse-stream")
+    it.call("nobody")
+
+
+@pytest.mark.parametrize("query", EVERY, ids=lambda query: query.where)
+def test_prometheus_answers_every_query(server: Prometheus, query: Query) -> None:
+    expression = query.expression
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    found = server.query(expression)
+    if query in PANELS and not any(name in expression for name in WITHOUT_DATA):
+        assert found, "there is nothing to be seen"
+        assert all(set(re.findall(r"{{(\w+)}}", query.legend)) - {"app"} <= each["metric"].keys() for each in found)
+
+
+def test_prometheus_takes_the_rules_and_a_sidecar_that_is_well_raises_none(server: Prometheus) -> None:
+    firing = {each["metric"]["alertname"] for each in server.query('ALERTS{alertstate="firing"}')}
+    assert firing - {"PriceKeeperLabelFlipped"} == set()

@@ -1,0 +1,154 @@
+"""How records are written: one line for each, of nothing but what can be printed, whatever somebody named himself."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy import logs
+from proxy.answers import answer_failure
+from tests.support.relaying import KEY
+
+Form = Literal["text", "json"]
+FORMS: list[Form] = ["text", "json"]
+_FIRST = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [a-z.0-9 ]+: ")
+
+# Line breaks of every kind, an escape that clears a terminal, one that ends a line of JSON, and a change of direction.
+HOSTILE = (
+    "a\nb",
+    "a\r\nb",
+    "\x1b[2J\x1b]0;title\x07",
+    '"}\n{"level": "error"',
+    "\x00\x08\x7f\x9b31m",
+    "\u2028\u2029\x85\u202e\ufeff",
+    "\ud800",
+)
+
+
+@contextmanager
+def logging_to(form: Form, level: str = "debug") -> Iterator[io.StringIO]:
+    """As `serve` sets it up; afterwards all is as it was before."""
+    root, own, make = logging.getLogger(), logging.getLogger(logs.OUR_OWN), logging.getLogRecordFactory()
+    before, levels, written = root.handlers[:], (root.level, own.level), io.StringIO()
+    root.handlers[:] = []  # setting it up closes those that are there
+    try:
+        logs.set_up(form, level, written)
+        yield written
+    finally:
+        root.handlers[:] = before
+        root.setLevel(levels[0])
+        own.setLevel(levels[1])
+        logging.setLogRecordFactory(make)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_begins_a_line_or_reaches_a_terminal(form: Form, name: str) -> None:
+    with logging_to(form) as written:
+        logging.getLogger("proxy.some").warning("%s is not good: %r", name, name)
+        logging.getLogger("proxy.some").warning(name)
+    lines = written.getvalue().split("\n")
+    assert (len(lines), lines[-1]) == (3, "")
+    assert all(line.isprintable() for line in lines)
+    for line in lines[:2]:
+        assert _FIRST.match(line) if form == "text" else json.loads(line)["level"] == "warning"
+
+
+@given(st.text(), st.sampled_from(FORMS))
+def test_one_record_is_one_line_whatever_it_says(text: str, form: Form) -> None:
+    formatter: logging.Formatter = logs.Lines() if form == "text" else logs.JsonLines()
+    line = formatter.format(_record(text))
+    assert line.isprintable()
+    if form == "json":
+        assert json.loads(line)["message"].isprintable()
+
+
+def _record(text: str, **more: Any) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": "proxy.some", "levelno": 30, "levelname": "WARNING", "msg": text, **more})
+
+
+def test_a_cause_stands_below_its_line_where_no_record_begins() -> None:
+    try:
+        raise ValueError("2026-11-19T00:00:00.000Z ERROR proxy.auth: forged\nas is this\x1b[0m")
+    except ValueError as failure:
+        record = _record("it broke", exc_info=(ValueError, failure, failure.__traceback__))
+    first, *below = logs.Lines().format(record).split("\n")
+    assert first.endswith("WARNING proxy.some: it broke")
+    assert below[-1].strip() == r"as is this\x1b[0m"
+    assert all(line.startswith("    ") and line.isprintable() for line in below)
+    told = json.loads(logs.JsonLines().format(record))
+    assert told["cause"][-1] == r"as is this\x1b[0m"
+    assert all(line.isprintable() for line in told["cause"])
+
+
+def test_a_request_is_told_by_its_id_and_its_failure_by_its_place_alone() -> None:
+    class Responder:
+        has_started = True
+        aborted = 0
+
+        def abort(self) -> None:
+            self.aborted += 1
+
+    responder, sent = cast(Any, Responder()), "what the caller sent"
+    with logging_to("json") as written:
+        try:
+            raise KeyError(sent)
+        except KeyError as failure:
+            refusal = answer_failure(responder, [(b"x-price-keeper-request-id", b"f00d-7")], failure)
+    (told,) = map(json.loads, written.getvalue().splitlines())
+    assert (told["request_id"], told["message"]) == ("f00d-7", "request f00d-7 failed: KeyError")
+    assert "test_logs.py" in told["cause"][0]
+    assert sent not in written.getvalue()
+    assert (refusal.status, responder.aborted) == (500, 1)
+
+
+def test_every_field_of_json() -> None:
+    record = _record("told", request_id="1-2", bedrock_request_id="b-3", worker=4, created=1_795_003_200.25)
+    assert json.loads(logs.JsonLines().format(record)) == {
+        "time": "2026-11-18T12:00:00.250Z",
+        "level": "warning",
+        "logger": "proxy.some",
+        "message": "told",
+        "request_id": "1-2",
+        "bedrock_request_id": "b-3",
+        "worker": 4,
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
+    """At their lower levels some tell what they send: hpack every header, with tokens in them."""
+    with logging_to(form, "debug") as written:
+        for name in ("hpack.hpack", "urllib3.connectionpool", "opentelemetry.exporter", "asyncio", "proxyish"):
+            logging.getLogger(name).setLevel(logging.DEBUG)
+            logging.getLogger(name).info("Decoded (authorization, Bearer %s)", KEY)
+            logging.getLogger(name).warning("%s is in trouble", name)
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger("proxy.auth").debug("heard")
+    assert KEY not in written.getvalue()
+    assert written.getvalue().count("is in trouble") == 5
+    assert "heard" in written.getvalue()
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_the_level_is_what_was_chosen(level: str, heard: int) -> None:
+    with logging_to("json", level) as written:
+        for tell in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logging.getLogger("proxy.some").log(tell, "x")
+    assert len(written.getvalue().splitlines()) == heard
+
+
+def test_a_worker_tells_its_number() -> None:
+    with logging_to("text") as written:
+        logs.of_worker(3)
+        logging.getLogger("proxy.some").warning("told")
+    assert written.getvalue().endswith(" WARNING proxy.some worker 3: told\n")

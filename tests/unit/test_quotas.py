@@ -1,0 +1,107 @@
+"""What is told of quotas: the scopes that matter most, and never more of them than there is room for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from proxy.calendar_days import Period, known_zone, span
+from proxy.config import Config
+from proxy.model import Scope
+from proxy.selection import quotas
+from proxy.selection.plan import plan_of
+from proxy.selection.quotas import COMPARED, LABELS, TOLD, Quotas
+from proxy.selection.standing import Outcomes, Standing
+from proxy.stores.contract import Item
+from proxy.telemetry import ACTIVE_LABEL, QUOTA_MODE, QUOTA_USED, SCOPES_UNTOLD, Telemetry
+from tests.support.observed import samples_of
+
+TODAY = span(Period.DAY, 1_795_003_200, known_zone("UTC"))
+CONFIG = Config.development()
+MICRO = 10**6  # in pico
+
+
+def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], outcomes: Any = None) -> Standing:
+    """`spent` and `limit` are in micro-dollars."""
+    budget: Item = {"model_ordering": cast(Any, list(limit)), "quotas": cast(Any, dict(limit))}
+    plan = plan_of(budget, None, CONFIG.defaults, (), 0)
+    told = {label: micros * MICRO for label, micros in spent.items()}
+    scope = Scope(str(UUID(int=number)), "web" if number % 2 else None)
+    return Standing(scope, TODAY, plan, CONFIG.labels, lambda: told, outcomes=outcomes)
+
+
+class Told:
+    def __init__(self, standings: list[Standing]) -> None:
+        self.telemetry = Telemetry()
+        Quotas(lambda: iter(standings)).add_to(self.telemetry)
+
+    def of(self, metric: Any) -> dict[tuple[str, str, str], float]:
+        found = [each for each in samples_of(self.telemetry.text()) if each.name == metric.name]
+        return {tuple(each.labels.get(name, "") for name in ("org", "app", "label")): each.value for each in found}  # type: ignore[misc]
+
+
+def test_shares_modes_and_the_active_label() -> None:
+    one = standing(1, {"premium": 50, "economy": 96}, {"premium": 100, "economy": 100, "standard": 0})
+    two = standing(2, {"premium": 150}, {"premium": 100})
+    one.learn(one.plan, 1)
+    told = Told([one, two])
+    first, second = str(UUID(int=1)), str(UUID(int=2))
+    assert told.of(QUOTA_USED) == {
+        (first, "web", "premium"): 0.5,
+        (first, "web", "economy"): 0.96,
+        (first, "web", "standard"): 1.0,  # of nothing all is spent
+        (second, "", "premium"): 1.5,
+    }
+    assert list(told.of(QUOTA_MODE).values()) == [2, 0, 1, 2]
+    assert told.of(ACTIVE_LABEL) == {(first, "web", "economy"): 1, (second, "", "premium"): 1}
+    assert told.of(SCOPES_UNTOLD) == {("", "", ""): 0}
+
+
+def test_of_many_those_nearest_to_their_end_are_told() -> None:
+    many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(TOLD + 40)]
+    told = Told(many)
+    assert sorted(told.of(QUOTA_USED).values()) == [number / 1000 for number in range(40, TOLD + 40)]
+    assert told.of(SCOPES_UNTOLD) == {("", "", ""): 40}
+
+
+def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "COMPARED", 150)
+    compared = 0
+
+    def flood() -> Iterator[Standing]:
+        nonlocal compared
+        for _ in range(5000):
+            compared += 1
+            yield one
+
+    one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), Telemetry()
+    Quotas(flood).add_to(telemetry)
+    assert len([each for each in samples_of(telemetry.text()) if each.name == QUOTA_USED.name]) == TOLD
+    assert compared == 150 + 5000  # and those that are only counted
+    assert telemetry.text().count("\n") < 4 * TOLD
+
+
+def test_a_scope_with_many_labels_is_told_by_some_of_them() -> None:
+    told = Told([standing(1, {}, {f"label-{number}": 10 for number in range(3 * LABELS)})])
+    assert len(told.of(QUOTA_USED)) == len(told.of(QUOTA_MODE)) == LABELS
+
+
+def test_telling_holds_up_calls_for_a_moment_only() -> None:
+    """At the most that are ever compared; the bound is a hundred times what it takes."""
+    limit = dict.fromkeys(("premium", "standard", "economy"), 1000)
+    told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(COMPARED)] * 10)
+    began = time.perf_counter()
+    told.telemetry.text()
+    assert time.perf_counter() - began < 1.5
+
+
+def test_flips_are_counted_when_the_active_label_becomes_another() -> None:
+    outcomes = Outcomes()
+    one = standing(1, {}, {"premium": 100, "economy": 100}, outcomes)
+    for active, flips in ((0, 0), (1, 1), (1, 1), (0, 2)):
+        one.learn(one.plan, active)
+        assert outcomes.flips == flips

@@ -1,0 +1,96 @@
+"""What requests came to, as numbers: against a plain model, and never more of them than the configuration has names."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.errors import QuotaSpent, Refusal, UpstreamAway
+from proxy.forwarding.model_path import Operation
+from proxy.surface.measured import kind_of
+from proxy.traffic import ADDED_BOUNDS, ANSWER_BOUNDS, FIRST_BYTE_BOUNDS, NONE, OTHER, STATUSES, Distribution, Traffic
+
+SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from([*ADDED_BOUNDS, *ANSWER_BOUNDS, *FIRST_BYTE_BOUNDS])
+
+
+@given(st.lists(st.tuples(SPANS, SPANS, SPANS, SPANS, st.sampled_from([0, 200, 204, 301, 404, 429, 500, 599, 999]))))
+def test_what_is_told_is_what_happened(calls: list[tuple[float, float, float, float, int]]) -> None:
+    traffic = Traffic(["premium"])
+    lane = traffic.lane("CONVERSE_STREAM", "premium")
+    took, waited, ours, statuses = [], [], [], []
+    for before, thinking, streaming, after, status in calls:
+        began = 7.0
+        sent = began + before
+        first, last = sent + thinking, sent + thinking + streaming
+        now = last + after
+        lane.answered(status, began, sent, first, last, now)
+        took.append(now - began)
+        waited.append(first - began)
+        ours.append(sent - began + (now - last))
+        statuses.append("cut" if not status else f"{min(status // 100, 5)}xx")
+    assert dict(zip(STATUSES, lane.answers, strict=True)) == {each: statuses.count(each) for each in STATUSES}
+    for told, seen, bounds in (
+        (lane.durations, took, ANSWER_BOUNDS),
+        (lane.first_bytes, waited, FIRST_BYTE_BOUNDS),
+        (lane.added, ours, ADDED_BOUNDS),
+    ):
+        assert told == Distribution(bounds, _counted(seen, bounds), pytest.approx(sum(seen)))
+    assert (len(traffic.measured) == 1) is bool(calls)
+
+
+def _counted(seen: list[float], bounds: tuple[float, ...]) -> tuple[int, ...]:
+    """A bound belongs to what is below it, as `le` says."""
+    places = [bisect_left(bounds, each) for each in seen]
+    assert all(seen[n] <= bounds[place] for n, place in enumerate(places) if place < len(bounds))
+    return tuple(places.count(place) for place in range(len(bounds) + 1))
+
+
+@given(st.lists(st.text(max_size=20), max_size=50))
+def test_callers_cannot_make_lanes(labels: list[str]) -> None:
+    traffic = Traffic(["premium", "economy"])
+    for label in labels:
+        for operation in Operation:
+            traffic.lane(operation.name, label).answered(200, 0, 0, 0, 0, 0)
+    assert {lane.label for lane in traffic.lanes} <= {"premium", "economy", OTHER, NONE}
+    assert len(traffic.lanes) <= len(Operation) * 4
+
+
+def test_a_refusal_counts_where_it_was_refused() -> None:
+    traffic = Traffic(["premium"])
+    traffic.refuses(QuotaSpent("all is spent"))
+    traffic.refuses(UpstreamAway("it is away"), traffic.lane("CONVERSE", "premium"))
+    traffic.refuses(UpstreamAway("it is away"), traffic.lane("CONVERSE", "premium"))
+    told = {(lane.operation, lane.label): dict(zip(STATUSES, lane.answers, strict=True)) for lane in traffic.lanes}
+    assert told[NONE, NONE]["4xx"] == 1
+    assert told["converse", "premium"]["5xx"] == 2
+    assert (traffic.refused["QuotaSpent"], traffic.refused["UpstreamAway"]) == (1, 2)
+    assert traffic.measured == ()  # no times of what was never answered by Bedrock
+
+
+def test_every_kind_is_told_from_the_start() -> None:
+    """A counter that begins with its first event has none that can be seen."""
+    assert set(Traffic().refused) == {kind.__name__ for kind in Refusal.__subclasses__()}
+    assert set(Traffic().refused.values()) == {0}
+    assert (kind_of("QuotaSpent"), kind_of("Busy"), kind_of("OurFault")) == ("quota_spent", "busy", "our_fault")
+
+
+def test_of_what_is_not_streamed_the_first_byte_is_nothing_of_its_own() -> None:
+    traffic = Traffic(["premium"])
+    for operation in Operation:
+        traffic.lane(operation.name, "premium").answered(200, 0.0, 0.1, 0.5, 0.5, 0.6)
+    told = {lane.operation for lane in traffic.lanes if sum(lane.first_bytes.counts)}
+    assert told == {"converse_stream", "invoke_stream", "chat_completions"}
+
+
+def test_what_the_sidecar_adds_is_summed_over_labels() -> None:
+    traffic = Traffic(["premium", "economy"])
+    for label in ("premium", "economy"):
+        traffic.lane("CONVERSE", label).answered(200, 0.0, 0.002, 0.5, 0.5, 0.5)
+    traffic.lane("INVOKE", "economy").answered(200, 0.0, 9.0, 9.5, 9.5, 9.5)
+    told = dict(traffic.added_by_operation())
+    assert sum(told["converse"].counts) == 2
+    assert told["converse"].total == 0.004
+    assert told["invoke"].counts[-1] == 1
