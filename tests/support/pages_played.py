@@ -116,8 +116,7 @@ class _Player:
         if words[1] == "dev":
             _, _, pasted = self._running.told.partition("Paste into another shell:\n\n")
             self._shell.run(pasted.partition("\n\n")[0])
-        if block.shown is not None:
-            self._check(block, block.shown, 0, self._running.told)
+        self._check(block, 0, self._running.told)
 
     def _hear(self, block: Block) -> None:
         assert self._running is not None, f"{block}: no server runs"
@@ -130,14 +129,11 @@ class _Player:
     def _do(self, block: Block) -> None:
         until = time.monotonic() + (AGAIN_SECONDS if block.is_tried_again else 0)
         command = _commanded(block, self.here(block.text), self._folder)
-        while True:
-            code, printed = self._shell.run(command)
-            if self._says(block, printed) and code == block.code:
-                return
-            if time.monotonic() > until:
-                break
+        code, printed = self._shell.run(command)
+        while time.monotonic() < until and not (code == block.code and self._says(block, printed)):
             time.sleep(PAUSE_SECONDS)
-        self._check(block, block.shown, code, printed)
+            code, printed = self._shell.run(command)
+        self._check(block, code, printed)
 
     def _says(self, block: Block, printed: str) -> bool:
         if block.shown is None:
@@ -147,24 +143,22 @@ class _Player:
         is_such = fits_json if block.shown.language == "json" else fits
         return is_such(block.shown.text, printed)
 
-    def _check(self, block: Block, shown: Block | None, code: int, printed: str) -> None:
+    def _check(self, block: Block, code: int, printed: str) -> None:
         told = f"{block}: {block.text}\n--- ended with {code} and printed:\n{printed}"
         if self._running is not None:
             told += f"\n--- and the server said:\n{self._running.errors}"
         assert code == block.code, told
-        assert self._says(block, printed), f"{told}\n--- where the page has:\n{shown.text if shown else ''}"
+        assert self._says(block, printed), f"{told}\n--- where the page has:\n{block.shown and block.shown.text}"
 
 
 def _commanded(block: Block, text: str, folder: Path) -> str:
     if block.language == "sh":
         return text
-    name, runs = ("block.py", "python3") if block.language == "python" else ("block.mjs", "node")
-    (folder / name).write_text(text)
-    return f"{_python(block) if runs == 'python3' else runs} {name}"
-
-
-def _python(block: Block) -> str:
-    return shlex.quote(str(NEWEST)) if needs_clients(block) else "python3"
+    if block.language == "js":
+        (folder / "block.mjs").write_text(text)
+        return "node block.mjs"
+    (folder / "block.py").write_text(text)
+    return f"{shlex.quote(str(NEWEST)) if needs_clients(block) else 'python3'} block.py"
 
 
 class _Shell:
@@ -174,7 +168,7 @@ class _Shell:
         self._process, self._folder, self._answers = process, folder, answers
 
     def run(self, text: str) -> tuple[int, str]:
-        """The first exit code that is not 0, and all that was printed."""
+        """An exit code that is not 0, if there was one, and all that was printed."""
         typed, printed = self._folder / ".typed", self._folder / ".printed"
         typed.write_text(text + "\n")
         assert self._process.stdin is not None

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from proxy.commands.dev import _kept
+from proxy.commands.dev import _kept, config_in
 from proxy.errors import PriceKeeperError
+from proxy.recording.pace import Pace
 
 
 def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -61,3 +62,11 @@ def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(PriceKeeperError, match="cannot keep"):
         _kept(tmp_path / "file" / "secret", lambda: "made")
+
+
+def test_what_is_spent_is_in_the_store_after_a_second_however_little_it_is(tmp_path: Path) -> None:
+    journal = config_in(tmp_path, 0, 0, None).journal
+    pace = Pace(journal.flush_interval_secs, journal.flush_interval_max_secs)
+    for _ in range(10):
+        pace.flushed(1)
+    assert pace.seconds == 1
