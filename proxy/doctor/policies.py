@@ -13,7 +13,7 @@ from proxy.doctor.needs import ACTIONS, needs_of
 from proxy.forwarding.model_path import Operation
 
 ROLES: tuple[Role, ...] = ("sidecar", "control", "both")
-DEFAULT_PREFIX = "price-keeper-"
+_PREFIX = "price-keeper-"
 
 # What each operation of the data port is called in a policy. Chat completions and asynchronous jobs have no action of
 # their own, and bidirectional streams are refused.
@@ -57,19 +57,19 @@ def _anywhere(service: str, what: str) -> str:
     return f"arn:aws:{service}:*:*:{what}"
 
 
-def policy(role: Role, arn: Arn = _anywhere, prefix: str = DEFAULT_PREFIX, models: Any = MODELS) -> dict[str, Any]:
+def policy(role: Role, arn: Arn = _anywhere, prefix: str = _PREFIX, models: Any = MODELS) -> dict[str, Any]:
     calls = () if role == "control" else _of_calls(arn, models)
     return _document([*_of_tables(role, arn, prefix), *calls])
 
 
-def creation_policy(arn: Arn = _anywhere, prefix: str = DEFAULT_PREFIX) -> dict[str, Any]:
+def creation_policy(arn: Arn = _anywhere, prefix: str = _PREFIX) -> dict[str, Any]:
     return _document([_statement("Tables", "dynamodb", _OF_CREATION, [arn("dynamodb", f"table/{prefix}*")])])
 
 
 def _of_tables(role: Role, arn: Arn, prefix: str) -> Iterable[Statement]:
     for table, needed in needs_of(role).items():
         actions = [action for action in ACTIONS if action in needed]
-        yield _statement(camel(table), "dynamodb", actions, [arn("dynamodb", f"table/{prefix}{table}")])
+        yield _statement(_camel(table), "dynamodb", actions, [arn("dynamodb", f"table/{prefix}{table}")])
 
 
 def _of_calls(arn: Arn, models: Any) -> Iterable[Statement]:
@@ -90,5 +90,5 @@ def _document(statements: list[Statement]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def camel(name: str) -> str:
+def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("-"))
