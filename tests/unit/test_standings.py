@@ -13,6 +13,7 @@ from proxy.calendar_days import Period, known_zone, span
 from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
 from proxy.model import Scope
 from proxy.selection import watching as limits
+from proxy.selection.alertness import LEAST_SECONDS
 from proxy.selection.overrides import clear_override, set_override
 from proxy.selection.policy import Mode
 from proxy.stores import schema
@@ -68,6 +69,22 @@ async def test_local_spend_counts_at_once(one: Sidecar, exact_store: Store) -> N
     assert (await one.decide(who)) == ("premium", Mode.TIGHT, 99, None)
     assert await one.spend(who, 1) == "premium"
     assert (await one.decide(who)).label == "standard"
+
+
+async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
+    one: Sidecar, exact_store: Store, clock: ManualClock
+) -> None:
+    who = caller()
+    await budget(exact_store, who.org, QUOTAS)
+    await one.spend(who, 1)
+    await one.looked()
+    one.store.asked.clear()
+    await one.spend(who, 10 * USD)
+    await one.looked()
+    assert one.store.asked == []  # it was looked at less than a second ago
+    await clock.advance(LEAST_SECONDS)
+    await one.looked()
+    assert one.store.asked
 
 
 async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one: Sidecar, exact_store: Store) -> None:
