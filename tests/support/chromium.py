@@ -159,7 +159,8 @@ class Page:
                 while not what(value := await self.run(expression)):  # noqa: ASYNC110 - the page does not say when
                     await asyncio.sleep(0.05)
                 return value
-        raise AssertionError(f"{expression}: still {value!r} after {seconds} s; complaints: {self.complaints}")
+        told = f"{expression}: still {value!r} after {seconds} s; complaints: {self.complaints}"
+        raise AssertionError(f"{told}; the page says: {await self.text()}")
 
     async def says(self, selector: str, part: str) -> None:
         await self.until(f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(part)})")

@@ -16,6 +16,7 @@ let board = {};
 let stop = null;
 let searching = null;
 let shown = ""; // the budget that is shown in full
+let answer = null; // for whoever waits to have something confirmed
 const query = { search: "", after: "" };
 
 // Signing in and out.
@@ -124,11 +125,20 @@ const changed = () => ask("GET", `${pathOf(chosen())}/model-selection?force_chec
 
 function confirmed(title, text) {
   const dialog = byId("confirm");
+  answer?.(false);
   say(byId("confirm-title"), title);
   say(byId("confirm-text"), text);
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) => (answer = resolve));
+}
+
+// The event may come late, when the dialog is open again already for another question.
+function answered() {
+  const dialog = byId("confirm");
+  if (dialog.open) return;
+  answer?.(dialog.returnValue === "yes");
+  answer = null;
 }
 
 function searched(search, after) {
@@ -138,6 +148,7 @@ function searched(search, after) {
 
 byId("sign-in-form").addEventListener("submit", signIn);
 byId("sign-out").addEventListener("click", signOut);
+byId("confirm").addEventListener("close", answered);
 byId("search-form").addEventListener("submit", (event) => event.preventDefault());
 byId("search").addEventListener("input", (event) => {
   clearTimeout(searching);
