@@ -123,6 +123,8 @@ def told(found: Sequence[Sample], load: Load, seconds: float, results: Results) 
         f" {APPS} apps; every third stream and one request a second are left by who asked. {load.answered}"
         f" answers, {load.streamed} streams to their end, {load.left} left, {load.failed} failed."
     )
+    if load.why:
+        note += f" Those that failed were answered: {', '.join(f'{why!r} {count}' for why, count in load.why.items())}."
     columns = ["what", "when settled", "at the end", "least", "most"]
     kinds = (
         "memory_mb",

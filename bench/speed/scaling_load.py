@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -62,6 +63,7 @@ class Load:
     streamed: int = 0
     left: int = 0
     failed: int = 0
+    why: Counter[str] = field(default_factory=Counter)  # they failed: the first line of the answer, as far as it came
     took: list[float] = field(default_factory=list)  # since the last sample
 
 
@@ -122,15 +124,27 @@ class Callers:
         began = time.perf_counter()
         while self._free and self._free[-1].is_closed:  # it stood by for longer than connections are kept
             self._free.pop()
-        caller = self._free.pop() if self._free else await self._new()
-        caller.seen.clear()
-        caller.transport.write(self._unary[number % len(self._unary)])
-        if not await caller.until(_is_whole):
-            self.load.failed += 1
+        caller, is_good = self._free.pop() if self._free else None, False
+        if caller is not None:
+            caller.seen.clear()
+            is_good = await self._asked(caller, number)
+        if caller is None or not (is_good or caller.seen):  # as clients do where it was closed in that very moment
+            caller = await self._new()
+            is_good = await self._asked(caller, number)
+        if not is_good:
+            self._failed(caller)
             return
         self.load.answered += 1
         self.load.took.append(time.perf_counter() - began)
         self._free.append(caller)
+
+    async def _asked(self, caller: Caller, number: int) -> bool:
+        caller.transport.write(self._unary[number % len(self._unary)])
+        return await caller.until(_is_whole)
+
+    def _failed(self, caller: Caller) -> None:
+        self.load.failed += 1
+        self.load.why[caller.seen.partition(b"\r\n")[0].decode("latin-1")] += 1
 
     async def stream(self, number: int) -> None:
         caller = await self._new()
@@ -138,7 +152,8 @@ class Callers:
         leaves = number % LEAVES_AT == 0
         is_good = await caller.until(_is_begun if leaves else _is_over)
         caller.transport.abort() if leaves else caller.transport.close()
-        self.load.failed += not is_good
+        if not is_good:
+            self._failed(caller)
         self.load.left += leaves and is_good
         self.load.streamed += is_good and not leaves
 
