@@ -33,7 +33,6 @@ from proxy.traffic import NONE, Traffic
 
 # What is no operation of Bedrock's, and is asked for here all the same.
 _CREDENTIALS, _PROFILES = "credentials", "inference_profiles"
-_GOOD = 2  # of a status
 
 
 class Waiting(Ended, Protocol):
@@ -213,7 +212,7 @@ class Pipeline:
         if request.method != b"GET":
             raise UnknownOperation("credentials are fetched with GET")
         await self._credentials.answer(request, responder, tuple(told))
-        self.traffic.lane(_CREDENTIALS, "").answers[_GOOD] += 1
+        self.traffic.lane(_CREDENTIALS, "").answered_here(200)
 
     async def _show_no_profiles(self, request: Request, responder: Responder, told: Told) -> None:
         """Claude Code asks for inference profiles at its start; there are none to show, and it goes on."""
@@ -221,7 +220,7 @@ class Pipeline:
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
         answer_json(responder, {"inferenceProfileSummaries": []}, tuple(told))
-        self.traffic.lane(_PROFILES, "").answers[_GOOD] += 1
+        self.traffic.lane(_PROFILES, "").answered_here(200)
 
 
 class _Answering:

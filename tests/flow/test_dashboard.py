@@ -29,13 +29,11 @@ TESTS = GRAFANA / "alerts_test.yaml"
 OF_PROMETHEUS = {"job", "instance", "le"}
 VARIABLES = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}
 
-# Which samples a sidecar that is well has none of: prices are the configuration's, and nobody has a limit.
+# Of which a sidecar that is well has no samples: nothing is traced, no threshold is reached, and nobody has a limit.
 WITHOUT_DATA = ("spans_total", "alerts_raised_total", "leased{")
 
 
 class Query(NamedTuple):
-    """`is_shown` may be without data: of a dashboard, where what is looked for did not happen."""
-
     where: str
     expression: str
     legend: str = ""
