@@ -30,7 +30,7 @@ from bench.speed.rooms import shares
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "performance"
 RESULTS, FLAME = "results.json", "flame.svg"
-FURTHER = {"control": "The control API", "scaling": "Many orgs, many callers, many streams", "hour": "An hour of load"}
+FURTHER = {"control": "The control API", "scaling": "Many orgs, many callers, many streams", "hour": "A long load"}
 
 
 def write(folder: Path) -> Path:
