@@ -96,8 +96,9 @@ class Express:
             caller = self._identify.known(request)
             return caller is not None and self._is_taken(request, caller, entrance, responder, told, over)
         except Exception as failure:
-            refusal = answer_failure(responder, told, failure)
-            self.traffic.refuses(refusal, self.traffic.lane(entrance.asked.operation.name, ""))
+            lane = self.traffic.lane(entrance.asked.operation.name, "")
+            # Kept by no name here: the refusal knows this frame, so that only the collector would end the two.
+            self.traffic.refuses(answer_failure(responder, told, failure), lane)
             over()
             return True
 

@@ -50,6 +50,8 @@ def interrupted(folder: Path, url: str, *more: str) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # As on a terminal, also where these tests run in the background, which has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         host, port = url.removeprefix("http://").split(":")
         _wait_until_connected(host, int(port), process)
