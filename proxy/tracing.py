@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -59,6 +60,9 @@ _OF_HEADERS: Final = {
 _MODEL, _PERCENT, _ERROR = b"x-price-keeper-model", b"x-price-keeper-quota-pct", b"x-amzn-errortype"
 
 _log = logging.getLogger("proxy.tracing")
+
+# It warns of each header that a caller sent and that is none: as often as anybody likes, and in the caller's words.
+logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
 
 class Tracing:
@@ -127,9 +131,18 @@ class Tracing:
 
     async def close(self) -> None:
         """What has not been exported by then is lost."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop may be closed by then
+                loop.call_soon_threadsafe(over.set)
+
+        # None of the loop's own threads: it would wait for that one at its end, however long an export takes.
+        threading.Thread(target=shut_down, name="last traces", daemon=True).start()
         try:
             async with asyncio.timeout(LAST_SECONDS):
-                await asyncio.to_thread(self._provider.shutdown)
+                await over.wait()
         except TimeoutError:
             _log.warning("the last traces are not exported: the receiver does not answer")
 
