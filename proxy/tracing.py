@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -63,12 +64,15 @@ _log = logging.getLogger("proxy.tracing")
 
 # It warns of each header that a caller sent and that is none: as often as anybody likes, and in the caller's words.
 logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
+_EXPORTING: Final = logging.getLogger(OTLPSpanExporter.__module__)
 
 
 class Tracing:
     def __init__(self, chosen: Chosen) -> None:
-        endpoint = f"{(chosen.otlp_endpoint or '').rstrip('/')}/v1/traces"
-        self._exporter = _Counted(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS))
+        base = (chosen.otlp_endpoint or "").rstrip("/")
+        self._unpathed = _Unpathed(urlsplit(base).path)
+        _EXPORTING.addFilter(self._unpathed)
+        self._exporter = _Counted(OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_SECONDS))
         own = Resource({"service.name": "price-keeper", "service.version": own_version()})
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(chosen.sample_ratio)),
@@ -135,6 +139,7 @@ class Tracing:
 
         def shut_down() -> None:
             self._provider.shutdown()
+            _EXPORTING.removeFilter(self._unpathed)
             with suppress(RuntimeError):  # the loop may be closed by then
                 loop.call_soon_threadsafe(over.set)
 
@@ -258,6 +263,19 @@ class _Heard:
     def _fails(self, kind: str) -> None:
         self._span.set_attribute("error.type", kind)
         self._span.set_status(StatusCode.ERROR)
+
+
+class _Unpathed(logging.Filter):
+    """Takes a path out of what is logged: some receivers want their key there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._path:
+            record.msg, record.args = record.getMessage().replace(self._path, "/..."), ()
+        return True
 
 
 class _Counted(SpanExporter):

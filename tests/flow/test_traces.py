@@ -300,6 +300,15 @@ async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) ->
     assert [each for each in caplog.records if each.name.startswith("opentelemetry.trace")] == []
 
 
+async def test_the_log_does_not_tell_the_path_of_a_receiver(caplog: pytest.LogCaptureFixture) -> None:
+    """Some receivers want their key there."""
+    chosen = Chosen(otlp_endpoint="http://127.0.0.1:9/key-of-ours")
+    async with tracing.opened_tracing(chosen) as made:
+        await made.around(handler)(asked(), cast(Responder, Nobody()))
+    assert "127.0.0.1" in caplog.text
+    assert "key-of-ours" not in caplog.text
+
+
 async def test_a_share_is_sampled_and_callers_go_before_it() -> None:
     nobody = cast(Responder, Nobody())
     async with stuck(sample_ratio=0.0) as (made, traced):
