@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -60,11 +62,17 @@ _MODEL, _PERCENT, _ERROR = b"x-price-keeper-model", b"x-price-keeper-quota-pct",
 
 _log = logging.getLogger("proxy.tracing")
 
+# It warns of each header that a caller sent and that is none: as often as anybody likes, and in the caller's words.
+logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
+_EXPORTING: Final = logging.getLogger(OTLPSpanExporter.__module__)
+
 
 class Tracing:
     def __init__(self, chosen: Chosen) -> None:
-        endpoint = f"{(chosen.otlp_endpoint or '').rstrip('/')}/v1/traces"
-        self._exporter = _Counted(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS))
+        base = (chosen.otlp_endpoint or "").rstrip("/")
+        self._unpathed = _Unpathed(urlsplit(base).path)
+        _EXPORTING.addFilter(self._unpathed)
+        self._exporter = _Counted(OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_SECONDS))
         own = Resource({"service.name": "price-keeper", "service.version": own_version()})
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(chosen.sample_ratio)),
@@ -127,9 +135,19 @@ class Tracing:
 
     async def close(self) -> None:
         """What has not been exported by then is lost."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            _EXPORTING.removeFilter(self._unpathed)
+            with suppress(RuntimeError):  # the loop may be closed by then
+                loop.call_soon_threadsafe(over.set)
+
+        # None of the loop's own threads: it would wait for that one at its end, however long an export takes.
+        threading.Thread(target=shut_down, name="last traces", daemon=True).start()
         try:
             async with asyncio.timeout(LAST_SECONDS):
-                await asyncio.to_thread(self._provider.shutdown)
+                await over.wait()
         except TimeoutError:
             _log.warning("the last traces are not exported: the receiver does not answer")
 
@@ -245,6 +263,19 @@ class _Heard:
     def _fails(self, kind: str) -> None:
         self._span.set_attribute("error.type", kind)
         self._span.set_status(StatusCode.ERROR)
+
+
+class _Unpathed(logging.Filter):
+    """Takes a path out of what is logged: some receivers want their key there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._path:
+            record.msg, record.args = record.getMessage().replace(self._path, "/..."), ()
+        return True
 
 
 class _Counted(SpanExporter):

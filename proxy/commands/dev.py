@@ -139,7 +139,8 @@ class _Ready:
         return f"http://{self.started.control}"
 
     def guide(self) -> str:
-        trust = "\nexport " + " ".join(f"{name}={self.authority}" for name in _TRUST) if self.authority else ""
+        authority = shlex.quote(str(self.authority))
+        trust = "\nexport " + " ".join(f"{name}={authority}" for name in _TRUST) if self.authority else ""
         return _GUIDE.format(
             trust=trust,
             folder=shlex.quote(str(self.folder)),

@@ -13,7 +13,10 @@ from typing import TextIO
 @contextmanager
 def whole_file(path: Path, mode: int, *, replaces: bool = False) -> Iterator[TextIO]:
     """What is written is under its name when this ends well; whoever finds the file finds all of it. Unless it
-    `replaces`, FileExistsError is raised where somebody else was faster, and theirs stays."""
+    `replaces`, FileExistsError is raised where somebody else was faster, and theirs stays. Nobody may read it who might
+    not read what it replaces."""
+    if replaces and path.exists():
+        mode &= path.stat().st_mode
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         opened = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)

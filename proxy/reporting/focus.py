@@ -16,7 +16,7 @@ from proxy.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from proxy.recording.entries import Counts
 from proxy.reporting.money import exact_usd
 from proxy.reporting.query import Report
-from proxy.reporting.records import moment
+from proxy.reporting.records import harmless, moment
 from proxy.reporting.totals import Spent, tokens
 
 VERSION = "1.3"
@@ -99,7 +99,7 @@ def _account(report: Report, spent: Spent, account: str | None) -> Record:
         "BillingAccountId": account or LEDGER,
         "BillingAccountName": None if account else GENERATOR,
         "SubAccountId": spent.org,
-        "SubAccountName": report.tenants[spent.org].title,
+        "SubAccountName": harmless(report.tenants[spent.org].title),
     }
 
 
@@ -142,7 +142,7 @@ def _resource(report: Report, spent: Spent, region: str | None) -> Record:
         **where,
         **told,
         "ResourceId": f"{spent.org}/{spent.app}",
-        "ResourceName": report.app_names.get((spent.org, spent.app)),
+        "ResourceName": harmless(report.app_names.get((spent.org, spent.app))),
         "ResourceType": "Application",
     }
 

@@ -46,7 +46,8 @@ def as_csv(report: Report, rows: Sequence[Row], by: Sequence[str], *, has_header
     columns = [column for name in by for column in (name, NAMED.get(name)) if column is not None]
     records = []
     for row in rows:
-        keys = {column: _harmless(column, value) for column, value in _keys(report, row, by).items()}
+        keys = _keys(report, row, by)
+        keys.update({column: harmless(keys[column]) for column in NAMED.values() if column in keys})
         numbers = dict(zip(COUNTED, row.counts, strict=False))
         records.append({**keys, **numbers, "cost_usd": money.exact_usd(row.counts.pico)})
     return csv_text([*columns, *COUNTED, "cost_usd"], records, has_header=has_header)
@@ -91,7 +92,6 @@ def _on_one_line(value: Any) -> Any:
     return value.replace("\r", " ") if isinstance(value, str) else value
 
 
-def _harmless(column: str, value: Any) -> Any:
+def harmless(name: str | None) -> str | None:
     """Only names are anybody's free text; a cell of theirs must not become a formula of the reader's."""
-    is_risky = column in NAMED.values() and isinstance(value, str) and value.startswith(_FORMULA)
-    return f"'{value}" if is_risky else value
+    return f"'{name}" if name is not None and name.startswith(_FORMULA) else name

@@ -36,7 +36,8 @@ class Crew:
 
     async def _text(self, number: int) -> str | None:
         try:
-            return (await self._asked(number, "/metrics"))[1].decode()
+            status, body = await self._asked(number, "/metrics")
+            return body.decode() if status == 200 else None
         except (WorkerAway, UnicodeDecodeError):
             return None
 

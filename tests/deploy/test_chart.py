@@ -113,6 +113,12 @@ def test_monitors_find_what_they_are_for() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
+def test_a_single_replica_holds_up_no_drain_of_its_node() -> None:
+    found = rendered("control", "--set", "control.replicas=1")
+    (budget,) = of_kind(found, "PodDisruptionBudget")
+    assert budget["spec"].get("minAvailable", 0) < 1
+
+
 def test_helm_test_asks_each_service_whether_it_is_ready() -> None:
     found = rendered("everything")
     tests = [each for each in of_kind(found, "Pod") if each["metadata"]["annotations"]["helm.sh/hook"] == "test"]

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from proxy import app
-from proxy.cli import _parser
+from proxy.commandline.whole import parser
 from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 from tests.support.deployed import DEPLOY, assert_good_config
 
@@ -54,7 +54,7 @@ def test_it_has_time_to_drain() -> None:
 
 def test_the_command_and_the_configuration_are_accepted(tmp_path: Path) -> None:
     sidecar = services(BASE)["sidecar"]
-    _parser().parse_args(sidecar["command"])
+    parser().parse_args(sidecar["command"])
     text = (DEPLOY / "docker" / "config.yaml").read_text()
     overrides = {
         name: value

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from proxy import app
-from proxy.cli import _parser
+from proxy.commandline.whole import parser
 from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 from proxy.workers.supervisor import STOP_SECONDS
 from tests.support.deployed import (
@@ -124,7 +124,7 @@ def test_configurations_are_accepted(found: list[Document], tmp_path: Path) -> N
 
 def test_commands_are_accepted(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
-        chosen = _parser().parse_args(ours(pod)["args"])
+        chosen = parser().parse_args(ours(pod)["args"])
         assert str(chosen.config) == "/etc/price-keeper/config.yaml"
 
 
@@ -142,7 +142,7 @@ def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
 
 def test_sidecars_cannot_make_tokens(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
-        if _parser().parse_args(ours(pod)["args"]).role == "sidecar":
+        if parser().parse_args(ours(pod)["args"]).role == "sidecar":
             assert all("public_key_file" in key for key in config["auth"]["keys"])
             assert "admin_api_key_file" not in config["auth"]
 
@@ -157,7 +157,7 @@ def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             asked = container.get(kind, {}).get("httpGet")
             assert asked is None or numbers.get(asked["port"], asked["port"]) == 8082
-        if _parser().parse_args(container["args"]).role != "control":
+        if parser().parse_args(container["args"]).role != "control":
             port = listen.get("data", "127.0.0.1:8080").rpartition(":")[2]
             (code,) = [each for each in container["startupProbe"]["exec"]["command"] if "import" in each]
             assert f"('127.0.0.1', {port})" in code
@@ -184,7 +184,7 @@ def test_pods_have_time_to_drain(found: list[Document]) -> None:
         container = ours(pod)
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [""])[-1]
         waits = float(hook.partition("sleep(")[2].rstrip(")") or 0)
-        workers = _parser().parse_args(container["args"]).workers
+        workers = parser().parse_args(container["args"]).workers
         takes = DRAIN if workers == 1 else STOP_SECONDS
         assert pod["terminationGracePeriodSeconds"] > waits + takes
 

@@ -165,6 +165,14 @@ def test_what_is_there_stays_until_it_is_replaced(place: Path, tmp_path: Path) -
         assert "is no file" in export(place, "--out", name, "--force", code=2).stderr
 
 
+def test_a_file_that_few_may_read_is_replaced_by_one_that_no_more_may_read(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.touch(0o600)
+    export(place, str(FIRST), "--out", str(file), "--force")
+    assert file.stat().st_size > 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -271,6 +273,40 @@ async def test_what_cannot_be_exported_is_dropped_beyond_a_bound() -> None:
         assert len(made._batches._batch_processor._queue) <= tracing.WAITING
         assert counted(made)["made"] == 3 * tracing.WAITING
         assert counted(made)["exported"] == 0
+
+
+def test_an_export_that_goes_on_holds_no_process_up_that_ends() -> None:
+    """Its event loop waits for every thread that it has lent out."""
+    answers = threading.Event()
+
+    async def process() -> None:
+        async with stuck() as (_, traced):
+            await traced(asked(), cast(Responder, Nobody()))
+
+    with patch.object(Stuck, "export", lambda *_: answers.wait(10)):
+        began = time.monotonic()
+        try:
+            asyncio.run(process())
+            assert time.monotonic() - began < 5
+        finally:
+            answers.set()
+
+
+async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    nobody = cast(Responder, Nobody())
+    async with stuck() as (_, traced):
+        for traceparent, tracestate in (("0" * 600, ""), (SAMPLED, "a" * 9000), (SAMPLED, "Of-No-Form=1")):
+            await traced(asked(traceparent=traceparent, tracestate=tracestate), nobody)
+    assert [each for each in caplog.records if each.name.startswith("opentelemetry.trace")] == []
+
+
+async def test_the_log_does_not_tell_the_path_of_a_receiver(caplog: pytest.LogCaptureFixture) -> None:
+    """Some receivers want their key there."""
+    chosen = Chosen(otlp_endpoint="http://127.0.0.1:9/key-of-ours")
+    async with tracing.opened_tracing(chosen) as made:
+        await made.around(handler)(asked(), cast(Responder, Nobody()))
+    assert "127.0.0.1" in caplog.text
+    assert "key-of-ours" not in caplog.text
 
 
 async def test_a_share_is_sampled_and_callers_go_before_it() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from proxy.commands.dev import _kept, config_in
+from proxy.commands.dev import _kept, _Ready, config_in
 from proxy.errors import PriceKeeperError
 from proxy.recording.pace import Pace
 
@@ -47,6 +49,18 @@ def test_of_two_that_start_at_once_both_have_the_first_ones(tmp_path: Path) -> N
 
     assert _kept(file, slower) == "the other's"
     assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_what_is_to_be_pasted_is_good_for_any_folder(tmp_path: Path) -> None:
+    """A shell takes what stands there as names, whatever is in them."""
+    folder = tmp_path / "my $(touch made) data"
+    started: Any = SimpleNamespace(data="127.0.0.1:1", control="127.0.0.1:2")
+    guide = _Ready(started, "secret", folder / "ca.pem", folder, "token").guide()
+    exports = [line for line in guide.splitlines() if line.startswith("export ")]
+    script = "; ".join([*exports, 'printf "%s\\n" "$AWS_CA_BUNDLE" "$CURL_CA_BUNDLE"'])
+    told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert told.stdout.splitlines() == [f"{folder}/ca.pem"] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,13 @@ def test_an_org_without_a_name_goes_by_its_id() -> None:
     assert (row["SubAccountId"], row["SubAccountName"]) == (BETA, BETA)
 
 
+def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
+    found = report(spent("shop", "premium"), apps={(ACME, "shop"): "-2+3"})
+    found.tenants[ACME] = Tenant(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
+    (row,) = records(found, lambda _: None, None)
+    assert (row["SubAccountName"], row["ResourceName"]) == ("'=HYPERLINK(1)", "'-2+3")
+
+
 @pytest.mark.parametrize(
     ("zone", "day", "begins", "hours", "month"),
     [

@@ -249,6 +249,21 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
     assert not path.exists()
 
 
+async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path) -> None:
+    """What it says of its failure is no sample."""
+    place = Place(0, 2, tmp_path)
+
+    async def fails(_: object, __: Call) -> Answer:
+        return Answer(b"sorry", 500, content_type="text/plain")
+
+    route = Route("GET", "/metrics", Who.ANYBODY, "/metrics", "", fails, {200: ""}, group="probes")
+    async with (
+        listening_within(Control([route], lambda: 0.0), place.socket_of(1), SystemClock()),
+        opened_crew(place) as crew,
+    ):
+        assert (await telemetry_of(place, crew).told()).splitlines()[-1] == "price_keeper_workers_up 1"
+
+
 async def test_one_process_tells_what_it_always_told() -> None:
     async with opened_crew(ALONE) as crew:
         telemetry = telemetry_of(ALONE, crew)
