@@ -19,14 +19,12 @@ from proxy.control.page.same_origin import PAGE_HEADER, check_same_origin, says_
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem
 from proxy.control.terms import API_KEY, AUTHORIZATION
-from proxy.errors import AccessDenied, Busy, TokenExpired
+from proxy.errors import AccessDenied, Busy, SlowDown, TokenExpired
 from proxy.reporting.settings_shown import utc
 
 ADMIN, CLIENT = "admin", "client"
-BODY = Fields(
-    {"kind": OneOf((ADMIN, CLIENT)), "secret": Text(r"[ -~]+", 16 * 1024, "an admin key or an access token")},
-    ("kind", "secret"),
-)
+_SECRET = Text(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
+BODY = Fields({"kind": OneOf((ADMIN, CLIENT)), "secret": _SECRET}, ("kind", "secret"))
 NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
 _PATH = "/status/session"
 
@@ -57,12 +55,15 @@ async def current(parts: Parts, call: Call) -> Answer:
     if cookie is None:
         return Answer(NOBODY)
     check_same_origin(call.headers, is_change=False)
+    gone = {"Set-Cookie": _cookie(call, "", 0)}
     try:
         return Answer(_told(await parts.access.session(cookie, call.address)))
+    except SlowDown as failure:  # a wrong one as below, after too many: without it the next answer is another one
+        raise Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone) from None
     except Problem as failure:
         if failure.status != 401:
             raise
-        return Answer(NOBODY, headers={"Set-Cookie": _cookie(call, "", 0)})
+        return Answer(NOBODY, headers=gone)
 
 
 async def end(parts: Parts, call: Call) -> Answer:
@@ -104,7 +105,7 @@ _HEADERS = {PAGE_HEADER: "1, or nothing is done: pages from elsewhere cannot sen
 def _route(method: str, name: str, summary: str, handle: Any, **more: Any) -> Route:
     return Route(
         method, _PATH, Who.ANYBODY, name, summary, handle, {200: "PageSession"}, (401, 403),
-        headers=_HEADERS, group="page", **more,
+        headers=_HEADERS, group="page", by_secret=True, **more,
     )  # fmt: skip
 
 
@@ -117,7 +118,6 @@ ROUTES = (
         begin,
         body="PageSignIn",
         body_bytes=OF_STRANGERS,
-        by_secret=True,
     ),
     _route("DELETE", "endPageSession", "Sign out", end),
 )
