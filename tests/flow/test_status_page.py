@@ -179,7 +179,8 @@ async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: 
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
         assert [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(4)] == [200] * 3 + [429]
         for path in ("/status", "/status/page.js", "/status/session"):
-            assert (await Browser(api).ask("GET", path)).status == 200, path
+            for method in ("GET", "HEAD"):
+                assert (await Browser(api).ask(method, path)).status == 200, (method, path)
         browser = Browser(api)
         assert (await browser.sign_in()).status == 200
         assert (await browser.ask("GET", "/status/session")).body["is_signed_in"] is True

@@ -105,12 +105,12 @@ _HEADERS = {PAGE_HEADER: "1, or nothing is done: pages from elsewhere cannot sen
 def _route(method: str, name: str, summary: str, handle: Any, **more: Any) -> Route:
     return Route(
         method, _PATH, Who.ANYBODY, name, summary, handle, {200: "PageSession"}, (401, 403),
-        headers=_HEADERS, group="page", by_secret=True, **more,
+        headers=_HEADERS, group="page", **more,
     )  # fmt: skip
 
 
 ROUTES = (
-    _route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current),
+    _route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current, is_unlimited=True),
     _route(
         "POST",
         "beginPageSession",
@@ -118,6 +118,7 @@ ROUTES = (
         begin,
         body="PageSignIn",
         body_bytes=OF_STRANGERS,
+        by_secret=True,
     ),
-    _route("DELETE", "endPageSession", "Sign out", end),
+    _route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
 )
