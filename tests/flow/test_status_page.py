@@ -187,11 +187,12 @@ async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: 
         assert (await browser.ask("DELETE", "/status/session")).status == 200
 
 
-async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: Rig) -> None:
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: Rig, method: str) -> None:
     """Or its browser would be told nothing else, also by the time it has a good key to show."""
     port = api.url.rpartition(":")[2]
     for _ in range(12):
-        answer = await Browser(api, f"price-keeper-{port}=a.b.c").ask("GET", "/status/session")
+        answer = await Browser(api, f"price-keeper-{port}=a.b.c").ask(method, "/status/session")
         assert f"price-keeper-{port}=; Path=/; Max-Age=0" in answer.headers.get("Set-Cookie", "")
     assert (answer.status, int(answer.headers["Retry-After"]) > 0) == (429, True)
 

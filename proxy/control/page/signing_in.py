@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 
 from proxy.auth.page_sessions import PageSession
 from proxy.control.access import cookie_name, cookie_of, principal_of
+from proxy.control.auth import wrong_counted
 from proxy.control.bodies import OF_STRANGERS
 from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, OneOf, Text
@@ -19,7 +20,7 @@ from proxy.control.page.same_origin import PAGE_HEADER, check_same_origin, says_
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem
 from proxy.control.terms import API_KEY, AUTHORIZATION
-from proxy.errors import AccessDenied, Busy, SlowDown, TokenExpired
+from proxy.errors import Busy, SlowDown
 from proxy.reporting.settings_shown import utc
 
 ADMIN, CLIENT = "admin", "client"
@@ -58,8 +59,8 @@ async def current(parts: Parts, call: Call) -> Answer:
     gone = {"Set-Cookie": _cookie(call, "", 0)}
     try:
         return Answer(_told(await parts.access.session(cookie, call.address)))
-    except SlowDown as failure:  # a wrong one as below, after too many: without it the next answer is another one
-        raise Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone) from None
+    except SlowDown as failure:
+        raise _too_many(failure, gone) from None
     except Problem as failure:
         if failure.status != 401:
             raise
@@ -72,13 +73,21 @@ async def end(parts: Parts, call: Call) -> Answer:
     cookie, gone = cookie_of(call.headers), {"Set-Cookie": _cookie(call, "", 0)}
     try:
         if cookie is not None:
-            await parts.page_sessions.end(cookie, parts.clock.now())
-    except (AccessDenied, TokenExpired):
-        pass  # it was none any more
+            with wrong_counted(parts, call):
+                await parts.page_sessions.end(cookie, parts.clock.now())
+    except Problem:
+        pass  # it was none, or none any more
+    except SlowDown as failure:
+        raise _too_many(failure, gone) from None
     except Busy as failure:
         why = "this browser is signed out; while the store is away it cannot be told that the session is over"
         raise Problem(503, ERRORS[503], why, wait=failure.retry_after, headers=gone) from None
     return Answer(NOBODY, headers=gone)
+
+
+def _too_many(failure: SlowDown, gone: dict[str, str]) -> Problem:
+    """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
+    return Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone)
 
 
 def _told(session: PageSession) -> dict[str, Any]:
