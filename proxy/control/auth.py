@@ -16,12 +16,12 @@ from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, unauthorized
 from proxy.errors import AccessDenied, Busy, NoGuess, TokenExpired
 
-_TOKEN = Text(r"[!-~]+", 16 * 1024, "a token")
+_TOKEN = Text(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
 LOGIN = Fields(
     {
         "grant_type": Text("client_credentials", 18, "client_credentials"),
         "client_id": Text(r"[!-~]+", 128, "a client id"),
-        "client_secret": Text(r"[!-~]+", 128, "a secret"),
+        "client_secret": Text(r"[!-~]+", 128, "a secret", is_secret=True),
     },
     ("client_id", "client_secret"),
 )

@@ -34,10 +34,12 @@ class Text:
     pattern: str
     longest: int
     what: str
+    is_secret: bool = False  # then what was found instead may be one, but for a slip, and is not told
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or len(value) > self.longest or not re.fullmatch(self.pattern, value, re.ASCII):
-            raise ValueError(f"expected {self.what}, found {shown(value)}")
+            found = "something else" if self.is_secret else shown(value)
+            raise ValueError(f"expected {self.what}, found {found}")
         return value
 
     @property

@@ -19,8 +19,11 @@ from proxy.auth.page_sessions import SECONDS as SESSION_SECONDS
 from proxy.control import access
 from proxy.control.page import places
 from proxy.control.page.places import MOST_ROWS
+from proxy.control.rates import LocalRates
 from proxy.errors import AccessDenied
-from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Answered, Rig
+from tests.support.clock import ManualClock
+from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Answered, Rig, rig
+from tests.support.engines import Engines
 from tests.support.status_page import PAGE, Browser, put, status_page
 
 SHOP = f"{API}/apps/shop"
@@ -158,6 +161,40 @@ async def test_what_is_no_sign_in_is_told_what_one_is(api: Rig, body: Any) -> No
     answer = await Browser(api).ask("POST", "/status/session", body)
     assert (answer.status, bool(answer.body["details"])) == (400, True)
     assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("name", ["secret", "client_secret", "refresh_token", "token"])
+async def test_a_secret_that_cannot_be_one_is_not_told_back(api: Rig, name: str) -> None:
+    """The page would show it to whoever looks on."""
+    path = {"secret": "/status/session", "client_secret": "/auth/token", "refresh_token": "/auth/refresh"}
+    for mistyped in (ADMIN_KEY + "–", [ADMIN_KEY]):
+        body = {"kind": "admin", name: mistyped} if name == "secret" else {name: mistyped}
+        answer = await Browser(api).ask("POST", path.get(name, "/auth/revoke"), body)
+        assert (answer.status, name in answer.raw.decode()) == (400, True)
+        assert ADMIN_KEY[:8] not in answer.raw.decode()
+
+
+async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: Path) -> None:
+    rates = LocalRates(ManualClock().monotonic, 3, 1)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
+        assert [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(4)] == [200] * 3 + [429]
+        for path in ("/status", "/status/page.js", "/status/session"):
+            for method in ("GET", "HEAD"):
+                assert (await Browser(api).ask(method, path)).status == 200, (method, path)
+        browser = Browser(api)
+        assert (await browser.sign_in()).status == 200
+        assert (await browser.ask("GET", "/status/session")).body["is_signed_in"] is True
+        assert (await browser.ask("DELETE", "/status/session")).status == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: Rig, method: str) -> None:
+    """Or its browser would be told nothing else, also by the time it has a good key to show."""
+    port = api.url.rpartition(":")[2]
+    for _ in range(12):
+        answer = await Browser(api, f"price-keeper-{port}=a.b.c").ask(method, "/status/session")
+        assert f"price-keeper-{port}=; Path=/; Max-Age=0" in answer.headers.get("Set-Cookie", "")
+    assert (answer.status, int(answer.headers["Retry-After"]) > 0) == (429, True)
 
 
 async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,6 +325,53 @@ async def test_a_session_that_was_ended_elsewhere_leads_back_to_signing_in(page:
     assert (await page.call("Network.getCookies"))["cookies"] == []
 
 
+async def test_who_signs_in_next_sees_nothing_of_who_was_there(page: Page, dev: Sidecar) -> None:
+    for app in ("checkout", "search"):
+        asked(dev, "PUT", f"{API}/apps/{app}", {"app_name": app.title()})
+    await sign_in_to_list(page, dev)
+    await page.click("#search")
+    await page.type("checkout")
+    await page.run(f"location.hash = '#{ORG}/checkout'")
+    await page.says("#title", "Checkout")
+    await page.says("#serves", "premium serves")
+    await page.click("#sign-out")
+    await page.until("document.activeElement?.id === 'secret'")
+    left = await page.run(
+        "[location.href, document.title, document.body.textContent,"
+        " ...[...document.querySelectorAll('input')].map((each) => each.value)].join()"
+    )
+    assert [word for word in ("heckout", "premium", ORG) if word in left] == []
+
+
+async def test_where_it_cannot_begin_it_says_why_and_lets_one_sign_in(page: Page, dev: Sidecar) -> None:
+    """As where others at this address have shown too many wrong cookies."""
+    wrong = f"price-keeper-{urlsplit(dev.control).port}=a.b.c"
+    async with aiohttp.ClientSession() as session:
+        for _ in range(12):
+            headers = {"Cookie": wrong, "X-Price-Keeper-Page": "1"}
+            (await session.get(f"{dev.control}/status/session", headers=headers)).close()
+    await page.open(f"{dev.control}/health")
+    await page.run(f"document.cookie = '{wrong}; path=/'")
+    await page.open(f"{dev.control}/status")
+    await page.says("#sign-in-error", "too many")
+    await page.click("#secret")
+    await page.type(key_of(dev))
+    await page.press("Enter")
+    await page.until("!document.querySelector('#in-full').hidden")
+
+
+async def test_whatever_a_name_says_it_stays_text(page: Page, dev: Sidecar) -> None:
+    mean = "\"'><img src=x onerror=\"document.title='run'\"><a href=javascript:alert(1)>{{7*7}}</a>"
+    asked(dev, "PUT", f"{API}/apps/{APP}", {"app_name": mean})
+    asked(dev, "PUT", f"{DEMO}/override", {"label": "economy", "reason": mean, "who": mean})
+    await sign_in(page, dev)
+    await page.says("#title", mean)
+    await page.says("#override-now", f"by {mean}: {mean}")
+    assert await page.run("document.querySelectorAll('main img, main a:not([href^=\"#\"])').length") == 0
+    assert await page.run("document.title.startsWith('\"')")
+    assert_clean(page, dev)
+
+
 async def test_where_too_many_pages_are_open_it_asks_for_itself(page: Page, dev: Sidecar) -> None:
     headers = {"X-API-Key": key_of(dev)}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, AsyncExitStack() as open_now:

@@ -7,7 +7,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.control.page.history import LEAST_SECONDS, MOST_COURSES, MOST_POINTS, Course, History, Point
+from proxy.control.page.history import (
+    LEAST_SECONDS,
+    MOST_COURSES,
+    MOST_POINTS,
+    MOST_UNSPENT,
+    Course,
+    History,
+    Point,
+)
 from proxy.recording.entries import Counter
 
 TOLD = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=1500)
@@ -84,3 +92,18 @@ def test_of_too_many_the_one_not_heard_of_for_longest_goes() -> None:
     assert history.of(*counters[-1][:3]) is not None
     assert list(history.courses("ORG#2", "DAY#20261118", {"premium": 0, "economy": 0})) == ["premium"]
     assert history.courses("ORG#2", "DAY#20261119", {"premium": 0}) == {}
+
+
+def test_what_nothing_was_spent_of_takes_no_room_from_what_was() -> None:
+    """Somebody may look at any number of apps that there are not."""
+    history = History()
+    spent = Counter("ORG#0", "premium", "DAY#20261118", 8)
+    history.learn(spent, 0, 0.0)
+    history.learn(spent, 1, 10.0)
+    for number in range(1, MOST_COURSES + MOST_UNSPENT + 1):
+        history.learn(Counter(f"ORG#{number}", "premium", "DAY#20261118", 8), 0, float(number))
+    course = history.of(*spent[:3])
+    assert course is not None
+    assert [each.pico for each in course.points] == [0, 1]
+    known = (history.of(f"ORG#{number}", *spent[1:3]) for number in range(1, MOST_COURSES + MOST_UNSPENT + 1))
+    assert sum(each is not None for each in known) == MOST_UNSPENT

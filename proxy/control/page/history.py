@@ -13,6 +13,7 @@ from typing import NamedTuple
 from proxy.recording.entries import Counter
 
 MOST_COURSES = 3000  # counters; with all their points some 15 MB
+MOST_UNSPENT = 1000  # counters of which nothing is spent, of however many apps that there may not even be
 MOST_POINTS = 240  # of one: a chart is hardly wider
 LEAST_SECONDS = 5.0  # between two points, at first
 
@@ -96,21 +97,24 @@ _Name = tuple[str, str, str]  # a scope, a label, a period
 class History:
     def __init__(self) -> None:
         self._courses: dict[_Name, Course] = {}
+        self._unspent: dict[_Name, Course] = {}
 
     def learn(self, counter: Counter, pico: int, at: float) -> None:
         """The one that was not heard of for longest makes room."""
         name = counter[:3]
-        course = self._courses.pop(name, None)
+        course = self._courses.pop(name, None) or self._unspent.pop(name, None)
         if course is None:
             course = Course(Point(at, pico))
-            if len(self._courses) >= MOST_COURSES:
-                del self._courses[next(iter(self._courses))]
         else:
             course.learn(at, pico)
-        self._courses[name] = course
+        kept, most = (self._courses, MOST_COURSES) if course.points[-1].pico else (self._unspent, MOST_UNSPENT)
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[name] = course
 
     def of(self, scope: str, label: str, period: str) -> Course | None:
-        return self._courses.get((scope, label, period))
+        name = scope, label, period
+        return self._courses.get(name) or self._unspent.get(name)
 
     def courses(self, scope: str, period: str, labels: Mapping[str, object]) -> dict[str, Course]:
         found = ((label, self.of(scope, label, period)) for label in labels)

@@ -53,7 +53,7 @@ def _read(name: str) -> bytes | None:
 
 ROUTES = (
     Route("GET", "/status", Who.ANYBODY, "statusPage", "The status page; what it shows, it asks for once somebody has "
-          "signed in", page, {200: ""}, group="page", media=(HTML,)),
+          "signed in", page, {200: ""}, group="page", media=(HTML,), is_unlimited=True),
     Route("GET", "/status/{file}", Who.ANYBODY, "statusPageFile", "A script, style or picture of the status page",
-          file, {200: ""}, (404,), group="page", media=tuple(_KINDS.values())),
+          file, {200: ""}, (404,), group="page", media=tuple(_KINDS.values()), is_unlimited=True),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 
 from proxy.auth.page_sessions import PageSession
 from proxy.control.access import cookie_name, cookie_of, principal_of
+from proxy.control.auth import wrong_counted
 from proxy.control.bodies import OF_STRANGERS
 from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.fields import Fields, OneOf, Text
@@ -19,14 +20,12 @@ from proxy.control.page.same_origin import PAGE_HEADER, check_same_origin, says_
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem
 from proxy.control.terms import API_KEY, AUTHORIZATION
-from proxy.errors import AccessDenied, Busy, TokenExpired
+from proxy.errors import Busy, SlowDown
 from proxy.reporting.settings_shown import utc
 
 ADMIN, CLIENT = "admin", "client"
-BODY = Fields(
-    {"kind": OneOf((ADMIN, CLIENT)), "secret": Text(r"[ -~]+", 16 * 1024, "an admin key or an access token")},
-    ("kind", "secret"),
-)
+_SECRET = Text(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
+BODY = Fields({"kind": OneOf((ADMIN, CLIENT)), "secret": _SECRET}, ("kind", "secret"))
 NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
 _PATH = "/status/session"
 
@@ -57,12 +56,15 @@ async def current(parts: Parts, call: Call) -> Answer:
     if cookie is None:
         return Answer(NOBODY)
     check_same_origin(call.headers, is_change=False)
+    gone = {"Set-Cookie": _cookie(call, "", 0)}
     try:
         return Answer(_told(await parts.access.session(cookie, call.address)))
+    except SlowDown as failure:
+        raise _too_many(failure, gone) from None
     except Problem as failure:
         if failure.status != 401:
             raise
-        return Answer(NOBODY, headers={"Set-Cookie": _cookie(call, "", 0)})
+        return Answer(NOBODY, headers=gone)
 
 
 async def end(parts: Parts, call: Call) -> Answer:
@@ -71,13 +73,21 @@ async def end(parts: Parts, call: Call) -> Answer:
     cookie, gone = cookie_of(call.headers), {"Set-Cookie": _cookie(call, "", 0)}
     try:
         if cookie is not None:
-            await parts.page_sessions.end(cookie, parts.clock.now())
-    except (AccessDenied, TokenExpired):
-        pass  # it was none any more
+            with wrong_counted(parts, call):
+                await parts.page_sessions.end(cookie, parts.clock.now())
+    except Problem:
+        pass  # it was none, or none any more
+    except SlowDown as failure:
+        raise _too_many(failure, gone) from None
     except Busy as failure:
         why = "this browser is signed out; while the store is away it cannot be told that the session is over"
         raise Problem(503, ERRORS[503], why, wait=failure.retry_after, headers=gone) from None
     return Answer(NOBODY, headers=gone)
+
+
+def _too_many(failure: SlowDown, gone: dict[str, str]) -> Problem:
+    """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
+    return Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone)
 
 
 def _told(session: PageSession) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def _route(method: str, name: str, summary: str, handle: Any, **more: Any) -> Ro
 
 
 ROUTES = (
-    _route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current),
+    _route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current, is_unlimited=True),
     _route(
         "POST",
         "beginPageSession",
@@ -119,5 +129,5 @@ ROUTES = (
         body_bytes=OF_STRANGERS,
         by_secret=True,
     ),
-    _route("DELETE", "endPageSession", "Sign out", end),
+    _route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
 )

@@ -26,7 +26,11 @@ async function start() {
   session = told;
   show(byId("sign-in"), !session.is_signed_in);
   for (const id of ["board", "live", "who", "sign-out"]) show(byId(id), session.is_signed_in);
-  if (!session.is_signed_in) return byId("secret").focus();
+  if (!session.is_signed_in) {
+    if (history.state?.why) say(byId("sign-in-error"), history.state.why);
+    history.replaceState(null, "");
+    return byId("secret").focus();
+  }
   say(byId("who"), session.is_admin ? "administrator" : session.app === null ? "an org’s client" : `client of ${session.app}`);
   return look();
 }
@@ -47,19 +51,26 @@ async function signIn(event) {
   }
 }
 
-async function signOut() {
-  await ask("DELETE", "/status/session").catch(() => {});
-  leave("");
+function notStarted(failure) {
+  show(byId("sign-in"), true);
+  say(byId("sign-in-error"), failure.message);
 }
 
+async function signOut() {
+  try {
+    await ask("DELETE", "/status/session");
+    leave("");
+  } catch (failure) {
+    if (failure.status === 503) leave(failure.message); // this browser is signed out, as far as that goes
+    else failed(failure);
+  }
+}
+
+// All that was shown goes with the page: whoever signs in next sees nothing of it.
 function leave(why) {
   stop?.();
-  [stop, session, board, shown] = [null, null, {}, ""];
-  history.replaceState(null, "", "/status");
-  show(byId("in-full"), false);
-  byId("rows").replaceChildren();
-  start().catch(failed);
-  say(byId("sign-in-error"), why);
+  history.replaceState({ why }, "", "/status");
+  location.reload();
 }
 
 // What is looked at.
@@ -164,4 +175,4 @@ window.addEventListener("hashchange", () => {
 inFull.prepare();
 whatIf.prepare(confirmed, changed);
 override.prepare(changed);
-start().catch(failed);
+start().catch(notStarted);
