@@ -42,3 +42,15 @@ def test_a_dump_without_a_total_is_told(tmp_path: Path) -> None:
 def test_the_fixed_program_is_the_same_for_ever() -> None:
     """Or what is kept would mean something else."""
     assert check.fixed_program() == 928_890
+
+
+def test_who_never_ends_is_told_and_no_success(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "SECONDS", 0.1)
+    with pytest.raises(SystemExit, match="never ended"):
+        check._counted(["sleep", "5"], str(tmp_path))
+    assert capsys.readouterr().out.count("did not end") == check.TRIES
+    with pytest.raises(SystemExit, match="did not count"):
+        check._counted(["false"], str(tmp_path))
+    check._counted(["true"], str(tmp_path))
