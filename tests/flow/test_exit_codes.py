@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from proxy.commandline.parser import EXIT_CODES
-from tests.support.commands import ROOT, SECONDS, Sidecar, called, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, Sidecar, called, interruptible, price_keeper, sidecar
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.servers import free_port
 from tools.terminal import on_a_terminal
@@ -50,8 +50,7 @@ def interrupted(folder: Path, url: str, *more: str) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        # As on a terminal, also where these tests run in the background, which has it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=interruptible,
     ) as process:
         host, port = url.removeprefix("http://").split(":")
         _wait_until_connected(host, int(port), process)

@@ -30,7 +30,7 @@ from proxy.stores import schema
 from proxy.stores.contract import Put, Update
 from proxy.stores.sqlite import SqliteStore
 from tests.flow.test_spend import CONFIG, NOTE
-from tests.support.commands import ROOT, SECONDS, called
+from tests.support.commands import ROOT, SECONDS, called, interruptible
 from tests.unit.test_spend_focus import faults
 from tools.terminal import on_a_terminal
 
@@ -209,7 +209,11 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
     file.write_text("old")
     command = [sys.executable, "-m", "proxy.cli", "export", WHOLE, "--out", str(file), "--force"]
     with subprocess.Popen(
-        command, cwd=place, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL
+        command,
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        preexec_fn=interruptible,
     ) as process:
         while not left_over(tmp_path) and process.poll() is None:
             time.sleep(0.001)

@@ -54,6 +54,15 @@ class Traced:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_exported_any_more() -> Iterator[None]:
+    """Or what the exporter logs at last would be found in another test."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name in ("last traces", "OtelBatchSpanRecordProcessor"):
+            thread.join(30)
+
+
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     with otlp_receiver() as receiver, bedrock_process() as bedrock:

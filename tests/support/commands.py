@@ -30,6 +30,11 @@ _NOT_PASSED_ON = (
 ROOT = Path(__file__).parents[2]
 
 
+def interruptible() -> None:
+    """Between fork and exec: as on a terminal, also where the tests run in the background, which has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def price_keeper(
     *arguments: str, folder: Path, stdin: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
