@@ -9,9 +9,9 @@ from base64 import b64encode
 from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
-from importlib.metadata import version
 from typing import Any
 
+from proxy.build import own_version
 from proxy.control.calls import HTML, JSON, Answer, Call, Route, Who
 from proxy.control.health import Readiness
 
@@ -65,7 +65,7 @@ def front(readiness: Readiness, role: str) -> Route:
     async def handle(_: object, call: Call) -> Answer:
         told = {
             "product": PRODUCT,
-            "version": version("bedrock-price-keeper"),
+            "version": own_version(),
             "role": role,
             **await readiness.told(),
             "links": dict(links),

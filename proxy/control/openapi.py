@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any
 
+from proxy.build import own_version
 from proxy.control.calls import HTML, JSON, Route, Who
 from proxy.control.schemas import SCHEMAS
 
@@ -33,7 +33,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Bedrock Price Keeper: control API", "version": version("bedrock-price-keeper")},
+        "info": {"title": "Bedrock Price Keeper: control API", "version": own_version()},
         "paths": paths,
         "components": {"schemas": dict(SCHEMAS), "securitySchemes": _SECURITY},
     }

@@ -27,6 +27,7 @@ import yaml
 from tests.support.commands import ROOT
 from tests.support.deployed import DEPLOY, SECONDS, tool
 from tests.support.image import PLACE, Builder, Image, added, cannot_build
+from tests.support.workers import children
 
 USER = "10001"
 VOLUME = "/var/lib/price-keeper"
@@ -115,6 +116,9 @@ def serving(contained: Contained) -> Iterator[subprocess.Popen[str]]:
                 time.sleep(0.1)
             yield process
         finally:
+            # Who changes his user hears no more of his parent's death, so --kill-child alone leaves it running.
+            for inside in children(process.pid):
+                os.kill(inside, signal.SIGKILL)
             process.kill()
 
 
