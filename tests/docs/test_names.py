@@ -51,6 +51,18 @@ def test_the_index_has_every_page() -> None:
 
 
 @every_page
+def test_tests_are_there(page: Path) -> None:
+    """Named by their file, or by file and function."""
+    named_here = re.findall(r"`(?:tests/)?((?:\w+/)+test_\w+\.py)(?:::(\w+))?`", page.read_text())
+    lost = []
+    for path, function in named_here:
+        source = SOURCES.get(ROOT / "tests" / path)
+        if source is None or (function and not re.search(rf"\bdef {function}\(", source)):
+            lost.append((path, function))
+    assert lost == []
+
+
+@every_page
 def test_metrics_are_there(page: Path) -> None:
     known = {metric.name for metric in METRICS}
     named_here = set(re.findall(r"\bprice_keeper_[a-z_]+[a-z]\b", page.read_text()))
