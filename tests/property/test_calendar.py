@@ -121,7 +121,7 @@ def instants(draw: st.DrawFn) -> tuple[ZoneInfo, int]:
     return zone, at
 
 
-@settings(max_examples=tries(1500), deadline=None)
+@settings(max_examples=tries(600), deadline=None)
 @given(where=instants(), period=st.sampled_from(Period), fraction=st.sampled_from([0, 0.5, 0.999_999_7]))
 def test_a_span_is_what_the_model_says(where, period, fraction):
     zone, at = where
@@ -144,10 +144,14 @@ def test_days_and_their_keys_never_go_back(where, later):
 
 def test_every_change_of_clocks_in_twenty_years():
     """No zone changes its clocks twice within two days, so looking every other day misses none."""
+    looked_at = set()  # what zones have in common need not be looked at in each of them
     for name in ZONES:
         zone = ZoneInfo(name)
         for change in changes(zone, utc(2006, 1, 1), utc(2027, 1, 1), step=2 * DAY):
-            check_around(zone, change)
+            around = (change, *(lead(change + days * DAY, zone) for days in range(-4, 5)))
+            if around not in looked_at:
+                looked_at.add(around)
+                check_around(zone, change)
 
 
 def check_around(zone: ZoneInfo, change: int) -> None:

@@ -209,4 +209,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestJournal = Machine.TestCase
-TestJournal.settings = settings(max_examples=tries(400), stateful_step_count=50)
+TestJournal.settings = settings(max_examples=tries(200), stateful_step_count=50)
