@@ -65,7 +65,6 @@ class Connection(asyncio.Protocol):
         self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
         self._is_paused = False
         self._headers: list[Header] = []
-        self._former: list[Header] = []  # of the answer before
         self._parts: list[bytes] = []
         self._head_bytes = 0
         self._has_head = False
@@ -107,10 +106,6 @@ class Connection(asyncio.Protocol):
             if not self._is_head_told:
                 self._is_head_told = True
                 self.answered_at = self.since
-                if self._headers == self._former and _is_numbered(self._headers):
-                    self.give_up("Bedrock's answer is the one before once more")
-                    return
-                self._former = self._headers
                 sink.head(self._status, self._headers)
                 if self._sink is None:  # it wants none of it
                     return
@@ -228,10 +223,6 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_whole = self._has_head
-
-
-def _is_numbered(headers: list[Header]) -> bool:
-    return any(name == b"x-amzn-requestid" for name, _ in headers)
 
 
 class CannotConnect(Exception):

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from proxy.auth.control_service import control_service
 from proxy.errors import StoreUnavailable
 from proxy.stores.contract import Key, Put, Update
 from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
-from tests.support.rig import Exchange, Rig, Script, Through, between, on_both_loops, plain, sends, upstream
-from tests.support.wire import ask, eventually, quiet, said
+from tests.support.rig import Exchange, Rig, Through, between, on_both_loops, plain, sends, upstream
+from tests.support.wire import ask, eventually, quiet
 from tests.support.wire_faults import Break, How, Surplus, Where
 from tests.support.wire_proxy import WireProxy, wire_proxy
 
@@ -76,65 +77,17 @@ async def test_an_answer_of_the_stores_again_while_the_next_is_awaited(stored: S
 # Bedrock. What comes with an answer, or while its connection is idle, is tested with the other troubles of upstream.
 
 
-def answer(number: int, body: bytes) -> bytes:
-    return plain(body, more=b"date: today\r\nx-amzn-RequestId: %d\r\n" % number)
-
-
-FIRST, SECOND = answer(1, b"the first"), answer(2, b"the second")
-
-
-def first_then(*pieces: bytes) -> Script:
-    """To every call but the first."""
-    is_first = True
-
-    async def script(exchange: Exchange) -> None:
-        nonlocal is_first
-        await exchange.send(*([FIRST] if is_first else pieces))
-        is_first = False
-
-    return script
-
-
-async def asked(rig: Rig, protocol: str = "h1") -> bytes:
-    if protocol == "h2":
-        heard = await (await rig.connect2()).call(body=b"hello")
-    else:
-        wire = await rig.connect()
-        await wire.send(ask(b"hello"))
-        heard = await wire.answer()
-    return heard.body if heard.status == 200 else said(heard, 503, "ServiceUnavailableException").encode()
-
-
-@pytest.mark.parametrize("pieces", [[FIRST], [FIRST, SECOND], [FIRST + SECOND], [FIRST[:90], FIRST[90:]]])
-@pytest.mark.parametrize("protocol", ["h1", "h2"])
-@on_both_loops
-async def test_the_answer_before_is_not_the_answer_to_this_call(pieces: list[bytes], protocol: str) -> None:
-    through = Through()
-    async with upstream(first_then(*pieces)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
-            assert await asked(rig, protocol) == b"the first"
-            assert b"once more" in await asked(rig, protocol)
-            assert (len(server.calls), server.connections) == (2, 1)
-            assert through.taps[1].status == 0
-            assert through.pooled == []
-
-
-@on_both_loops
-async def test_answers_without_numbers_may_be_alike() -> None:
-    through = Through()
-    async with upstream(sends(plain(b"all is well"))) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
-            assert [await asked(rig), await asked(rig)] == [b"all is well"] * 2
-            assert server.connections == 1
+async def asked(rig: Rig) -> bytes:
+    wire = await rig.connect()
+    await wire.send(ask(b"hello"))
+    return (await wire.answer()).body
 
 
 @on_both_loops
 async def test_what_came_before_a_call_was_written_is_not_its_answer() -> None:
     waiting = []
     through = Through(put=lambda write, data: waiting.append((write, data)))
-    async with upstream(sends(FIRST)) as first, upstream(sends(SECOND)) as second:
+    async with upstream(sends(plain(b"the first"))) as first, upstream(sends(plain(b"the second"))) as second:
         through.to(first.endpoint, second.endpoint)
         async with between(through) as rig:
             one = asyncio.create_task(asked(rig))
@@ -142,7 +95,7 @@ async def test_what_came_before_a_call_was_written_is_not_its_answer() -> None:
             assert await one == b"the first"
             another = asyncio.create_task(asked(rig))
             await eventually(lambda: waiting)
-            await first.calls[0].send(answer(3, b"unasked"))
+            await first.calls[0].send(plain(b"unasked"))
             await eventually(lambda: len(waiting) == 2)  # it goes to the next place, as it was never sent to this one
             await _written(waiting)
             assert await another == b"the second"
@@ -155,3 +108,19 @@ async def _written(waiting: list) -> None:
         write, data = waiting.pop(0)
         with suppress(RuntimeError):  # as the outbox does: the connection may be gone
             write(data)
+
+
+# The control service, which is asked for credentials.
+
+
+async def test_nobody_is_given_the_credentials_of_another() -> None:
+    async def script(exchange: Exchange) -> None:
+        whose = next(line for line in exchange.head.split(b"\r\n") if line.lower().startswith(b"authorization"))
+        await exchange.send(plain(whose))
+        await quiet(0.02)
+        await exchange.send(plain(whose))
+
+    async with upstream(script) as server, control_service(f"http://127.0.0.1:{server.port}") as ask_for:
+        for name in ("one", "another"):
+            assert (await ask_for(name)).body.endswith(name.encode())
+            await quiet()
