@@ -8,6 +8,7 @@ was would be thought done.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,15 @@ from aiohttp import ServerDisconnectedError, TCPConnector
 from aiohttp.client_proto import ResponseHandler
 
 _NUMBER = "x-amzn-requestid"  # that no two answers share
+_REMEMBERED = 100  # answers of one connection
 
 
 class _Connection(ResponseHandler):
-    _answered = ""  # the number of the last answer
-    _is_asked = False  # and has not begun to answer
-    _is_spoilt = False
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._answered: deque[str] = deque(maxlen=_REMEMBERED)  # by their numbers
+        self._is_asked = False  # and has not begun to answer
+        self._is_spoilt = False
 
     def set_response_params(self, **chosen: Any) -> None:
         self._is_asked = True
@@ -38,12 +42,14 @@ class _Connection(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         number = data[0].headers.get(_NUMBER, "")
-        if number and number == self._answered:  # what was asked meanwhile has no answer yet
+        if number in self._answered:  # what was asked meanwhile has no answer yet
             self.set_exception(ServerDisconnectedError("an answer that was given before"))
             if self.transport is not None:
                 self.transport.abort()
         elif self.exception() is None:
-            self._answered, self._is_asked = number, False
+            self._is_asked = False
+            if number:
+                self._answered.append(number)
             super().feed_data(data, size)
 
 
