@@ -13,6 +13,7 @@ from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import BlackHole, CutAnswer, DropAnswer, Fault, Pass, Reset, dynamodb_error, fault_proxy
 from tests.support.recording import recording
+from tests.support.wire_faults import Break, How, Surplus, Twice, Where
 
 FAULTS: dict[str, Fault] = {
     "dropped": DropAnswer(),
@@ -21,7 +22,11 @@ FAULTS: dict[str, Fault] = {
     "never answered": BlackHole(),
     "throttled": dynamodb_error("ThrottlingException"),
     "server error": dynamodb_error("InternalServerError", 500),
+    "delivered twice": Twice(),
+    "delivered twice, and answered late": Twice(shows_second=True),
+    "answered twice": Surplus(None, 0.002),
 }
+BREAKS = [Break(Where.REQUEST), Break(Where.HEAD, How.HALF, 0.05), Break(Where.END, How.RESET)]
 
 
 async def _no_sleep(_: float) -> None:
@@ -34,7 +39,7 @@ async def test_a_flush_counts_once(
 ) -> None:
     monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 0.2)
     chance = random.Random(what)
-    kinds = list(FAULTS.values()) if what == "all of them" else [FAULTS[what]]
+    kinds = [*FAULTS.values(), *BREAKS] if what == "all of them" else [FAULTS[what]]
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=proxy.url, sleep=_no_sleep)
         await store.open()
