@@ -43,13 +43,18 @@ class Changes:
 
 def changes(before: Config, after: Config) -> Changes:
     both = [name for name in after.labels if name in before.labels]
-    found = ((name, differing(before.labels[name], after.labels[name])) for name in both)
+    found = {name: _tops(differing(before.labels[name], after.labels[name])) for name in both}
     return Changes(
         tuple(name for name in after.labels if name not in before.labels),
         tuple(name for name in before.labels if name not in after.labels),
-        tuple(f"{name} ({few(sorted({path.split('.')[0] for path in paths}))})" for name, paths in found if paths),
+        tuple(f"{name} ({few(keys)})" for name, keys in found.items() if keys),
         tuple(path for name in RENEWED[1:] for path in differing(getattr(before, name), getattr(after, name), name)),
     )
+
+
+def _tops(paths: Iterable[str]) -> list[str]:
+    """Each once."""
+    return list(dict.fromkeys(path.split(".")[0] for path in paths))
 
 
 def differing(one: Any, other: Any, path: str = "") -> Iterator[str]:
