@@ -152,7 +152,9 @@ async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None
             # Only where what was used had come already is it known.
             is_known = where is Where.END and "stream" in kind
             is_known |= kind.startswith("invoke") and "stream" not in kind and where not in BEFORE_THE_BODY
-            assert is_estimated(receipt) is not is_known, about
+            assert is_estimated(receipt) or is_known, about
+            if is_known and how is not How.RESET:  # with which the kernel may forget what nobody has read yet
+                assert not is_estimated(receipt), about
             await rig.is_well(kind, protocol)
     await eventually(lambda: descriptors() <= before)
 
@@ -200,13 +202,13 @@ async def test_what_bedrock_refuses_is_shown_and_free(rig: Socket, kind: str, pr
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_refused_connections_cost_nothing(rig: Socket, protocol: str) -> None:
-    await rig.wire.refuse()
+    rig.wire.refuse()
     for kind in ASKED:
         heard = await rig.ask(kind, protocol)
         assert isinstance(heard, Heard)
         said(heard, 503, "ServiceUnavailableException")
     assert rig.receipts() == []
-    await rig.wire.accept()
+    rig.wire.accept()
     await rig.is_well("converse", protocol)
 
 
