@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
 ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
 FEWEST = 16  # connections, however few descriptors there are
+SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
+SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from proxy.errors import InvalidRequest, Refusal
 from proxy.surface import http1
 from proxy.surface.bodies import HEADER_BYTES, weight_of
 from proxy.surface.http1_request import RequestReader
+from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
 
@@ -128,6 +129,25 @@ async def test_trailers_and_extensions_without_end_are_refused() -> None:
 
 def readers(rig: Rig) -> list[RequestReader]:
     return [each._requests for each in rig.listener._connections if isinstance(each, http1.Http1Connection)]
+
+
+@on_both_loops
+async def test_one_connection_has_so_much_of_each_turn() -> None:
+    """Whatever takes long, such as the smallest of chunks: all others wait for as long."""
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n")
+        await eventually(lambda: rig.listener.held_bytes > 0)
+        (connection,) = rig.listener._connections
+        connection.data_received(b"1\r\nx\r\n" * 40_000)  # type: ignore[attr-defined]
+        taken = connection._requests._body_bytes  # type: ignore[attr-defined]
+        assert 0 < taken <= SLICE_BYTES * SLICES_A_TURN // 6 + 1
+        other = await rig.connect()
+        await other.send(ask(b"mine"))
+        assert (await other.answer()).body == b"mine"
+        await wire.send(b"0\r\n\r\n")
+        assert (await wire.answer()).body == b"x" * 40_000
+        await eventually(lambda: rig.listener.held_bytes == 0)
 
 
 @on_both_loops
