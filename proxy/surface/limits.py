@@ -18,6 +18,7 @@ SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes mill
 class Limits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
+    heard_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
     requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once: a sidecar has little memory
     head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
     body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming

@@ -46,7 +46,7 @@ class Connection(Protocol):
     def cut(self) -> None: ...
 
 
-def _is_none_refused(_method: bytes, _target: bytes) -> None:
+def _is_none_refused(_: Request) -> None:
     pass
 
 
@@ -55,7 +55,8 @@ def _none_at_once(_: Request, __: Responder, ___: Callable[[], None]) -> bool:
 
 
 class Listener:
-    """`refused_at_head` says of a request that has no announced end whether it is any use to hear its body."""
+    """`refused_at_head` says of a request whose body is long, or has no announced end, whether it is any use to hear
+    that."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Listener:
         tasks: Tasks,
         limits: Limits = DEFAULT,
         *,
-        refused_at_head: Callable[[bytes, bytes], Refusal | None] = _is_none_refused,
+        refused_at_head: Callable[[Request], Refusal | None] = _is_none_refused,
         new_request_id: Callable[[], bytes] | None = None,
         at_once: AtOnce | None = None,
         outbox: Outbox | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import InvalidRequest, Refusal
+from proxy.exchange import Request
 from proxy.surface import http1
 from proxy.surface.bodies import HEADER_BYTES, weight_of
 from proxy.surface.http1_request import RequestReader
@@ -246,13 +247,19 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
 
 @on_both_loops
 async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() -> None:
-    def no_streams(method: bytes, target: bytes) -> Refusal | None:
-        return InvalidRequest("no streams") if (method, target) == (b"POST", b"/a") else None
+    def no_streams(request: Request) -> Refusal | None:
+        return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/a") else None
 
-    async with port(echo, refused_at_head=no_streams) as rig:
+    async with port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(chunked(b"x")[:-5])
         assert await refused(wire) == "no streams"
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 11)[:-5])
+        assert await refused(wire) == "no streams"
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 10))
+        assert (await wire.answer()).body == b"x" * 10
         other = await rig.connect()
         await other.send(chunked(b"x").replace(b"/a", b"/b"))
         assert (await other.answer()).body == b"x"

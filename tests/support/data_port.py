@@ -32,6 +32,7 @@ from proxy.selection.standings import Standings
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
 from proxy.tasks import Tasks
 
@@ -61,6 +62,7 @@ class DataPort:
     store: Store
     standings: Standings
     hard: HardBudgets
+    listener: Listener
     _seen: set[Counter] = field(default_factory=set)
 
     def counters(self) -> set[Counter]:
@@ -143,7 +145,7 @@ async def data_port(
             )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks, outbox)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
-            yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard)
+            yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard, listener)
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
             await leasing.stop()
