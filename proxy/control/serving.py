@@ -73,6 +73,7 @@ class Control:
         try:
             if is_for_loopback:
                 check_host(request.headers.getall("Host", []))
+            _check_coding(request.headers.getall("Transfer-Encoding", []))
             answer = await self._answer(request, request_id, headers)
             if isinstance(answer, Stream):
                 return await _streamed(request, answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
@@ -129,6 +130,13 @@ class Control:
             call.body = await body_of(request, route.body_bytes, budget, principal.name)
         with few_guesses():
             return _unless_known(request, route, await route.handle(parts, call))
+
+
+def _check_coding(codings: list[str]) -> None:
+    """What stands before us may undo another coding, and see another body than we do."""
+    if codings and [each.strip().lower() for each in codings] != ["chunked"]:
+        told = "a body comes with a Content-Length, or in chunks alone"
+        raise Problem(400, ERRORS[400], told, headers={"Connection": "close"})
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> Call:
