@@ -64,7 +64,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self._peer = peer_of(transport)
-        self._listener.joined(self)
+        self._listener.joined(self, self._peer)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._is_closed = True

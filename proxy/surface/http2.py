@@ -54,7 +54,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
         self.peer = peer_of(transport)
-        self.listener.joined(self)
+        self.listener.joined(self, self.peer)
         # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
         self._h2.local_settings = Settings(
             client=False,

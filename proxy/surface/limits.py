@@ -26,6 +26,7 @@ class Limits:
     stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
     lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
     connections: int = 10_000  # at once; `fitting` lowers it to what the process has descriptors for
+    of_one: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
     surplus: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
     handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
     requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
@@ -47,7 +48,8 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     surplus = min(limits.surplus, share // 8)
     return replace(
         limits,
-        connections=min(limits.connections, share - surplus),
+        connections=(connections := min(limits.connections, share - surplus)),
+        of_one=min(limits.of_one, connections // 2),
         surplus=surplus,
         requests=min(limits.requests, share),
     )
