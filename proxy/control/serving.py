@@ -13,6 +13,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from aiohttp import web
+from aiohttp.web_protocol import _ErrInfo
 from multidict import CIMultiDict
 
 from proxy.auth.failures import network_of
@@ -263,6 +264,7 @@ class _Connection(web.RequestHandler):
         super().__init__(server, loop=loop, **settings)
         self._control, self._crowd = server.control, server.crowd
         self._headless, self._stalled = Since(), Since()
+        self._is_deaf = False
         self._has_begun = True  # a head: the first is awaited from the start, a further one from its first byte
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -281,7 +283,11 @@ class _Connection(web.RequestHandler):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         super().data_received(data)
+        # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
+        self._is_deaf = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
         self._has_begun = True
         self.check_time(self._crowd.clock.monotonic())
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from proxy.control import profiles
+from proxy.control import profiles, serving
 from proxy.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
 from proxy.control.connections import DEFAULT, Crowd, Limits
 from proxy.control.problems import Problem
@@ -230,6 +230,27 @@ async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api
     async with asyncio.timeout(10):
         with suppress(ConnectionError):
             assert await reader.read() == b""
+    writer.close()
+
+
+async def test_what_follows_what_is_no_http_is_not_kept(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop may hand on megabytes before the first mistake is answered."""
+    made: list[Any] = []
+    connected = serving._Connection.connection_made
+
+    def noted(self: Any, transport: Any) -> None:
+        made.append(self)
+        connected(self, transport)
+
+    monkeypatch.setattr(serving._Connection, "connection_made", noted)
+    reader, writer = await _sent(api, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    (connection,) = made
+    for _ in range(30):
+        connection.data_received(b"no http\r\n" * 10_000)
+    assert len(connection._messages) == 1
+    async with asyncio.timeout(5):
+        assert (await reader.read()).count(b"HTTP/1.0 400 ") == 1
     writer.close()
 
 
