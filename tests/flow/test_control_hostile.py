@@ -381,6 +381,23 @@ async def test_a_web_page_cannot_have_its_own_name_point_here(api: Rig) -> None:
         assert (await api.ask("GET", "/health", who=None, headers={"Host": host})).status == 200, host
 
 
+async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: Rig) -> None:
+    """Nor may one ask for leave to send what forms cannot."""
+    elsewhere = {"Origin": "https://evil.example"}
+    leave = {**elsewhere, "Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "x-api-key"}
+    for method, path, headers in (
+        ("GET", "/health", elsewhere),
+        ("GET", "/metrics", elsewhere),
+        ("GET", API, elsewhere),
+        ("POST", "/auth/token", elsewhere),
+        ("OPTIONS", API, leave),
+        ("OPTIONS", "/status/session", leave),
+    ):
+        answer = await api.ask(method, path, who=None, headers=headers)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control-")], path
+        assert method != "OPTIONS" or answer.status == 405
+
+
 @pytest.mark.parametrize("app", ["%2e", "%2E%2e"])
 async def test_no_app_has_a_name_that_paths_lose(api: Rig, app: str) -> None:
     await api.org()

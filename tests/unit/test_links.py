@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from proxy.recording import folder as journals
 from proxy.recording.segment import Segment
 
 TEXT = "not ours"
+NAME = Name("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118")
 
 
 @pytest.fixture
@@ -41,4 +44,24 @@ async def test_the_list_of_holds(tmp_path: Path, theirs: Path) -> None:
     holds = Holds(tmp_path, "holder")
     (tmp_path / f"{PREFIX}holder").symlink_to(theirs)
     with pytest.raises(OSError, match="symbolic links"):
-        await holds.name(Name("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118"))
+        await holds.name(NAME)
+
+
+async def test_what_a_journal_keeps_is_its_owners_alone(tmp_path: Path) -> None:
+    before, journal = os.umask(0), tmp_path / "journal"
+    try:
+        with journals.locked(journal):
+            Segment(journal, "01ARZ3NDEKTSV4RRFFQ69G5FAV").append(b"{}")
+            await Holds(journal, "holder").name(NAME)
+    finally:
+        os.umask(before)
+    assert _open_to_others(journal) == {
+        "journal": 0,
+        "lock": 0,
+        "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg": 0,
+        f"{PREFIX}holder": 0,
+    }
+
+
+def _open_to_others(folder: Path) -> dict[str, int]:
+    return {each.name: stat.S_IMODE(each.stat().st_mode) & 0o077 for each in (folder, *folder.iterdir())}
