@@ -10,7 +10,7 @@ NODE   := tests/flow/clients/programs
 PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz soak check bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz soak check audit bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -140,6 +140,9 @@ bench-parts: $(VENV)/.dev ## measure parts alone: the store, signing, metering, 
 
 bench-check: $(VENV)/.dev ## whether the hot path takes more instructions than what is kept; needs valgrind
 	$(BIN)/python -m bench.check
+
+audit: $(VENV)/.run  ## what is known to be wrong with what is pinned, and its licences; asks the package indexes
+	$(BIN)/python -m tools.audit
 
 cli-docs: $(VENV)/.run ## write the reference of docs/cli.md from the parser
 	$(BIN)/python -m tools.cli_docs

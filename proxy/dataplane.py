@@ -46,7 +46,7 @@ from proxy.selection.hard_budgets import HardBudgets
 from proxy.selection.labels import Labels
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
-from proxy.surface.calls import OF_A_MODEL, Asked, refused_at_head
+from proxy.surface.calls import OF_A_MODEL, Asked
 from proxy.surface.limits import fitting, raised_descriptors, share
 from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
@@ -299,7 +299,7 @@ async def listening(
         clock,
         tasks,
         limits,
-        refused_at_head=refused_at_head,
+        refused_at_head=handler.refused_at_head,
         new_request_id=handler.new_request_id,
         at_once=handler.at_once if tracing is None else None,
         outbox=outbox,

@@ -15,7 +15,7 @@ from proxy.answers import answer_failure, answer_json
 from proxy.auth.container import HandsOut
 from proxy.auth.identify import Identify
 from proxy.choosing import LABEL_TOLD, Choosing, Chosen, Told, off_the_loop
-from proxy.errors import UnknownOperation
+from proxy.errors import Refusal, UnknownOperation
 from proxy.exchange import AtOnce, Request, Responder, request_ids
 from proxy.express import Express
 from proxy.forwarding import chat_usage, request_metadata
@@ -28,7 +28,7 @@ from proxy.model import Caller
 from proxy.recording.entries import Ended
 from proxy.recording.metering import FREE_OF_CHARGE, Metered
 from proxy.selection.admitting import Admitting
-from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, understood
+from proxy.surface.calls import Asked, Headers, headers_upstream, refused_at_head, retry_key, understood
 from proxy.traffic import NONE, Traffic
 
 # What is no operation of Bedrock's, and is asked for here all the same.
@@ -91,6 +91,16 @@ class Pipeline:
         before, self._choosing = self._choosing, choosing
         before.successor = choosing
         self._express.take_on(choosing)
+
+    def refused_at_head(self, request: Request) -> Refusal | None:
+        """Why it is no use to hear the body. Nobody is asked: who may call is found out when it is whole."""
+        refusal = refused_at_head(request.target)
+        if refusal is None:
+            try:
+                self._identify.known(request)
+            except Refusal as failure:
+                return failure.with_traceback(None)
+        return refusal
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         told: Told = [(b"x-price-keeper-request-id", self.new_request_id())]

@@ -23,6 +23,7 @@ async def control_service(url: str) -> AsyncIterator[Ask]:
         connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=SECONDS),
+        auto_decompress=False,  # what is inflated is larger than what was read
         trust_env=False,
     )
 

@@ -19,7 +19,7 @@ from proxy.auth.clients import hash_secret, new_secret
 from proxy.auth.registering import credentials
 from proxy.clock import SystemClock
 from proxy.commandline.options import API_VARIABLE, KEY_VARIABLE
-from proxy.commands.run import run_until_stopped
+from proxy.commands.run import leave_no_core, run_until_stopped
 from proxy.commands.whole_file import whole_file
 from proxy.config import Address, Config
 from proxy.config.keys import Key, Tls
@@ -78,6 +78,7 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 
 def dev(chosen: Namespace) -> int:
     folder: Path = chosen.data_dir
+    leave_no_core()
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
     _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
     secret = _kept(folder / "demo-secret", new_secret)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import uvloop
@@ -19,6 +21,7 @@ from proxy.config import Config, load
 
 def serve(chosen: Namespace) -> int:
     config, read = loaded(chosen.config), partial(load, chosen.config, os.environ)
+    leave_no_core()
     logs.set_up(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
     tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)
@@ -51,6 +54,12 @@ def _telling_json(scheme: str) -> Callable[[str | None, str], None]:
         print(json.dumps(told), flush=True)
 
     return tell
+
+
+def leave_no_core() -> None:
+    """A process's memory holds prompts, tokens and AWS credentials, and a crash must not write them to a disk."""
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def run_until_stopped(

@@ -13,6 +13,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from aiohttp import web
+from aiohttp.web_protocol import _ErrInfo
 from multidict import CIMultiDict
 
 from proxy.auth.failures import network_of
@@ -73,6 +74,7 @@ class Control:
         try:
             if is_for_loopback:
                 check_host(request.headers.getall("Host", []))
+            _check_coding(request.headers.getall("Transfer-Encoding", []))
             answer = await self._answer(request, request_id, headers)
             if isinstance(answer, Stream):
                 return await _streamed(request, answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
@@ -129,6 +131,13 @@ class Control:
             call.body = await body_of(request, route.body_bytes, budget, principal.name)
         with few_guesses():
             return _unless_known(request, route, await route.handle(parts, call))
+
+
+def _check_coding(codings: list[str]) -> None:
+    """What stands before us may undo another coding, and see another body than we do."""
+    if codings and [each.strip().lower() for each in codings] != ["chunked"]:
+        told = "a body comes with a Content-Length, or in chunks alone"
+        raise Problem(400, ERRORS[400], told, headers={"Connection": "close"})
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> Call:
@@ -255,6 +264,7 @@ class _Connection(web.RequestHandler):
         super().__init__(server, loop=loop, **settings)
         self._control, self._crowd = server.control, server.crowd
         self._headless, self._stalled = Since(), Since()
+        self._is_deaf = False
         self._has_begun = True  # a head: the first is awaited from the start, a further one from its first byte
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -273,7 +283,11 @@ class _Connection(web.RequestHandler):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         super().data_received(data)
+        # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
+        self._is_deaf = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
         self._has_begun = True
         self.check_time(self._crowd.clock.monotonic())
 

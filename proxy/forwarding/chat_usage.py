@@ -39,8 +39,15 @@ def with_usage_asked(body: bytes) -> bytes:
 
 
 def _options(body: bytes, span: tuple[int, int]) -> dict[str, Any]:
+    """Raises InvalidRequest where they say twice whether the usage is to be told: readers differ in which counts."""
     options = orjson.loads(body[slice(*span)])
-    return options if isinstance(options, dict) else {}
+    if not isinstance(options, dict):
+        return {}
+    try:
+        json_splice.members(body[slice(*span)], (_INCLUDE,))
+    except json_splice.NoJsonObject as failure:
+        raise InvalidRequest(f"the body's {_OPTIONS!r} {failure}") from None
+    return options
 
 
 class WithoutUsage:

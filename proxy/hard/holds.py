@@ -19,7 +19,7 @@ from proxy.errors import ReasonCode, TransactionFailed
 from proxy.hard import rows
 from proxy.hard.rows import Hold, Name
 from proxy.recording.lines import line, lines_in
-from proxy.recording.segment import sync_folder
+from proxy.recording.segment import OPENED, sync_folder
 from proxy.recording.ulid import is_ulid
 from proxy.stores.again import until_nobody_was_faster
 from proxy.stores.contract import Store
@@ -53,7 +53,7 @@ class Holds:
     def _write(self, data: bytes) -> None:
         if self._is_unsound:
             raise OSError("its holds could not be synced")  # what a later sync says proves nothing
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(self._path, OPENED, 0o600)
         try:
             self._put(file, data)  # over what an earlier try may have left there
             self._is_unsound = True

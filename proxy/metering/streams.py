@@ -215,7 +215,7 @@ def _has_reason(place: Any) -> bool:
 
 # Inside a text its quotes would be escaped, so this is always a member, and not the null that announces one.
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
-_TIER: Final = re.compile(rb'"service_tier"\s*:\s*"([a-z_-]{1,40})"')
+_TIER: Final = re.compile(rb'"service_tier"\s*:\s*"')
 _ERROR: Final = re.compile(rb'"error"\s*:\s*[^\sn]')
 _DONE: Final = b"[DONE]"
 _END: Final = b"\n\n"
@@ -245,8 +245,8 @@ class ChatStream:
             return
         if not self._has_failed:
             self._count(whole)
-        if not self._tier and (told := _TIER.search(whole)):  # each event has it, but maybe not the one with the usage
-            self._tier = bodies.tier_of({"service_tier": told[1].decode()}, _NO_HEADERS)
+        if not self._tier and _TIER.search(whole):  # each event has it, but maybe not the one with the usage
+            self._tier = next(filter(None, map(_tier_told, whole.split(_END))), "")
         if _USAGE.search(whole) or _DONE in whole:
             for event in whole.split(_END):
                 self._read(event)
@@ -313,6 +313,13 @@ def _before_error(events: bytes) -> bytes:
             return events[:at]
         at += len(event) + len(_END)
     return events
+
+
+def _tier_told(event: bytes) -> str:
+    """By the event itself, and not by what a model was made to say in it."""
+    if len(event) > LARGEST_EVENT or not _TIER.search(event):
+        return ""
+    return bodies.tier_of(_json(_data(event)), _NO_HEADERS)
 
 
 def _tells_error(event: bytes) -> bool:

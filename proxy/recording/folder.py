@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.errors import JournalInUse, JournalUnusable
+from proxy.recording.segment import OPENED
 
 LOCK = "lock"
 
@@ -33,7 +34,7 @@ def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / LOCK, OPENED, 0o600)
     except OSError as failure:
         more = "; copy it to a disk that can be written to" if failure.errno == errno.EROFS else ""
         raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None

@@ -21,6 +21,9 @@ from proxy.recording.lines import line
 SUFFIX: Final = ".seg"
 LEAST_ROOM, MOST_ROOM = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
 
+# In a folder that others can write to, a link to somewhere else may stand in the place of a file of ours.
+OPENED: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
 _log = logging.getLogger("proxy.recording")
 
 
@@ -31,7 +34,7 @@ class Segment:
         """One that is not mapped takes no more room than its lines do: for a few of them at the end."""
         self.ulid = ulid
         self.path = folder / f"{ulid}{SUFFIX}"
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(self.path, OPENED, 0o600)
         self._is_mapped = is_mapped
         self._window: mmap | None = None
         self._start = os.fstat(self._file).st_size  # of the window, in the file

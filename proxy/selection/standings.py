@@ -17,6 +17,7 @@ from proxy.alerts.raising import Alerts
 from proxy.calendar_days import Period, Span, span
 from proxy.clock import Clock
 from proxy.config import Config, Label
+from proxy.errors import Busy
 from proxy.metering.profiles import Own
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Counter
@@ -48,6 +49,7 @@ class Standings:
         self, config: Config, store: Store, recorder: Recorder, clock: Clock, tasks: Tasks, alerts: Alerts | None = None
     ) -> None:
         self.labels = config.labels
+        self._refuses_unknown = config.on_store_down == "refuse"
         self._recorder = recorder
         self._clock = clock
         self._tasks = tasks
@@ -116,8 +118,8 @@ class Standings:
         return payer
 
     async def learned(self, caller: Caller) -> Payer:
-        """Asks the store, and waits for a while. What is known holds until it answers, and the defaults where nothing
-        is."""
+        """Asks the store, and waits for a while. What is known holds until it answers, and where nothing is, the
+        defaults, or Busy is raised where that is wanted."""
         name = (caller.org, caller.app)
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS):
@@ -140,7 +142,9 @@ class Standings:
         """If it is not there, or is there no more, one for the time being that goes by what was known before."""
         name = (caller.org, caller.app)
         if not self._is_met(name):
-            self._introduce(caller, self._plan_so_far(name), is_known=False, is_settled=False)
+            self._introduce_so_far(caller)
+        if name not in self._payers:
+            raise Busy("what its budget is cannot be told while the store is away", retry_after=ASK_AGAIN_SECONDS)
         return self._payers[name]
 
     def _is_met(self, name: _Name) -> bool:
@@ -197,15 +201,18 @@ class Standings:
             _log.warning(
                 "the settings of %s cannot be read; those known before hold: %s", caller.org, type(failure).__name__
             )
-            self._introduce(caller, self._plan_so_far(name), is_known=False, is_settled=False)
+            self._introduce_so_far(caller)
         finally:
             del self._meeting[name]
             over.set()
 
-    def _plan_so_far(self, name: _Name) -> Plan:
-        """Of the period before, or else the defaults."""
-        before = self._payers.get(name)
-        return self.watching.looks.plan_of() if before is None else before[0].standing.plan
+    def _introduce_so_far(self, caller: Caller) -> None:
+        """By what held in the period before, or else by the defaults, unless nobody is to be served by those."""
+        before = self._payers.get((caller.org, caller.app))
+        if before is None and self._refuses_unknown:
+            return
+        plan = self.watching.looks.plan_of() if before is None else before[0].standing.plan
+        self._introduce(caller, plan, is_known=False, is_settled=False)
 
     def _introduce(self, caller: Caller, plan: Plan, *, is_known: bool, is_settled: bool) -> None:
         now = self._clock.now()

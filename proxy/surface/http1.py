@@ -11,14 +11,13 @@ from proxy.errors import InvalidRequest, Refusal
 from proxy.exchange import Request
 from proxy.surface.http1_answer import Answer, BodilessAnswer
 from proxy.surface.http1_request import RequestReader
+from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from proxy.surface.reading import Reading
 from proxy.surface.reset import reset
 from proxy.surface.sockets import peer_of
 
 if TYPE_CHECKING:
     from proxy.surface.listener import Listener
-
-SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
 
 
 class _Whole(NamedTuple):
@@ -51,6 +50,7 @@ class Http1Connection(asyncio.Protocol):
         self._unread = b""  # what came in behind more requests than may wait
         self._unread_weight = 0  # of it, as far as it is counted
         self._is_reading_paused = False
+        self._is_resting = False  # what is unread waits for the next turn of the loop
         self._is_deaf = False  # what still comes in is thrown away
         self._is_cut_short = False  # the client was stopped in the middle of what it had to say
         self._is_closed = False
@@ -64,7 +64,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self._peer = peer_of(transport)
-        self._listener.joined(self)
+        self._listener.joined(self, self._peer)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._is_closed = True
@@ -174,7 +174,12 @@ class Http1Connection(asyncio.Protocol):
     # From bytes to answers.
 
     def _read_on(self) -> None:
-        while self._unread and not (self._is_deaf or self._is_reading_paused):
+        slices = 0
+        while self._unread and not (self._is_deaf or self._is_reading_paused or self._is_resting):
+            if slices == SLICES_A_TURN:
+                self._rest()
+                break
+            slices += 1
             room = self._requests.room(self._slice)
             if not room:
                 what = f"a request's head has at most {self._limits.head_bytes} bytes"
@@ -183,6 +188,20 @@ class Http1Connection(asyncio.Protocol):
             piece, self._unread = self._unread[:room], self._unread[room:]
             self._requests.feed(piece)
         self._keep_unread(b"" if self._is_deaf else self._unread)
+
+    def _rest(self) -> None:
+        """Requests and chunks of the smallest kind take long, and others have their turn."""
+        self._is_resting = True
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self._is_closed:
+            return
+        self._read_on()
+        if not (self._is_closed or self._is_resting or self._is_reading_paused):
+            self._transport.resume_reading()
 
     def _keep_unread(self, data: bytes) -> None:
         more = len(data) - self._unread_weight
@@ -236,8 +255,9 @@ class Http1Connection(asyncio.Protocol):
             self._close()
         if self._is_reading_paused and len(self._waiting) < self._limits.pipelined and not self._is_closed:
             self._is_reading_paused = False
-            self._transport.resume_reading()
-            self._read_on()
+            if not self._is_resting:
+                self._transport.resume_reading()
+                self._read_on()
         if self._requests.owes_continue:
             self.encourage()
 

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from h2 import events
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import H2Error, NoSuchStreamError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
+from hyperframe.frame import GoAwayFrame
 
 from proxy.exchange import Header
+from proxy.surface.http2_protocol import Protocol
 from proxy.surface.http2_stream import Stream
-from proxy.surface.limits import Rate
+from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from proxy.surface.reading import Reading
 from proxy.surface.sockets import peer_of
 
@@ -25,39 +24,8 @@ if TYPE_CHECKING:
     from proxy.surface.listener import Listener
 
 WINDOW_BYTES = 1024 * 1024  # a body comes in few round trips, and a stream holds little that was not asked for
-TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
-
-# Of window updates, so many are to be expected; the rest counts with the frames that ask for nothing.
-UPDATES_PER_REQUEST = 4  # some clients widen the windows of each stream as they open it
-UPDATES_PER_FRAME = 2  # for its stream and for the connection
-UPDATE_BYTES = 1024  # of a frame, for clients that tell of each part of it that they have read
-MOST_UPDATES = 10_000  # that can be saved up
 
 _log = logging.getLogger("proxy.surface")
-
-
-class _Protocol(H2Connection):
-    """The library, but for what it makes of some frames."""
-
-    def _receive_goaway_frame(self, _: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
-        # A client that opens no more streams still waits for the answers under way.
-        return [], [events.ConnectionTerminated()]
-
-    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[events.Event]]:
-        if SettingCodes.HEADER_TABLE_SIZE in frame.settings:
-            asked = frame.settings[SettingCodes.HEADER_TABLE_SIZE]
-            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(asked, TABLE_BYTES)
-        return super()._receive_settings_frame(frame)
-
-    def close(self) -> None:
-        """At the connection's end. What frames are received by leads back here, so that only the collector of cycles
-        would end it, which comes by seldom."""
-        self._frame_dispatch_table.clear()
-
-    @property
-    def half_head_bytes(self) -> int:
-        """Of a head that comes in several frames, the last of which is not here yet."""
-        return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
 
 class Http2Connection(asyncio.Protocol):
@@ -67,17 +35,16 @@ class Http2Connection(asyncio.Protocol):
         self.now = listener.now
         self.limits = limits = listener.limits
         self._is_surplus = is_surplus
-        self._h2 = _Protocol(H2Configuration(client_side=False, header_encoding=None))
+        self._h2 = Protocol(limits, self.now)
         self._streams: dict[int, Stream] = {}
-        self._resets = Rate(limits.resets, limits.window_seconds, self.now)
-        self._controls = Rate(limits.controls, limits.window_seconds, self.now)
         self._newest = 0
         self._is_draining = False
         self._is_closed = False
         self.is_write_paused = False
         self._heard = listener.now()  # the last whole frame, or the last answer's end
-        self._half_head = 0  # bytes, as far as they are counted
-        self._updates_expected = UPDATES_PER_REQUEST
+        self._unread = b""  # what came, and is left for a later turn of the loop
+        self._is_resting = False  # until then
+        self._waiting_bytes = 0  # of half a head, or unread, as far as they are counted
         self._windows_grown: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
         self._reading: Reading | None = None  # what we wait for the client to read, if so
 
@@ -87,7 +54,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
         self.peer = peer_of(transport)
-        self.listener.joined(self)
+        self.listener.joined(self, self.peer)
         # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
         self._h2.local_settings = Settings(
             client=False,
@@ -114,6 +81,33 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_closed:
             return
+        if len(data) <= SLICE_BYTES and not self._unread:
+            self._take(data)
+            return
+        self._unread += data
+        if not self._is_resting:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """So much in one turn of the loop: small frames take long, and others have their turn."""
+        for _ in range(SLICES_A_TURN):
+            piece, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
+            self._take(piece)
+            if not self._unread or self._is_closed:
+                return
+        self._is_resting = True
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self._is_closed:
+            return
+        self._read_on()
+        if not (self._is_closed or self._is_resting):
+            self._transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
         try:
             came = self._h2.receive_data(data)
             for event in came:
@@ -129,7 +123,7 @@ class Http2Connection(asyncio.Protocol):
             self._heard = self.now()
         if self._windows_grown:
             self._pump_grown()
-        self._count_half_head()
+        self._count_waiting()
         self._send()
         if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
             self.cut()
@@ -148,13 +142,14 @@ class Http2Connection(asyncio.Protocol):
                     return
                 stream.pump()
 
-    def _count_half_head(self) -> None:
-        size = self._h2.half_head_bytes
-        if size != self._half_head and not self._is_closed:
-            is_room = self.listener.holds(size - self._half_head)
-            self._half_head = size
+    def _count_waiting(self) -> None:
+        half_head = self._h2.half_head_bytes
+        size = half_head + len(self._unread)
+        if size != self._waiting_bytes and not self._is_closed:
+            is_room = self.listener.holds(size - self._waiting_bytes)
+            self._waiting_bytes = size
             # What is far beyond the limit, or beyond what there is room for, gets no answer.
-            if size > 2 * self.limits.head_bytes or not is_room:
+            if half_head > 2 * self.limits.head_bytes or not is_room:
                 self._calm_down()
 
     def eof_received(self) -> bool:
@@ -207,7 +202,7 @@ class Http2Connection(asyncio.Protocol):
             self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
             return
         self._newest = event.stream_id
-        self._expect_updates(UPDATES_PER_REQUEST)
+        self._h2.expect_for_request()
         stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
         self._streams[event.stream_id] = stream
         if self._is_surplus:
@@ -220,9 +215,7 @@ class Http2Connection(asyncio.Protocol):
         if event.flow_controlled_length:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         stream = self._streams.get(event.stream_id)
-        if event.stream_ended is None and not event.data:
-            self._control_came(event)
-        elif stream is not None:
+        if stream is not None and (event.data or event.stream_ended is not None):
             stream.is_heard_out = event.stream_ended is not None
             stream.take_data(event.data or b"")
 
@@ -235,27 +228,13 @@ class Http2Connection(asyncio.Protocol):
         stream = self._streams.pop(event.stream_id, None)
         if stream is not None:
             stream.left()
-        if self._resets.is_exceeded():
-            self._calm_down()
         self._close_if_done()
-
-    def _control_came(self, _: events.Event) -> None:
-        if self._controls.is_exceeded():
-            self._calm_down()
 
     def _window_grew(self, event: events.WindowUpdated) -> None:
         self._windows_grown.add(event.stream_id or 0)
-        if self._updates_expected:
-            self._updates_expected -= 1
-        else:
-            self._control_came(event)
 
-    def _settings_changed(self, event: events.RemoteSettingsChanged) -> None:
+    def _settings_changed(self, _: events.RemoteSettingsChanged) -> None:
         self._windows_grown.add(0)
-        self._control_came(event)
-
-    def _expect_updates(self, more: int) -> None:
-        self._updates_expected = min(self._updates_expected + more, MOST_UPDATES)
 
     def _client_says_goodbye(self, _: events.ConnectionTerminated) -> None:
         self._is_draining = True
@@ -282,7 +261,7 @@ class Http2Connection(asyncio.Protocol):
                     return
                 data = stream.take_outgoing(room)
                 self._h2.send_data(stream.id, data)
-                self._expect_updates(UPDATES_PER_FRAME + len(data) // UPDATE_BYTES)
+                self._h2.expect_for_frame(len(data))
                 unsent += len(data)
                 if unsent > self.limits.write_buffer_bytes:
                     self._send()
@@ -350,8 +329,8 @@ class Http2Connection(asyncio.Protocol):
 
     def _forget_all(self) -> None:
         self._is_closed = True
-        self.listener.let_go(self._half_head)
-        self._half_head = 0
+        self.listener.let_go(self._waiting_bytes)
+        self._waiting_bytes, self._unread = 0, b""
         for stream in tuple(self._streams.values()):
             stream.left()
         self._streams.clear()
@@ -362,8 +341,6 @@ _HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
     events.DataReceived: Http2Connection._data_came,
     events.StreamEnded: Http2Connection._request_ended,
     events.StreamReset: Http2Connection._stream_was_reset,
-    events.PingReceived: Http2Connection._control_came,
-    events.UnknownFrameReceived: Http2Connection._control_came,
     events.WindowUpdated: Http2Connection._window_grew,
     events.RemoteSettingsChanged: Http2Connection._settings_changed,
     events.ConnectionTerminated: Http2Connection._client_says_goodbye,

@@ -54,15 +54,16 @@ class Stream:
             return
         self._is_mute = request.method == b"HEAD"
         is_room = self._weighs(weight_of(request.target, request.headers))
-        if not self.is_heard_out:  # it may have no end before it is answered
-            known = self._connection.listener.refused_at_head(request.method, request.target)
+        announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
+        length = int(announced or b"0")
+        if not self.is_heard_out and (announced is None or length > self._limits.heard_bytes):
+            known = self._connection.listener.refused_at_head(request)
             if known is not None:
                 self.refuse(known)
                 return
         if not is_room:
             self.refuse(self._connection.listener.full)
             return
-        length = int(request.headers.get(b"content-length", b"0"))
         if length > self._limits.body_bytes:
             self._unsent = length
             self._throw_away(0)

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
 ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
 FEWEST = 16  # connections, however few descriptors there are
+SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
+SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
+    heard_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
     requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once: a sidecar has little memory
     head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
     body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
@@ -23,6 +26,7 @@ class Limits:
     stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
     lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
     connections: int = 10_000  # at once; `fitting` lowers it to what the process has descriptors for
+    of_one: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
     surplus: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
     handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
     requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
@@ -44,7 +48,8 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     surplus = min(limits.surplus, share // 8)
     return replace(
         limits,
-        connections=min(limits.connections, share - surplus),
+        connections=(connections := min(limits.connections, share - surplus)),
+        of_one=min(limits.of_one, connections // 2),
         surplus=surplus,
         requests=min(limits.requests, share),
     )

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ from proxy.exchange import AtOnce, Handler, Request, Responder, request_ids
 from proxy.surface.doors import Door, PlainDoor, TlsDoor
 from proxy.surface.limits import DEFAULT, Limits
 from proxy.surface.outbox import MUCH, Outbox
-from proxy.surface.sockets import bound
+from proxy.surface.sockets import bound, elsewhere
 from proxy.tasks import Tasks
 
 CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
@@ -46,7 +46,7 @@ class Connection(Protocol):
     def cut(self) -> None: ...
 
 
-def _is_none_refused(_method: bytes, _target: bytes) -> None:
+def _is_none_refused(_: Request) -> None:
     pass
 
 
@@ -55,7 +55,8 @@ def _none_at_once(_: Request, __: Responder, ___: Callable[[], None]) -> bool:
 
 
 class Listener:
-    """`refused_at_head` says of a request that has no announced end whether it is any use to hear its body."""
+    """`refused_at_head` says of a request whose body is long, or has no announced end, whether it is any use to hear
+    that."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Listener:
         tasks: Tasks,
         limits: Limits = DEFAULT,
         *,
-        refused_at_head: Callable[[bytes, bytes], Refusal | None] = _is_none_refused,
+        refused_at_head: Callable[[Request], Refusal | None] = _is_none_refused,
         new_request_id: Callable[[], bytes] | None = None,
         at_once: AtOnce | None = None,
         outbox: Outbox | None = None,
@@ -83,6 +84,8 @@ class Listener:
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
         self._connections: set[Connection] = set()
+        self._networks: dict[Connection, Hashable] = {}  # of those that are not from this machine
+        self._of: Counter[Hashable] = Counter()
         self._doors: list[Door] = []
         self._is_full_told = False
         self.under_way = 0  # requests that are handled, whether or not their callers still wait
@@ -136,18 +139,30 @@ class Listener:
 
     # What connections call.
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: Connection, peer: str) -> None:
         self._connections.add(connection)
+        network = elsewhere(peer)
+        if network is not None:
+            self._networks[connection] = network
+            self._of[network] += 1
 
     def left(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        network = self._networks.pop(connection, None)
+        if network is not None:
+            self._of[network] -= 1
+            if not self._of[network]:
+                del self._of[network]
 
-    def surplus(self) -> int:
-        """How many connections there are too many, with one more."""
-        surplus = len(self._connections) + 1 - self.limits.connections
+    def surplus(self, peer: str) -> int:
+        """How many connections there are too many, with one more from there."""
+        in_all = len(self._connections) + 1 - self.limits.connections
+        of_one = self._of[elsewhere(peer)] + 1 - self.limits.of_one
+        surplus = max(in_all, of_one)
         if surplus > 0 and not self._is_full_told:
             self._is_full_told = True
-            _log.warning("there are %d connections, as many as are taken; more are refused", self.limits.connections)
+            what = f"{self.limits.connections} connections" if in_all > 0 else f"{self.limits.of_one} from one address"
+            _log.warning("there are %s, as many as are taken; more are refused", what)
         return surplus
 
     def holds(self, more: int) -> bool:

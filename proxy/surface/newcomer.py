@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from proxy.surface.http1 import Http1Connection
+from proxy.surface.sockets import peer_of
 
 if TYPE_CHECKING:
     from proxy.surface.http2 import Http2Connection
@@ -28,13 +29,13 @@ class Newcomer(asyncio.Protocol):
         self._since = listener.now()
         self._data = b""
         if shaking_hands is not None:
-            self._arrive()
+            self._arrive(_peer(shaking_hands))
 
-    def _arrive(self) -> None:
-        surplus = self._listener.surplus()
+    def _arrive(self, peer: str) -> None:
+        surplus = self._listener.surplus(peer)
         self._is_surplus = surplus > 0
         self.is_unheard = surplus > self._listener.limits.surplus or self._listener.is_draining
-        self._listener.joined(self)
+        self._listener.joined(self, peer)
 
     @property
     def has_shaken_hands(self) -> bool:
@@ -45,7 +46,7 @@ class Newcomer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         if self._shaking_hands is None:
-            self._arrive()
+            self._arrive(peer_of(transport))
         self._shaking_hands = None
         if self.is_unheard:
             self._transport.abort()
@@ -82,6 +83,13 @@ class Newcomer(asyncio.Protocol):
         else:
             with suppress(OSError):  # the client may just have gone
                 self._shaking_hands.shutdown(socket.SHUT_RDWR)  # and so the handshake fails
+
+
+def _peer(kernel: socket.socket) -> str:
+    try:
+        return str(kernel.getpeername()[0])
+    except OSError:  # the client has just gone
+        return ""
 
 
 def _http2(listener: Listener, is_surplus: bool) -> Http2Connection:

@@ -9,10 +9,13 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
+from proxy.auth.failures import network_of
 from proxy.errors import ListenFailed
 
 BACKLOG = 1024  # connections the kernel holds for us while the loop is busy
@@ -108,6 +111,17 @@ def _bound(family: socket.AddressFamily, address: tuple[Any, ...], *, is_shared:
         made.close()
         raise
     return made
+
+
+@lru_cache(1024)  # nearly all connections come from a few addresses
+def elsewhere(address: str) -> Hashable | None:
+    """What one sender that is not on this machine can be held to; None for one that is."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return None if (mapped or found).is_loopback else network_of(address)
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:

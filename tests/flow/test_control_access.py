@@ -203,6 +203,7 @@ SMUGGLED = [
     f"PUT {API} HTTP/1.1\r\n{HEAD}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}} ".encode(),
     f"PUT {API} HTTP/1.1\r\n{HEAD}Content-Length: -1\r\n\r\n{{}}".encode(),
     f"PUT {API} HTTP/1.1\r\n{HEAD}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode(),
+    f"PUT {API} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n".encode(),
     b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 70_000 + b"\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]

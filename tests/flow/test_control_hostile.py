@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from proxy.control import profiles
+from proxy.control import profiles, serving
 from proxy.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
 from proxy.control.connections import DEFAULT, Crowd, Limits
 from proxy.control.problems import Problem
@@ -233,6 +233,27 @@ async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api
     writer.close()
 
 
+async def test_what_follows_what_is_no_http_is_not_kept(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop may hand on megabytes before the first mistake is answered."""
+    made: list[Any] = []
+    connected = serving._Connection.connection_made
+
+    def noted(self: Any, transport: Any) -> None:
+        made.append(self)
+        connected(self, transport)
+
+    monkeypatch.setattr(serving._Connection, "connection_made", noted)
+    reader, writer = await _sent(api, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    (connection,) = made
+    for _ in range(30):
+        connection.data_received(b"no http\r\n" * 10_000)
+    assert len(connection._messages) == 1
+    async with asyncio.timeout(5):
+        assert (await reader.read()).count(b"HTTP/1.0 400 ") == 1
+    writer.close()
+
+
 async def test_whoever_does_not_read_his_answers_is_cut(api: Rig) -> None:
     clock, loop = _clock(api), asyncio.get_running_loop()
     host, port = api.url.removeprefix("http://").split(":")
@@ -358,6 +379,23 @@ async def test_a_web_page_cannot_have_its_own_name_point_here(api: Rig) -> None:
             assert (answer.status, answer.body["error"]) == (403, "forbidden"), host
     for host in ("localhost", "LocalHost:1", "127.0.0.1:8081", "127.0.0.9", "[::1]:8081", "[::1]"):
         assert (await api.ask("GET", "/health", who=None, headers={"Host": host})).status == 200, host
+
+
+async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: Rig) -> None:
+    """Nor may one ask for leave to send what forms cannot."""
+    elsewhere = {"Origin": "https://evil.example"}
+    leave = {**elsewhere, "Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "x-api-key"}
+    for method, path, headers in (
+        ("GET", "/health", elsewhere),
+        ("GET", "/metrics", elsewhere),
+        ("GET", API, elsewhere),
+        ("POST", "/auth/token", elsewhere),
+        ("OPTIONS", API, leave),
+        ("OPTIONS", "/status/session", leave),
+    ):
+        answer = await api.ask(method, path, who=None, headers=headers)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control-")], path
+        assert method != "OPTIONS" or answer.status == 405
 
 
 @pytest.mark.parametrize("app", ["%2e", "%2E%2e"])

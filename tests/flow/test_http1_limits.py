@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import InvalidRequest, Refusal
+from proxy.exchange import Request
 from proxy.surface import http1
 from proxy.surface.bodies import HEADER_BYTES, weight_of
 from proxy.surface.http1_request import RequestReader
+from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
 
@@ -131,6 +133,25 @@ def readers(rig: Rig) -> list[RequestReader]:
 
 
 @on_both_loops
+async def test_one_connection_has_so_much_of_each_turn() -> None:
+    """Whatever takes long, such as the smallest of chunks: all others wait for as long."""
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n")
+        await eventually(lambda: rig.listener.held_bytes > 0)
+        (connection,) = rig.listener._connections
+        connection.data_received(b"1\r\nx\r\n" * 40_000)  # type: ignore[attr-defined]
+        taken = connection._requests._body_bytes  # type: ignore[attr-defined]
+        assert 0 < taken <= SLICE_BYTES * SLICES_A_TURN // 6 + 1
+        other = await rig.connect()
+        await other.send(ask(b"mine"))
+        assert (await other.answer()).body == b"mine"
+        await wire.send(b"0\r\n\r\n")
+        assert (await wire.answer()).body == b"x" * 40_000
+        await eventually(lambda: rig.listener.held_bytes == 0)
+
+
+@on_both_loops
 async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold() -> None:
     whole = chunked(*[b"xy"] * 10_000)
     async with port(echo) as rig:
@@ -226,13 +247,19 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
 
 @on_both_loops
 async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() -> None:
-    def no_streams(method: bytes, target: bytes) -> Refusal | None:
-        return InvalidRequest("no streams") if (method, target) == (b"POST", b"/a") else None
+    def no_streams(request: Request) -> Refusal | None:
+        return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/a") else None
 
-    async with port(echo, refused_at_head=no_streams) as rig:
+    async with port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(chunked(b"x")[:-5])
         assert await refused(wire) == "no streams"
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 11)[:-5])
+        assert await refused(wire) == "no streams"
+        wire = await rig.connect()
+        await wire.send(ask(b"x" * 10))
+        assert (await wire.answer()).body == b"x" * 10
         other = await rig.connect()
         await other.send(chunked(b"x").replace(b"/a", b"/b"))
         assert (await other.answer()).body == b"x"

@@ -138,16 +138,22 @@ async def test_faults_break_off_one_stream_alone() -> None:
 async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_comes() -> None:
     """A client of a stream in both directions says nothing more until it has heard something."""
 
-    def no_streams(method: bytes, target: bytes) -> Refusal | None:
-        return InvalidRequest("no streams") if (method, target) == (b"POST", b"/both-ways") else None
+    def no_streams(request: Request) -> Refusal | None:
+        return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/both-ways") else None
 
-    async with port(echo, refused_at_head=no_streams) as rig:
+    async with port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
         client = await rig.connect2()
         number = client.open(b"/both-ways", ends=False)
         await client.body(number, b"x" * 100, ends=False)
         assert said(await client.answer(number), 400, "ValidationException") == "no streams"
         await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
         assert (await client.call(body=b"x")).body == b"x"
+        for size, status in ((10, 200), (11, 400)):
+            number = client.open(b"/both-ways", more=[(b"content-length", b"%d" % size)], ends=False)
+            await client.flush()
+            if status == 200:
+                await client.body(number, b"x" * size)
+            assert (await client.answer(number)).status == status
 
 
 # Streams that are no more, when the library knows it and we are yet to hear of it.

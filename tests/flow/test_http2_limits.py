@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.events import Event
 from h2.settings import SettingCodes
 from hyperframe.frame import (
+    AltSvcFrame,
     ContinuationFrame,
     DataFrame,
     ExtensionFrame,
     Frame,
     HeadersFrame,
     PingFrame,
+    PriorityFrame,
+    RstStreamFrame,
     SettingsFrame,
     WindowUpdateFrame,
 )
@@ -21,6 +26,7 @@ from hyperframe.frame import (
 from proxy.exchange import Header
 from proxy.surface.bodies import weight_of
 from proxy.surface.http2_stream import Stream
+from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
 
@@ -231,22 +237,33 @@ async def test_rapid_resets() -> None:
         handler.gate.set()
 
 
-@pytest.mark.parametrize("kind", ["ping", "settings", "unknown", "empty", "window", "own window"])
+FLOODS: dict[str, Callable[[int, int], Frame]] = {
+    "ping": lambda _, __: PingFrame(0),
+    "answers to pings": lambda _, __: PingFrame(0, flags=["ACK"]),
+    "settings": lambda _, __: SettingsFrame(0),
+    "answers to settings": lambda _, __: SettingsFrame(0, flags=["ACK"]),
+    "priority": lambda number, _: PriorityFrame(number, depends_on=0),
+    "unknown": lambda _, __: ExtensionFrame(77, 0),
+    "other places": lambda _, __: AltSvcFrame(0, b"here", b"there"),
+    "empty": lambda number, _: DataFrame(number),
+    "drops": lambda number, _: DataFrame(number, b"x"),
+    "window": lambda _, __: WindowUpdateFrame(0, window_increment=1),
+    "own window": lambda number, _: WindowUpdateFrame(number, window_increment=1),
+    "what is over": lambda _, gone: DataFrame(gone, b"x"),
+    "its window": lambda _, gone: WindowUpdateFrame(gone, window_increment=1),
+    "its reset": lambda _, gone: RstStreamFrame(gone),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
 @on_both_loops
 async def test_floods(kind: str) -> None:
     async with port(echo, controls=50, window_seconds=10) as rig:
         client = await rig.connect2()
-        number = client.open(ends=False)
+        number, gone = client.open(ends=False), client.open(ends=False)
+        client.h2.reset_stream(gone)
         await client.flush()
-        frame: dict[str, Frame] = {
-            "ping": PingFrame(0),
-            "settings": SettingsFrame(0),
-            "unknown": ExtensionFrame(77, 0),
-            "empty": DataFrame(number),
-            "window": WindowUpdateFrame(0, window_increment=1),
-            "own window": WindowUpdateFrame(number, window_increment=1),
-        }
-        flood = frame[kind].serialize() * 49
+        flood = FLOODS[kind](number, gone).serialize() * 49
         for _ in range(2):
             await client.wire.send(flood)
             await quiet()
@@ -254,6 +271,65 @@ async def test_floods(kind: str) -> None:
             await rig.pass_time(11)
         await client.wire.send(flood + flood)
         await calmed(rig, client)
+
+
+@on_both_loops
+async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a piece is taken apart before anybody hears of it, and nobody else is served meanwhile."""
+    taken: list[Frame] = []
+    receive = H2Connection._receive_frame
+
+    def counted(self: H2Connection, frame: Frame) -> list[Event]:
+        taken.append(frame)
+        return receive(self, frame)
+
+    for flood in (PingFrame(0), HeadersFrame(1, b"\x83")):
+        async with port(echo, controls=50, resets=50) as rig:
+            client = await rig.connect2()
+            await quiet()
+            pieces = [flood.serialize()] * 1000
+            if isinstance(flood, HeadersFrame):
+                pieces = [_opened_and_reset(client) for _ in range(500)]
+            monkeypatch.setattr(H2Connection, "_receive_frame", counted)
+            (connection,) = rig.listener._connections
+            taken.clear()
+            connection.data_received(b"".join(pieces))  # type: ignore[attr-defined]
+            monkeypatch.undo()
+            assert 50 < len(taken) < 110
+            await calmed(rig, client)
+
+
+def _opened_and_reset(client: Http2Wire) -> bytes:
+    number = client.open()
+    client.h2.reset_stream(number)
+    return client.h2.data_to_send() or b""
+
+
+@on_both_loops
+async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> None:
+    async with port(echo, controls=5) as rig:
+        client = await rig.connect2()
+        number = client.open(ends=False)
+        await client.flush()
+        await client.wire.send(DataFrame(number, b"x" * 64).serialize() * 100)
+        await client.wire.send(DataFrame(number, b"", flags=["END_STREAM"]).serialize())
+        assert (await client.answer(number)).body == b"x" * 6400
+
+
+@on_both_loops
+async def test_one_connection_has_so_much_of_each_turn() -> None:
+    async with port(echo) as rig:
+        client = await rig.connect2()
+        number = client.open(ends=False)
+        await client.flush()
+        await eventually(lambda: rig.listener.held_bytes > 0)
+        (connection,) = rig.listener._connections
+        frames = DataFrame(number, b"x" * 100).serialize() * 2000 + DataFrame(number, flags=["END_STREAM"]).serialize()
+        connection.data_received(frames)  # type: ignore[attr-defined]
+        stream = connection._streams[number]  # type: ignore[attr-defined]
+        assert stream._body_bytes <= SLICE_BYTES * SLICES_A_TURN
+        assert (await client.answer(number)).body == b"x" * 200_000
+        await eventually(lambda: rig.listener.held_bytes == 0)
 
 
 @on_both_loops

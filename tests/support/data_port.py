@@ -35,6 +35,7 @@ from proxy.selection.standings import Standings
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
 from proxy.tasks import Tasks
 
@@ -69,6 +70,7 @@ class DataPort:
     forwarder: Forwarder
     offer: Offer
     wire: Any  # what `way` made
+    listener: Listener
     _seen: set[Counter] = field(default_factory=set)
 
     async def take_on(self, **sold: Any) -> None:
@@ -190,6 +192,7 @@ async def data_port(
                 forwarder,
                 offer,
                 wire,
+                listener,
             )
             await listener.drain(0.5, forwarder.close)
             await recording.finish()

@@ -256,7 +256,7 @@ async def port(
     handler: Handler,
     *,
     tls: ssl.SSLContext | None = None,
-    refused_at_head: Callable[[bytes, bytes], Refusal | None] | None = None,
+    refused_at_head: Callable[[Request], Refusal | None] | None = None,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     clock, log = StepClock(), Log()

@@ -29,7 +29,7 @@ def request(target: bytes, body: bytes = b"", method: bytes = b"POST", **headers
     ],
 )
 def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
-    refusal = refused_at_head(b"POST", target)
+    refusal = refused_at_head(target)
     assert isinstance(refusal, InvalidRequest)
     assert "bidirectional streams are not supported" in refusal.message
     with pytest.raises(InvalidRequest):
@@ -38,7 +38,7 @@ def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
 
 @pytest.mark.parametrize("target", [b"/", b"*", b"/model/premium/converse", b"/x?/invoke-with-bidirectional-stream"])
 def test_nothing_else_is(target: bytes) -> None:
-    assert refused_at_head(b"POST", target) is None
+    assert refused_at_head(target) is None
 
 
 @pytest.mark.parametrize(

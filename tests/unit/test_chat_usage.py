@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.errors import InvalidRequest
 from proxy.exchange import Flow, Header
 from proxy.forwarding.chat_usage import WithoutUsage, is_to_be_asked, with_usage_asked
 from proxy.metering.streams import usage_event_only
@@ -121,3 +122,11 @@ def test_only_a_stream_that_does_not_ask_is_made_to(body: str, asks: bool, sent:
     assert is_to_be_asked(body.encode()) is not asks
     if sent is not None:
         assert with_usage_asked(body.encode()) == sent.encode()
+
+
+@pytest.mark.parametrize("name", ["include_usage", "include\\u005fusage"])
+def test_whether_the_usage_is_to_be_told_is_said_once(name: str) -> None:
+    """Or the sidecar takes the second for what is meant, Bedrock the first, and nobody is told what was used."""
+    body = f'{{"stream": true, "stream_options": {{"include_usage": false, "{name}": true}}}}'
+    with pytest.raises(InvalidRequest, match="stream_options"):
+        is_to_be_asked(body.encode())

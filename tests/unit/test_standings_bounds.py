@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import InvalidRequest, QuotaSpent, Rejected
+from proxy.errors import Busy, InvalidRequest, QuotaSpent, Rejected
 from proxy.model import Caller, Scope
 from proxy.recording.aggregator import total_key
 from proxy.recording.entries import Counter
@@ -56,6 +56,23 @@ async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: Si
         await two.recorder.flush()
     await look(one, who, limits.ASK_AGAIN_SECONDS)
     assert (await one.decide(who)).label == "economy"
+
+
+async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: Path, exact_store: Store) -> None:
+    """Not even before the first flush has failed: by then a call may have cost more than a hard budget has."""
+    known, met = caller(), caller()
+    async with sidecar(tmp_path / "three", exact_store, ManualClock(), on_store_down="refuse") as one:
+        for who in (known, met):
+            await budget(exact_store, who.org, QUOTAS, enforcement="hard")
+        assert (await one.decide(known)).label == "premium"
+        one.store.is_away = True
+        for _ in range(2):
+            with pytest.raises(Busy, match="what its budget is"):
+                await one.decide(met)
+            assert (await one.decide(known)).label == "premium"
+            await one.clock.advance(86_400)  # to another period, in which what was known holds
+        one.store.is_away = False
+        assert (await one.decide(met)).label == "premium"
 
 
 async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: Sidecar) -> None:

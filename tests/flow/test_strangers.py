@@ -1,0 +1,46 @@
+"""What somebody without a good token can take from those who have one: the whole data port, as it is composed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.surface.limits import DEFAULT
+from tests.support.data_port import DataPort, data_port
+from tests.support.wire import Wire, said
+
+LARGE = DEFAULT.heard_bytes + 1
+HEAD = "POST /model/premium/converse HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+
+
+@asynccontextmanager
+async def _connected(port: DataPort) -> AsyncIterator[Wire]:
+    wire = await Wire.connect(int(port.url.rpartition(":")[2]))
+    try:
+        yield wire
+    finally:
+        wire.kernel.close()
+
+
+@pytest.mark.parametrize("shown", ["", "authorization: Bearer eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmF0dXJl\r\n"])
+@pytest.mark.parametrize("framing", [f"content-length: {LARGE}", "transfer-encoding: chunked"])
+async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, shown: str, framing: str) -> None:
+    """It is told at its head, and what it has sent of its body is let go."""
+    async with data_port(tmp_path) as port, _connected(port) as wire:
+        await wire.send(f"{HEAD}{shown}{framing}\r\n\r\n".encode())
+        assert "token" in said(await wire.answer(), 403, "AccessDeniedException")
+        assert port.listener.held_bytes == 0
+
+
+async def test_who_has_a_token_is_heard_out(tmp_path: Path) -> None:
+    async with data_port(tmp_path) as port, _connected(port) as wire:
+        text = {"messages": [{"role": "user", "content": [{"text": "x" * LARGE}]}]}
+        body = json.dumps(text).encode()
+        await wire.send(
+            f"{HEAD}authorization: Bearer {port.token}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        )
+        assert (await wire.answer()).status == 200

@@ -1,0 +1,55 @@
+"""Each row of the threat model in docs/security.md names tests that are there, or says that nothing protects."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "security.md"
+OPENLY = "not protected"
+LEAST_ROWS = 50
+
+_ROW = re.compile(r"^\| (.+) \| (.+) \| (.+) \| (.+) \|$")
+_NAMED = re.compile(r"`([a-z0-9_/]+\.py)::([a-z0-9_]+)`")
+
+
+def rows() -> list[tuple[str, ...]]:
+    model = PAGE.read_text().partition("\n## Threat model\n")[2].partition("\n## ")[0]
+    found = [match.groups() for line in model.splitlines() if (match := _ROW.match(line))]
+    return [row for row in found if row[0] != "he wants" and not row[0].startswith("---")]
+
+
+@cache
+def named_in(file: str) -> frozenset[str]:
+    path = ROOT / "tests" / file
+    return frozenset(
+        re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE) if path.exists() else ()
+    )
+
+
+def test_the_tables_are_found() -> None:
+    assert len(rows()) >= LEAST_ROWS
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_a_row_is_tried_by_tests_that_are_there_or_says_openly_that_nothing_protects(row: tuple[str, ...]) -> None:
+    _, _, stops, tried = row
+    named = _NAMED.findall(tried)
+    assert named or (OPENLY in stops.lower() and tried == "-")
+    assert [f"{file}::{test}" for file, test in named if test not in named_in(file)] == []
+    assert _NAMED.sub("", tried).strip(", -") == ""  # nothing that looks like a test and is none
+
+
+@pytest.mark.parametrize("folder", ["tests/flow/clients/programs", "tests/page"])
+def test_packages_of_javascript_are_pinned_with_hashes(folder: str) -> None:
+    packages = json.loads((ROOT / folder / "package-lock.json").read_text())["packages"]
+    others = {name: each for name, each in packages.items() if name}
+    assert others
+    loose = [name for name, each in others.items() if not each["integrity"].startswith("sha512-")]
+    assert loose == []
+    assert [name for name, wanted in packages[""]["dependencies"].items() if not wanted[0].isdigit()] == []

@@ -1,0 +1,67 @@
+"""Of the data port's connections one address elsewhere has at most half, and this machine as many as there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.clock import SystemClock
+from proxy.exchange import Request, Responder
+from proxy.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, Limits, fitting
+from proxy.surface.listener import Listener
+from proxy.tasks import Tasks
+
+
+class Connection:
+    protocol = "unknown"
+    open_streams = 0
+
+    def check_time(self, now: float) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+
+async def nothing(_: Request, __: Responder) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "another"),
+    [
+        ("203.0.113.7", "203.0.113.7", "203.0.113.8"),
+        ("203.0.113.7", "::ffff:203.0.113.7", "::ffff:203.0.113.8"),
+        ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1"),
+    ],
+)
+async def test_one_address_leaves_room_for_others(one: str, same: str, another: str) -> None:
+    async with Tasks(SystemClock()) as tasks:
+        listener = Listener(nothing, SystemClock(), tasks, Limits(connections=10, of_one=3))
+        connections = [Connection() for _ in range(3)]
+        for each in connections:
+            assert listener.surplus(one) <= 0
+            listener.joined(each, one)
+        assert listener.surplus(one) == listener.surplus(same) == 1
+        assert listener.surplus(another) <= 0
+        listener.joined(late := Connection(), same)
+        assert listener.surplus(one) == 2
+        for each in (late, *connections):
+            listener.left(each)
+            listener.left(each)  # as a newcomer that has become what it is
+        assert listener.surplus(one) <= 0
+        assert not listener._of
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", ""])
+async def test_all_programs_of_this_machine_share_all_of_them(address: str) -> None:
+    async with Tasks(SystemClock()) as tasks:
+        listener = Listener(nothing, SystemClock(), tasks, Limits(connections=10, of_one=3))
+        for _ in range(10):
+            assert listener.surplus(address) <= 0
+            listener.joined(Connection(), address)
+        assert listener.surplus(address) == 1
+
+
+def test_it_is_half_of_those_there_are_descriptors_for() -> None:
+    assert fitting(ENOUGH_DESCRIPTORS).of_one == DEFAULT.connections // 2
+    few = fitting(1024)
+    assert few.of_one == few.connections // 2

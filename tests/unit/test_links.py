@@ -1,0 +1,67 @@
+"""In a folder that others can write to, a link may stand in the place of a file of ours: it is not followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import JournalUnusable
+from proxy.hard.holds import PREFIX, Holds
+from proxy.hard.rows import Name
+from proxy.recording import folder as journals
+from proxy.recording.segment import Segment
+
+TEXT = "not ours"
+NAME = Name("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    found = tmp_path / "theirs"
+    found.write_text(TEXT)
+    return found
+
+
+def test_a_journals_lock(tmp_path: Path, theirs: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    (journal / journals.LOCK).symlink_to(theirs)
+    with pytest.raises(JournalUnusable, match="cannot use the journal"), journals.locked(journal):
+        pass
+
+
+def test_a_segment(tmp_path: Path, theirs: Path) -> None:
+    (tmp_path / "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg").symlink_to(theirs)
+    with pytest.raises(OSError, match="symbolic links"):
+        Segment(tmp_path, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    assert theirs.read_text() == TEXT
+
+
+async def test_the_list_of_holds(tmp_path: Path, theirs: Path) -> None:
+    holds = Holds(tmp_path, "holder")
+    (tmp_path / f"{PREFIX}holder").symlink_to(theirs)
+    with pytest.raises(OSError, match="symbolic links"):
+        await holds.name(NAME)
+
+
+async def test_what_a_journal_keeps_is_its_owners_alone(tmp_path: Path) -> None:
+    before, journal = os.umask(0), tmp_path / "journal"
+    try:
+        with journals.locked(journal):
+            Segment(journal, "01ARZ3NDEKTSV4RRFFQ69G5FAV").append(b"{}")
+            await Holds(journal, "holder").name(NAME)
+    finally:
+        os.umask(before)
+    assert _open_to_others(journal) == {
+        "journal": 0,
+        "lock": 0,
+        "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg": 0,
+        f"{PREFIX}holder": 0,
+    }
+
+
+def _open_to_others(folder: Path) -> dict[str, int]:
+    return {each.name: stat.S_IMODE(each.stat().st_mode) & 0o077 for each in (folder, *folder.iterdir())}
