@@ -1,0 +1,141 @@
+"""What Bedrock's books and the sidecars' journals say, call by call."""
+
+from __future__ import annotations
+
+import bisect
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.soak.bedrock import read
+from tests.soak.fleet import Member
+from tests.soak.links import Link
+from tests.soak.tenants import MODELS, PRICES, App, pico
+from tests.soak.verdict import Verdict
+
+CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
+HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most
+KNOWN_WHYS = {"cut", "no answer", "silent", "unknown"}  # of estimates: the last are found after a kill
+
+
+class Books:
+    def __init__(self, db: sqlite3.Connection, members: list[Member], bedrocks: list[Link], verdict: Verdict) -> None:
+        self._db = db
+        self._members = {member.name: member for member in members}
+        self._hit = set[str]().union(*(link.hit for link in bedrocks))
+        self._hit_at = {member.name: sorted(link.hit_at) for member, link in zip(members, bedrocks, strict=True)}
+        self._verdict = verdict
+
+    def load(self, ran: Path, whole: Path) -> None:
+        rows = ((*each[:-1], ",".join(map(str, each.tokens))) for each in read(ran))
+        self._db.execute("begin")
+        self._db.executemany("insert into ran values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._db.executemany("insert into whole values (?)", ([line] for line in whole.read_text().split()))
+        self._db.execute("commit")
+
+    def _all(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
+        return self._db.execute(query, given).fetchall()
+
+    def _one(self, query: str) -> Any:
+        return self._db.execute(query).fetchone()[0]
+
+    # Calls whose usage was known.
+
+    def compare_calls(self) -> None:
+        verdict = self._verdict
+        exact = "select * from receipts where why = ''"
+        verdict.figures["calls that Bedrock served"] = self._one("select count(*) from ran")
+        verdict.figures["recorded exactly"] = self._one(f"select count(*) from ({exact})")
+        twice = "select request from receipts where request != '' group by request having count(*) > 1"
+        verdict.none("calls recorded twice", self._all(twice))
+        unknown = "select request from receipts where why = '' and request not in (select request from ran)"
+        verdict.none("calls recorded that Bedrock never served", self._all(unknown))
+        other = "select request from receipts join ran using (request) where why = '' and receipts.tokens != ran.tokens"
+        verdict.none("calls recorded with other tokens than Bedrock's", self._all(other))
+        lost = """select request from whole join ran using (request) where is_whole
+                  and request not in (select request from receipts where why = '')"""
+        verdict.figures["answers that callers had whole"] = self._one("select count(*) from whole")
+        verdict.none("answers that a caller had whole, and that are not recorded exactly", self._all(lost))
+        wrong, either = self._priced()
+        verdict.none("calls at another price than the one in force when they began", wrong)
+        verdict.figures["calls that began while a price changed"] = either
+
+    def _priced(self) -> tuple[list[str], int]:
+        wrong, either = [], 0
+        query = """select request, sidecar, label, started, receipts.pico, ran.tokens, ran.model, ran.arrived
+                   from receipts join ran using (request) where why = ''"""
+        for request, sidecar, label, started, paid, told, model, arrived in self._db.execute(query):
+            tokens = tuple(map(int, told.split(",")))
+            versions = self._in_force(sidecar, started)
+            may_be = {pico(version, label, tokens) for version in versions}
+            either += len(may_be) > 1
+            if paid not in may_be or MODELS[label] != model or started > arrived + CLOCKS_SECONDS:
+                wrong.append(f"{request} of {sidecar}: {paid} and not {may_be}")
+        return wrong, either
+
+    def _in_force(self, sidecar: str, moment: float) -> set[int]:
+        """More than one while one took the place of another."""
+        history = self._members[sidecar].history
+        later = [*history[1:], None]
+        return {
+            each.version
+            for each, after in zip(history, later, strict=True)
+            if each.sent <= moment + CLOCKS_SECONDS and (after is None or moment <= after.settled + CLOCKS_SECONDS)
+        }
+
+    # Those of which it never came to be known.
+
+    def explain_estimates(self) -> None:
+        verdict = self._verdict
+        found = self._all("select sidecar, request, why, pico, started from receipts where why != ''")
+        whys = Counter(each[2] for each in found)
+        verdict.figures["recorded as estimates"] = len(found)
+        verdict.figures |= {f"estimates, {why}": count for why, count in sorted(whys.items())}
+        strange = [each for each in found if each[2] not in KNOWN_WHYS]
+        verdict.none("estimates for another reason than a cut, silence or a kill", strange)
+        verdict.none("estimates that cost nothing", [each for each in found if each[3] <= 0])
+        ran = {each[0]: each[1:] for each in self._all("select request, invocation, arrived, done, is_whole from ran")}
+        named = [each for each in found if each[1]]
+        unexplained = [each for each in named if each[1] in ran and not self._is_explained(*ran[each[1]])]
+        verdict.none("estimates of calls that nothing befell", unexplained)
+        nameless = [each for each in found if not each[1] and not self._was_hit(each[0], each[4])]
+        verdict.none("estimates without an answer at a time at which nothing befell any", nameless)
+        query = """select request, invocation, arrived, done, is_whole from ran
+                   where request not in (select request from receipts where why = '') and fault != 'exception-frame'"""
+        missing = self._all(query)
+        verdict.figures["served, and not recorded exactly"] = len(missing)
+        spared = [each for each in missing if not self._is_explained(*each[1:])]
+        verdict.none("calls not recorded exactly though nothing befell them", spared)
+        wanted, is_so = f"at least {len(missing)}", len(found) >= len(missing)
+        verdict.holds("estimates, for the calls that are not recorded exactly", wanted, len(found), is_so=is_so)
+
+    def _is_explained(self, invocation: str, arrived: float, done: float, is_whole: int) -> bool:
+        return not is_whole or invocation in self._hit or self._ended_meanwhile(arrived, done)
+
+    def _ended_meanwhile(self, arrived: float, done: float) -> bool:
+        """Some sidecar."""
+        return any(
+            arrived <= until + CLOCKS_SECONDS and done >= since - 1.0
+            for member in self._members.values()
+            for since, until in member.ends
+        )
+
+    def _was_hit(self, sidecar: str, started: float) -> bool:
+        moments = self._hit_at[sidecar]
+        place = bisect.bisect_left(moments, started - CLOCKS_SECONDS)
+        if place < len(moments) and moments[place] <= started + HIT_SECONDS:
+            return True
+        ends = self._members[sidecar].ends
+        return any(since - HIT_SECONDS <= started <= until + HIT_SECONDS for since, until in ends)
+
+    def served(self, app: App) -> dict[str, int]:
+        """Pico-dollars by label, by Bedrock's books; of a call without a receipt at the lowest price."""
+        sums: Counter[str] = Counter()
+        query = """select ran.model, ran.tokens, receipts.pico from ran
+                   left join receipts on receipts.request = ran.request and why = '' where invocation like ?"""
+        labels = {model: label for label, model in MODELS.items()}
+        for model, told, paid in self._db.execute(query, [f"{app.name}.%"]):
+            label, tokens = labels[model], tuple(map(int, told.split(",")))
+            sums[label] += min(pico(version, label, tokens) for version in range(len(PRICES))) if paid is None else paid
+        return dict(sums)
