@@ -1,6 +1,6 @@
 """A fleet under load and faults for as long as asked: memory and descriptors stay as they are, every figure is exact.
 
-    python -m tests.soak [--seconds SECONDS] [--seed SEED] [--output FILE]
+    python -m tests.soak [--seconds SECONDS] [--seed SEED] [--output FILE] [--keep DIR]
 
 Three sidecars of `serve` (the second with two workers) share one store that speaks DynamoDB's protocol and one
 simulated Bedrock, over links that are spoilt. The load is half of what the same set-up, callers included, reaches at
@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,10 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seed", default=str(random.randrange(10**6)), help="of the load and of all that goes wrong")
     parser.add_argument("--output", type=Path, help=f"where the figures go, as {OUTPUT.relative_to(ROOT)}")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave journals, logs and books there, to look at")
     asked = parser.parse_args(arguments)
     os.environ |= TEST_CREDENTIALS
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        verdict = uvloop.run(Soak(asked.seconds, asked.seed, Path(folder)).run())
+    with ExitStack() as stack:
+        folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        verdict = uvloop.run(Soak(asked.seconds, asked.seed, folder.absolute()).run())
     figures = {"seconds": asked.seconds, "seed": asked.seed, **verdict.figures}
     table = Table("A soak", "", ("what", "figure"), list(figures.items()))
     Results(tables=[table], goals=verdict.goals).print()

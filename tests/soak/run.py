@@ -37,7 +37,7 @@ FLIPS_AFTER = {FLIPPING: {"premium": 0.25}, SPENDING: {"premium": 0.5, "economy"
 SETTLED = 0.25  # of the time: from then on memory is to stay as it is
 GATHERING_SECONDS = 2.0
 QUIET_SECONDS = 180.0  # within which whatever is under way has ended
-IDLE_SECONDS = 40.0  # longer than connections to Bedrock stand by
+IDLE_SECONDS = 40.0  # longer than connections to Bedrock stand by, so that none is there before the load
 TOTALS_SECONDS = 15.0  # more than the aggregator's interval
 
 
@@ -102,9 +102,7 @@ class Soak:
         print(f"seed {self.seed}: {2 * rate:.0f} calls/s at full speed, {rate:.0f} for {self.seconds:g} s", flush=True)
         await self.load.settled(QUIET_SECONDS)
         await under_way(self.members, QUIET_SECONDS)
-        await asyncio.sleep(
-            min(IDLE_SECONDS, self.seconds / 50)
-        )  # which go, so that what is there before can be counted
+        await asyncio.sleep(min(IDLE_SECONDS, self.seconds / 50))
         longer = self.seconds / took * rate / (sum(speeds) / ROUNDS)
         for app, shares in FLIPS_AFTER.items():
             await self._set_quotas(app, {label: share * longer for label, share in shares.items()})
