@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -41,9 +39,12 @@ from proxy.limits.leasing import SWEEP_SECONDS, Leasing
 from proxy.limits.limiter import Limiter
 from proxy.limits.store_time import StoreTime
 from proxy.metering.price_updates import add_to as add_prices
+from proxy.offer import Offer
 from proxy.recording.adoption import Adoption
 from proxy.recording.composed import Recording, opened_recording
+from proxy.reloading import Read, Reloading, of_standings
 from proxy.selection.standings import Standings
+from proxy.stopping import Stop
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from proxy.surface import measured
@@ -67,9 +68,6 @@ COLLECTED_AFTER = (20_000, 20, 20)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_log = logging.getLogger("proxy.app")
-
 # A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
 OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"
@@ -152,10 +150,12 @@ async def run(
     clock: Clock | None = None,
     role: Role = "both",
     place: Place = ALONE,
+    read: Read | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends."""
+    """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
+    read again, for SIGHUP."""
     clock, config, adoption = clock or SystemClock(), place.configured(config), adoption_in(config, place)
-    stop = Stop(place.lifeline)
+    stop, reloading = Stop(place.lifeline), Reloading(config, read, clock)
     asyncio.get_running_loop().set_default_executor(Aside())
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
     if role == "control" and not tokens.can_mint:
@@ -172,7 +172,9 @@ async def run(
         leasing = leases(store, clock, tasks, time)
         recording = await running.enter_async_context(opened_recording(config, store, clock, adoption))
         core = await _core(config, environ, clock, tokens, telemetry, tasks, store, recording, leasing, running)
-        data = None if bedrock is None else await _data_port(core, bedrock, role, place.count, running)
+        reloading.add_to(telemetry)
+        data = None if bedrock is None else await _data_port(core, bedrock, role, place.count, reloading, running)
+        reloading.add(of_standings(core.standings))
         gc.freeze()  # what is here now stays; the collector need not look at it again
         gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
@@ -180,11 +182,14 @@ async def run(
             parts = _parts(core)
             core.recording.aggregator.on_total = parts.page.history.learn
             parts.add_to(core.telemetry)
+            reloading.add(parts.prepared)
             served.started(parts)
         checks = {"store": store.probe, "journal": core.recording.recorder.check, "revocation": core.revocation.check}
-        readiness.started({**checks, **crew.checks()})
+        readiness.started({**checks, **crew.checks()}, reloading.checks)
+        reloading.started(tasks)
         await on_started(Started(None if data is None else data.address, control, tokens, store))
         await stop.comes()
+        reloading.stop()
         readiness.stop()
         served.stop()
         if data is not None:
@@ -281,12 +286,16 @@ class _DataPort:
 
 
 async def _data_port(
-    core: _Core, bedrock: dataplane.Bedrock, role: Role, workers: int, running: AsyncExitStack
+    core: _Core,
+    bedrock: dataplane.Bedrock,
+    role: Role,
+    workers: int,
+    reloading: Reloading,
+    running: AsyncExitStack,
 ) -> _DataPort:
     credentials = await _handing_out(core, role, running)
     config, clock, tasks = core.config, core.clock, core.tasks
     tariffs = await dataplane.prices(config, core.store, clock, tasks)
-    add_prices(core.telemetry, tariffs)
     outbox = Outbox()
     forwarder = dataplane.forwarding(bedrock, clock, tasks, outbox)
     admitting = dataplane.admitting(config, core.store, clock, tasks, core.leasing)
@@ -309,6 +318,20 @@ async def _data_port(
         hard,
         credentials,
     )
+    offer = Offer(
+        tariffs,
+        handler,
+        bedrock,
+        forwarder,
+        core.recording.recorder,
+        core.standings,
+        hard.purses,
+        core.store,
+        clock,
+        tasks,
+    )
+    add_prices(core.telemetry, lambda: offer.tariffs)
+    reloading.add(offer.prepared)
     tracing = await running.enter_async_context(dataplane.traces(config, core.telemetry))
     listener, port = await dataplane.listening(handler, config, clock, tasks, outbox, workers, tracing)
     measured.add_to(core.telemetry, handler.traffic, handler.joining, listener, forwarder)
@@ -330,53 +353,6 @@ async def _bedrock(
     if config.upstream.endpoint == dataplane.SIMULATED:
         return await running.enter_async_context(dataplane.simulated(clock))
     return await dataplane.real(config.upstream, environ, clock, tasks)
-
-
-class Stop:
-    """SIGTERM and SIGINT: they break off what goes on inside `breaks_off_the_start`, until somebody waits for them.
-    So does the end of `lifeline`, a pipe that somebody holds for as long as this process is wanted."""
-
-    def __init__(self, lifeline: int | None = None) -> None:
-        self._came = asyncio.Event()
-        self._start: asyncio.Timeout | None = None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._come)
-        loop.add_signal_handler(signal.SIGHUP, _cannot_reload)
-        if lifeline is not None:
-            loop.add_reader(lifeline, self._let_go, lifeline)
-
-    @asynccontextmanager
-    async def breaks_off_the_start(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(None) as start:
-                self._start = start
-                try:
-                    yield
-                finally:
-                    self._start = None  # what is over cannot be broken off any more
-        except TimeoutError:
-            if not start.expired():
-                raise
-
-    async def comes(self) -> None:
-        self._start = None
-        await self._came.wait()
-
-    def _let_go(self, lifeline: int) -> None:
-        asyncio.get_running_loop().remove_reader(lifeline)
-        _log.error("the supervisor of the workers is gone, so this one ends")
-        self._come()
-
-    def _come(self) -> None:
-        self._came.set()
-        if self._start is not None:
-            self._start.reschedule(0)
-            self._start = None
-
-
-def _cannot_reload() -> None:
-    _log.warning("SIGHUP: a running process cannot take on a new configuration yet; restart it")
 
 
 class Aside(ThreadPoolExecutor):

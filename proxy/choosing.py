@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from proxy.errors import QuotaSpent, Refusal
@@ -38,8 +37,10 @@ T = TypeVar("T")
 
 
 class Chosen(NamedTuple):
-    """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms."""
+    """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms. `metering`
+    is that of the configuration by which it was chosen."""
 
+    metering: Metering
     choice: Choice
     asked: Asked
     body: bytes
@@ -61,6 +62,10 @@ class Road(NamedTuple):
     is_everybodys: bool
 
 
+class _Succeeded(Exception):
+    """The labels by which a call was named are not those of the standings any more."""
+
+
 class Choosing:
     def __init__(
         self,
@@ -75,11 +80,12 @@ class Choosing:
         """`admit` raises where what a call costs could not be recorded."""
         self._labels = labels
         self._standings = standings
-        self._metering = metering
+        self.metering = metering
         self._targets = targets
         self._admit = admit
         self._hard = hard
         self._traffic = traffic
+        self.successor: Choosing | None = None  # once another configuration is taken on
 
     def configured(self, model: str) -> Choice | None:
         return self._labels.configured(model)
@@ -117,20 +123,32 @@ class Choosing:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if terms is None:
             told += _choice_told(choice)
-            return Chosen(choice, asked, request.body, self._targets(choice, asked))
+            return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked))
         self._admit()
         payer = self._standings.known(caller) or await self._standings.learned(caller)
+        if self.successor is not None:
+            return await self.successor._chosen_anew(caller, asked, request, told)
         try:
             if payer.standing.plan.enforcement == "hard":
                 return await self._held(payer, asked, request, choice, terms, told)
             decision = _decided(payer, choice, terms, asked)
+        except _Succeeded:
+            assert self.successor is not None
+            return await self.successor._chosen_anew(caller, asked, request, told)
         except Refusal as refusal:
             told += _refusal_told(choice, refusal)
             raise
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
         told += (*_choice_told(choice), *decision_told(decision))
         account = payer.account(terms.counted_as)
-        return Chosen(choice, asked, request.body, self._targets(choice, asked), terms, account)
+        return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), terms, account)
+
+    async def _chosen_anew(self, caller: Caller, asked: Asked, request: Request, told: Told) -> Chosen:
+        """For a call that had its name read by labels that are none any more when its budget was known. Standings know
+        one set of labels, so no decision mixes two."""
+        choice = await self.named(caller, asked)
+        terms = self.metering.terms(choice, asked.operation, request.method)
+        return await self.chosen(caller, asked, request, choice, terms, told)
 
     def _instead(
         self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
@@ -139,7 +157,7 @@ class Choosing:
         if decision.label in (choice.label, terms.counted_as):
             return choice, terms
         choice = self._labels.instead_of(choice, decision.label, payer.standing.own)
-        return choice, self._metering.terms(choice, asked.operation, request.method) or terms
+        return choice, self.metering.terms(choice, asked.operation, request.method) or terms
 
     async def _held(
         self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, told: Told
@@ -149,7 +167,12 @@ class Choosing:
             return Candidate(instead, its_terms, self._targets(instead, asked))
 
         asking = Asking(asked.operation, request.headers, request.body)
-        decide = partial(_decided_hard, payer, choice, terms, asked)
+
+        def decide(dry: Collection[str]) -> Decision:
+            if self.successor is not None:  # and what is held has been let go by now
+                raise _Succeeded
+            return _decided_hard(payer, choice, terms, asked, dry)
+
         decision, (choice, terms, targets), worst, held = await self._hard.paid(
             payer.standing, asking, decide, candidate
         )
@@ -165,7 +188,7 @@ class Choosing:
                 if held is not None:
                     held.close()
                 raise
-        return Chosen(choice, asked, body, [*targets], terms, account, worst, held)
+        return Chosen(self.metering, choice, asked, body, [*targets], terms, account, worst, held)
 
 
 def _decided(payer: Payer, choice: Choice, terms: Terms, asked: Asked) -> Decision:

@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 
+from proxy import hangups
 from proxy.commandline.mending import with_next_step
 from proxy.commandline.parser import Misused
 from proxy.commandline.terminal import RED, painted
 from proxy.commandline.whole import PROGRAM, parser
 from proxy.errors import ConfigError, PriceKeeperError
+
+SERVES = ("run.serve", "dev.dev")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +47,8 @@ def _carried_out(chosen: Namespace) -> int:
         chosen.parser.print_help()
         return 2
     _prepare()
+    if does in SERVES:
+        hangups.noted()
     module, _, name = does.partition(".")
     command: Callable[[Namespace], int] = getattr(import_module(f"proxy.commands.{module}"), name)
     return command(chosen)

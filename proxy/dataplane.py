@@ -32,7 +32,6 @@ from proxy.forwarding.upstream import Endpoint
 from proxy.hard.purses import Purses
 from proxy.hard.rows import Name
 from proxy.limits.leasing import Leasing
-from proxy.metering.price_updates import REFRESH_SECONDS as PRICES_SECONDS
 from proxy.metering.price_updates import AwsPriceList, Tariffs
 from proxy.metering.profiles import OwnChoice, Profile
 from proxy.model import Choice
@@ -116,13 +115,14 @@ def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revo
     return Revocation(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
 
 
-async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Tariffs:
-    """Looked at before the first call, and again from time to time."""
+async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks, before: Tariffs | None = None) -> Tariffs:
+    """Looked at before the first call. Somebody else has them looked at again from time to time."""
     is_simulated = config.upstream.endpoint == SIMULATED
     follows = any(label.price_source == "aws" for label in config.labels.values())
-    tariffs = Tariffs(config, store, AwsPriceList() if follows and not is_simulated else None, clock)
+    # What it imports takes longer than calls can wait.
+    price_list = await asyncio.to_thread(AwsPriceList) if follows and not is_simulated else None
+    tariffs = Tariffs(config, store, price_list, clock, before)
     await _begun(tariffs, tasks)
-    tasks.every("prices", PRICES_SECONDS, tariffs.refresh, jitter=0.2)
     return tariffs
 
 
@@ -183,16 +183,13 @@ def pipeline(
     traffic = Traffic((*config.labels, *PSEUDO_LABELS))
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
-    labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
     metering = Metering(config, recorder.journal, tariffs, clock)
-    choosing = Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard, traffic)
     return Pipeline(
         identify=_identify(config, tokens, revocation),
         admitting=admitting,
-        choosing=choosing,
+        choosing=choosing(config, bedrock, recorder, standings, metering, hard, traffic),
         forwarder=forwarder,
         joining=joining,
-        metering=metering,
         credentials=credentials
         or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_revoked),
         simulated_prefix=bedrock.simulated_prefix,
@@ -200,6 +197,19 @@ def pipeline(
         once=tasks.once,
         traffic=traffic,
     )
+
+
+def choosing(
+    config: Config,
+    bedrock: Bedrock,
+    recorder: Recorder,
+    standings: Standings,
+    metering: Metering,
+    hard: HardBudgets,
+    traffic: Traffic,
+) -> Choosing:
+    labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
+    return Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard, traffic)
 
 
 def _identify(config: Config, tokens: Tokens, revocation: Revocation) -> Identify:
@@ -211,18 +221,26 @@ def regional_url(region: str) -> str:
     return f"https://bedrock-runtime.{region}.amazonaws.com"
 
 
+def endpoints_of(config: Config, bedrock: Bedrock) -> set[Endpoint]:
+    """Where calls may go that are no app's own label's."""
+    places = [place for label in config.labels.values() for place in label.endpoints]
+    found = {_place(each.region, each.endpoint or bedrock.url)[0] for each in places}
+    return {_place(config.upstream.region, bedrock.url)[0], *found}
+
+
+def _place(region: str, url: str | None) -> tuple[Endpoint, str]:
+    return endpoint_of(url or regional_url(region)), region
+
+
 def _targets(config: Config, bedrock: Bedrock) -> Targets:
     """What is asked again and again is put together once: a label, an operation, and so its paths."""
 
-    def place(region: str, url: str | None) -> tuple[Endpoint, str]:
-        return endpoint_of(url or regional_url(region)), region
-
     def places_of(label: Label) -> list[tuple[Endpoint, str, str]]:
         return [
-            (*place(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
+            (*_place(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
         ]
 
-    default = place(config.upstream.region, bedrock.url)
+    default = _place(config.upstream.region, bedrock.url)
     places = {name: places_of(label) for name, label in config.labels.items()}
 
     def targets(choice: Choice, asked: Asked) -> list[Target]:

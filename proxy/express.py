@@ -64,7 +64,6 @@ class Express:
         choosing: Choosing,
         forwarder: Forwarder,
         joining: Joining,
-        metering: Metering,
         simulated_prefix: bytes | None,
         new_request_id: Callable[[], bytes],
         goes_on: GoesOn,
@@ -75,7 +74,7 @@ class Express:
         self._admitting = admitting
         self._choosing = choosing
         self._joining = joining
-        self._metering = metering
+        self._metering: Metering = choosing.metering
         self._simulated_prefix = simulated_prefix
         self._new_request_id = new_request_id
         self._goes_on = goes_on
@@ -83,6 +82,11 @@ class Express:
         self.forwarder = forwarder
         self.once = once
         self.traffic = traffic
+
+    def take_on(self, choosing: Choosing) -> None:
+        """That of another configuration, with roads of its own. What is on its way needs none of it."""
+        self._choosing, self._metering = choosing, choosing.metering
+        self._entrances = {}
 
     def __call__(self, request: Request, responder: Responder, over: Over) -> bool:
         """Whether the call has been taken; `over` is told once when nothing of it is under way any more."""

@@ -26,7 +26,7 @@ from proxy.metering import guardrails
 from proxy.metering.streams import usage_event_only
 from proxy.model import Caller
 from proxy.recording.entries import Ended
-from proxy.recording.metering import FREE_OF_CHARGE, Metered, Metering
+from proxy.recording.metering import FREE_OF_CHARGE, Metered
 from proxy.selection.admitting import Admitting
 from proxy.surface.calls import Asked, Headers, headers_upstream, retry_key, understood
 from proxy.traffic import NONE, Traffic
@@ -50,7 +50,6 @@ class Pipeline:
         choosing: Choosing,
         forwarder: Forwarder,
         joining: Joining,
-        metering: Metering,
         credentials: HandsOut,
         simulated_prefix: bytes | None,
         tells_who_calls: bool,
@@ -63,19 +62,17 @@ class Pipeline:
         self._choosing = choosing
         self._forwarder = forwarder
         self.joining = joining
-        self._metering = metering
         self._credentials = credentials
         self._simulated_prefix = simulated_prefix
         self._tells_who_calls = tells_who_calls
         self.traffic = traffic
         self.new_request_id = request_ids()
-        express = Express(
+        self._express = Express(
             identify,
             admitting,
             choosing,
             forwarder,
             joining,
-            metering,
             simulated_prefix,
             self.new_request_id,
             self._wait_for_limits,
@@ -83,7 +80,17 @@ class Pipeline:
             traffic,
         )
         # Takes the calls that nobody has to be asked for first.
-        self.at_once: AtOnce | None = None if tells_who_calls else express
+        self.at_once: AtOnce | None = None if tells_who_calls else self._express
+
+    @property
+    def choosing(self) -> Choosing:
+        return self._choosing
+
+    def take_on(self, choosing: Choosing) -> None:
+        """That of another configuration, for all that is not chosen yet."""
+        before, self._choosing = self._choosing, choosing
+        before.successor = choosing
+        self._express.take_on(choosing)
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         told: Told = [(b"x-price-keeper-request-id", self.new_request_id())]
@@ -148,13 +155,14 @@ class Pipeline:
         told: Told,
         is_counted: bool,
     ) -> None:
-        choice = await self._choosing.named(caller, asked)
-        terms = self._metering.terms(choice, asked.operation, request.method)
+        choosing = self._choosing
+        choice = await choosing.named(caller, asked)
+        terms = choosing.metering.terms(choice, asked.operation, request.method)
         tokens = 0 if terms is None else terms.tokens(len(request.body))
         with _Open() as waiting:
             waiting.add(request.hearing)
             waiting.add(await self._admitting.admitted(caller, tokens, told, is_counted=is_counted))
-            chosen = await self._choosing.chosen(caller, asked, request, choice, terms, told)
+            chosen = await choosing.chosen(caller, asked, request, choice, terms, told)
             waiting.add(chosen.held)
             await self._send(request, caller, chosen, headers, responder, told, waiting)
 
@@ -202,7 +210,7 @@ class Pipeline:
             return FREE_OF_CHARGE
         body = request.body
         units = await off_the_loop(body, guardrails.units_asked, chosen.asked.operation, request.headers, body)
-        meter = self._metering.meter(
+        meter = chosen.metering.meter(
             chosen.terms, chosen.account, caller, chosen.targets, body_bytes, units, waiting.all, chosen.worst
         )
         waiting.handed_over()

@@ -36,6 +36,12 @@ BUILD = _metric("build_info", "gauge", "1; which version this is, compiled or no
 WORKERS = _metric("workers", "gauge", "processes that are to share the data port")
 WORKERS_UP = _metric("workers_up", "gauge", "processes on the data port that told what they have counted")
 
+RELOADS = _metric("reloads_total", "counter", "times that labels and prices were to be read again, by what came of it")
+CONFIG_REFUSED = _metric(
+    "configuration_refused", "gauge", "1 while the configuration that was read last is not in force"
+)
+CONFIG_TAKEN = _metric("configuration_taken_timestamp_seconds", "gauge", "when the one in force was taken on")
+
 # ---------------------------------------------------------------- the data port
 
 REQUESTS = _metric("requests_total", "counter", "requests answered, by operation, label and class of status")

@@ -7,7 +7,7 @@ all others, so nobody can make there be more lanes than operations times labels.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from proxy.errors import Refusal
@@ -32,6 +32,10 @@ STREAMED: Final = ("converse_stream", "invoke_stream", "chat_completions")
 NONE: Final = "none"  # what was never found out, or does not apply
 # Cut: it broke off after its head had gone out.
 STATUSES: Final[tuple[str, ...]] = ("cut", "1xx", "2xx", "3xx", "4xx", "5xx")
+
+
+# Labels by their names, with those that were taken on and given up again since the start of the process.
+MOST_TOLD: Final = 1000
 
 
 class Distribution(NamedTuple):
@@ -124,6 +128,11 @@ class Traffic:
         self._labels = frozenset(labels)
         self._lanes: dict[tuple[str, str], Lane] = {}
         self.refused = dict.fromkeys((kind.__name__ for kind in Refusal.__subclasses__()), 0)
+
+    def tell_apart(self, labels: Iterable[str]) -> None:
+        """These too from now on. Nothing that was counted is forgotten."""
+        new = [label for label in labels if label not in self._labels]
+        self._labels |= frozenset(new[: max(0, MOST_TOLD - len(self._labels))])
 
     def lane(self, operation: str, label: str) -> Lane:
         """`label` is empty where there is none."""

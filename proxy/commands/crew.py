@@ -17,7 +17,9 @@ from typing import TypeAlias
 import uvloop
 
 from proxy import app, dataplane, logs
+from proxy.commands.passing import Passing
 from proxy.config import Address, Config
+from proxy.config.renewal import renewed
 from proxy.errors import ConfigError, PriceKeeperError
 from proxy.surface.sockets import reserved
 from proxy.workers.place import Place
@@ -28,8 +30,10 @@ LONGEST_PATH = 90  # characters of a socket's path that every system takes
 OnServed: TypeAlias = "Callable[[str | None, str], None]"  # where the data port is, and the control port
 
 
-def served(config: Config, environ: Mapping[str, str], on_served: OnServed, role: app.Role, count: int) -> int:
-    """The exit code. Raises PriceKeeperError."""
+def served(
+    config: Config, path: Path, environ: Mapping[str, str], on_served: OnServed, role: app.Role, count: int
+) -> int:
+    """The exit code. `path` is the configuration's. Raises PriceKeeperError."""
     _check(config, role)
     with ExitStack() as held:
         host = config.listen.data.host
@@ -40,9 +44,10 @@ def served(config: Config, environ: Mapping[str, str], on_served: OnServed, role
         with suppress(OSError):  # a worker that needs it tells why it cannot be made
             Path(config.journal.dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         listen = replace(config.listen, data=Address(host, sockets[0].getsockname()[1]))
-        serving = _Serving(replace(config, listen=listen), environ, on_served, role, os.getpid())
         place = Place(0, count, held.enter_context(_folder_for_sockets()))
-        return Supervisor(place, serving.work, serving.started).run()
+        passing = Passing(config, path, environ, place.sockets)
+        serving = _Serving(replace(config, listen=listen), passing, environ, on_served, role, os.getpid())
+        return Supervisor(place, serving.work, serving.started, passing.pass_on).run()
 
 
 def _check(config: Config, role: app.Role) -> None:
@@ -84,9 +89,16 @@ class _Serving:
     """What a worker does, in the place that it is given."""
 
     def __init__(
-        self, config: Config, environ: Mapping[str, str], on_served: OnServed, role: app.Role, supervisor: int
+        self,
+        config: Config,
+        passing: Passing,
+        environ: Mapping[str, str],
+        on_served: OnServed,
+        role: app.Role,
+        supervisor: int,
     ) -> None:
         self._config = config
+        self._passing = passing
         self._environ = environ
         self._on_served = on_served
         self._role = role
@@ -104,9 +116,16 @@ class _Serving:
             tell({"control": str(started.control)})
 
         logs.of_worker(place.number)
+        config = renewed(self._config, self._passing.config)
+        own = place.configured(config)
+
+        def read() -> Config | None:
+            found = self._passing.passed_on()
+            return None if found is None else renewed(own, found)
+
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(app.run(self._config, self._environ, on_started, role=self._role, place=place))
+                runner.run(app.run(config, self._environ, on_started, role=self._role, place=place, read=read))
         finally:
             if os.getppid() != self._supervisor:  # which would have removed it
                 with suppress(OSError):  # others are still there

@@ -7,6 +7,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import uvloop
 
@@ -17,17 +18,18 @@ from proxy.config import Config
 
 
 def serve(chosen: Namespace) -> int:
-    config = loaded(chosen.config)
+    read = partial(loaded, chosen.config)
+    config = read()
     logs.set_up(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
     tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)
     if chosen.workers > 1:
-        return crew.served(config, os.environ, tell, chosen.role, chosen.workers)
+        return crew.served(config, chosen.config, os.environ, tell, chosen.role, chosen.workers)
 
     async def on_started(started: app.Started) -> None:
         tell(None if started.data is None else str(started.data), str(started.control))
 
-    run_until_stopped(config, os.environ, on_started, chosen.role)
+    run_until_stopped(config, os.environ, on_started, chosen.role, read)
     return 0
 
 
@@ -52,6 +54,12 @@ def _telling_json(scheme: str) -> Callable[[str | None, str], None]:
     return tell
 
 
-def run_until_stopped(config: Config, environ: Mapping[str, str], tell: app.OnStarted, role: app.Role = "both") -> None:
+def run_until_stopped(
+    config: Config,
+    environ: Mapping[str, str],
+    tell: app.OnStarted,
+    role: app.Role = "both",
+    read: Callable[[], Config] | None = None,
+) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(app.run(config, environ, tell, role=role))
+        runner.run(app.run(config, environ, tell, role=role, read=read))

@@ -12,6 +12,6 @@ problems    where a mistake is, and how it is told
 """
 
 from proxy.config.checks import Address
-from proxy.config.keys import Config, Label, Listen, Prices, Store, Upstream, load, parse
+from proxy.config.keys import Config, Label, Listen, Prices, Store, Upstream, load, parse, text_of
 
-__all__ = ["Address", "Config", "Label", "Listen", "Prices", "Store", "Upstream", "load", "parse"]
+__all__ = ["Address", "Config", "Label", "Listen", "Prices", "Store", "Upstream", "load", "parse", "text_of"]

@@ -27,6 +27,7 @@ from proxy.config.prices import Prices as Prices
 from proxy.config.prices import Tier as Tier
 from proxy.config.prices import TierPrices as TierPrices
 from proxy.config.reader import Mistake, read, read_file, reads
+from proxy.config.reader import text_of as text_of
 from proxy.config.telemetry import Telemetry
 
 ENV_PREFIX = "PRICE_KEEPER__"

@@ -37,7 +37,7 @@ def reads(check: Check | None = None, *, keys: Check | None = None, private: boo
 
 
 def read_file(schema: type[T], path: Path, environ: Mapping[str, str], prefix: str) -> T:
-    return read(schema, _text_of(path), str(path), environ, prefix)
+    return read(schema, text_of(path), str(path), environ, prefix)
 
 
 def read(schema: type[T], text: str, source: str, environ: Mapping[str, str], prefix: str) -> T:
@@ -53,7 +53,8 @@ def read(schema: type[T], text: str, source: str, environ: Mapping[str, str], pr
     return value
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Raises ConfigError."""
     try:
         with path.open("rb") as file:
             raw = file.read(4 * MAX_CHARS + 1)  # enough to see that it is too long, however long it is

@@ -42,13 +42,15 @@ class Readiness:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._checks: Checks = {}
+        self._more: Callable[[], Checks] = dict
         self._phase: str | None = "starting"
         self._looking: asyncio.Task[dict[str, Found]] | None = None
         self._good_until = 0.0
         self._logged: dict[str, str] = {}
 
-    def started(self, checks: Checks) -> None:
-        self._checks = checks
+    def started(self, checks: Checks, more: Callable[[], Checks] = dict) -> None:
+        """`more` are those that there is something to say of at times alone."""
+        self._checks, self._more = checks, more
         self._phase = self._looking = None
 
     def stop(self) -> None:
@@ -67,7 +69,7 @@ class Readiness:
         """All who ask at about the same time share one look; it goes on when one of them leaves."""
         looking = self._looking
         if looking is None or (looking.done() and self._clock.monotonic() >= self._good_until):
-            looking = self._looking = asyncio.create_task(self._look(self._checks))
+            looking = self._looking = asyncio.create_task(self._look({**self._checks, **self._more()}))
         return await asyncio.shield(looking)
 
     async def _look(self, checks: Checks) -> dict[str, Found]:

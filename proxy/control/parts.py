@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proxy import telemetry as metrics
@@ -30,9 +31,9 @@ RETRIEVALS_WAITING = 100
 RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = Pace(10, 5.0), Pace(100, 50.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
-    config: Config
+    config: Config  # the one in force
     store: Store
     clock: Clock
     standings: Standings
@@ -55,6 +56,15 @@ class Parts:
     def add_to(self, telemetry: Telemetry) -> None:
         counted = self.retrieval_tokens
         telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counted.items()])
+
+    async def prepared(self, config: Config) -> Callable[[], None]:
+        """What has it in force."""
+
+        def take_on() -> None:
+            self.config = config
+            self.tariffs.clear()
+
+        return take_on
 
     @property
     def labels(self) -> tuple[str, ...]:

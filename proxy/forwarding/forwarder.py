@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol
@@ -103,6 +103,7 @@ class Forwarder:
         self._now = clock.monotonic
         self._tls = tls
         self._is_closed = False
+        self._known: frozenset[Endpoint] | None = None
         self._pools: dict[Endpoint, Pool] = {}
         self._hosts: dict[Endpoint, str] = {}
         self._told: dict[Endpoint, float] = {}  # when it was last said of one that it cannot be reached
@@ -209,7 +210,9 @@ class Forwarder:
     def _pool(self, endpoint: Endpoint) -> Pool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            tls = (self._tls or ssl.create_default_context()) if endpoint.is_tls else None
+            if endpoint.is_tls and self._tls is None:
+                self._tls = ssl.create_default_context()  # once, as it takes tens of milliseconds
+            tls = self._tls if endpoint.is_tls else None
             pool = self._pools[endpoint] = Pool(endpoint, self._clock.monotonic, tls, self._put)
             self._hosts[endpoint] = _host(endpoint)
         return pool
@@ -221,8 +224,15 @@ class Forwarder:
         return sum(busy), sum(idle)
 
     async def check_time(self) -> None:
-        for pool in self._pools.values():
+        for endpoint, pool in tuple(self._pools.items()):
             pool.check_time()
+            if self._known is not None and endpoint not in self._known and pool.is_unused:
+                del self._pools[endpoint], self._hosts[endpoint]
+                self._told.pop(endpoint, None)
+
+    def knows(self, endpoints: Collection[Endpoint]) -> None:
+        """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
+        self._known = frozenset(endpoints)
 
     def close(self) -> None:
         """What is under way is given up, and nothing more is sent."""

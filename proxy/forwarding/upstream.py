@@ -242,6 +242,7 @@ class Pool:
         self._tls = tls
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
+        self._connecting = 0
 
     def idle(self) -> Connection | None:
         """The connection used last, which is the least likely to be stale."""
@@ -256,10 +257,13 @@ class Pool:
         loop = asyncio.get_running_loop()
         host, port, _ = self.endpoint
         making = loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
+        self._connecting += 1
         try:
             _, connection = await asyncio.wait_for(making, CONNECT_SECONDS)
         except (OSError, TimeoutError) as failure:
             raise CannotConnect(f"cannot reach {host}:{port}: {failure or 'no answer'}") from None
+        finally:
+            self._connecting -= 1
         if not connection.is_usable:
             raise CannotConnect(f"{host}:{port} closes connections at once")
         self._busy.add(connection)
@@ -281,6 +285,10 @@ class Pool:
     def counts(self) -> tuple[int, int]:
         """Of connections that carry a call, and of those that wait for one."""
         return len(self._busy), len(self._idle)
+
+    @property
+    def is_unused(self) -> bool:
+        return not (self._busy or self._idle or self._connecting)
 
     def check_time(self) -> None:
         now = self.now()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from proxy.clock import Clock
 from proxy.config.keys import Config
@@ -25,6 +25,8 @@ from proxy.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, 
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, Between, Item, Put, Query, Store, live, missing_or_expired
 from proxy.telemetry import PRICE_AGE, PRICE_SOURCE, PRICE_TROUBLE, Telemetry
+
+T = TypeVar("T")
 
 REFRESH_SECONDS = 600.0  # between refreshes; once the day's prices are known, one costs nothing
 KEPT_SECONDS = 3 * 86_400
@@ -205,7 +207,10 @@ class TariffStatus(NamedTuple):
 class Tariffs:
     """`price_list` is None where it is not to be read; prices that others have put into the cache are used even so."""
 
-    def __init__(self, config: Config, store: Store, price_list: PriceList | None, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, store: Store, price_list: PriceList | None, clock: Clock, before: Tariffs | None = None
+    ) -> None:
+        """`before` are those of the configuration whose place these take: what they know of the list holds at once."""
         self._store = store
         self._price_list = price_list
         self._clock = clock
@@ -216,7 +221,15 @@ class Tariffs:
         self._known: dict[_Asked, Known] = {}
         self._settled: dict[_Asked, str] = {}  # the day whose prices need not be looked for any more
         self._troubles: dict[_Asked, str] = {}
+        self._turn: asyncio.Lock = asyncio.Lock() if before is None else before._turn
         self.failures = 0  # refreshes that did not learn all that they wanted
+        if before is not None:
+            self._known, self._settled = self._kept(before._known), self._kept(before._settled)
+            self._troubles = self._kept(before._troubles)
+            self._put_in_force()
+
+    def _kept(self, learned: Mapping[_Asked, T]) -> dict[_Asked, T]:
+        return {asked: each for asked, each in learned.items() if asked in self._models}
 
     def for_label(self, label: str, region: str, model: str) -> Tariff:
         """Of a label's place as the configuration names it; with an empty label, of any model that has none. A call
@@ -244,6 +257,10 @@ class Tariffs:
 
     async def refresh(self) -> None:
         """Asks nobody for what is known of today. Store and list may fail: what is known stays in force."""
+        async with self._turn:  # or those of the configuration before would be reading the list for somebody else
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         today = datetime.fromtimestamp(self._clock.now(), UTC).date().isoformat()
         wanted = [asked for asked in self._models if self._settled.get(asked) != today]
         has_failed = False
@@ -367,13 +384,15 @@ def _places(config: Config) -> Iterator[_Place]:
             yield _Place(name, asked, tariff, follows, tariff)
 
 
-def add_to(telemetry: Telemetry, tariffs: Tariffs) -> None:
+def add_to(telemetry: Telemetry, tariffs: Callable[[], Tariffs]) -> None:
+    """`tariffs` tells those in force."""
+
     def named(status: TariffStatus) -> dict[str, str]:
         return {"label": status.label, "region": status.region, "source": status.source}
 
     telemetry.add(
         PRICE_AGE,
-        lambda: [(named(each), each.age_seconds) for each in tariffs.status() if each.age_seconds is not None],
+        lambda: [(named(each), each.age_seconds) for each in tariffs().status() if each.age_seconds is not None],
     )
-    telemetry.add(PRICE_SOURCE, lambda: [({**named(each), "version": each.version}, 1) for each in tariffs.status()])
-    telemetry.add(PRICE_TROUBLE, lambda: [(named(each), float(bool(each.trouble))) for each in tariffs.status()])
+    telemetry.add(PRICE_SOURCE, lambda: [({**named(each), "version": each.version}, 1) for each in tariffs().status()])
+    telemetry.add(PRICE_TROUBLE, lambda: [(named(each), float(bool(each.trouble))) for each in tariffs().status()])

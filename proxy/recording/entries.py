@@ -95,6 +95,9 @@ class Counts(NamedTuple):
     def plus(self, other: Counts) -> Counts:
         return Counts._make(map(int.__add__, self, other))
 
+    def less(self, other: Counts) -> Counts:
+        return Counts._make(map(int.__sub__, self, other))
+
 
 class Budget(Protocol):
     """Hears of what is spent the moment it is known here, long before the store does."""

@@ -11,7 +11,7 @@ is never both estimated and recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from proxy.recording.folder import has_no_room
 from proxy.recording.seal import Seal
 from proxy.recording.segment import Segment, sync_file, sync_folder
 from proxy.recording.ulid import Ulids, made_at
-from proxy.traffic import OTHER
+from proxy.traffic import MOST_TOLD, OTHER
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
 STALE_SECONDS = 86_400
@@ -102,6 +102,15 @@ class Journal:
             known = label if label in found else OTHER
             found[known] = found[known].plus(counts)
         return found
+
+    def tell_apart(self, labels: Iterable[str]) -> None:
+        """These too from now on. What was recorded of one as some other label stays there, since no count goes back."""
+        counted = self.tally.by_label()
+        for label in labels:
+            if label not in self._sealed and len(self._sealed) < MOST_TOLD:
+                before = counted.get(label, Counts())
+                self._sealed[OTHER] = self._sealed[OTHER].plus(before)
+                self._sealed[label] = Counts().less(before)
 
     @property
     def trouble(self) -> str:

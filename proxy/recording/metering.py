@@ -80,7 +80,10 @@ FREE_OF_CHARGE: Final = Free()
 
 
 class Metering:
-    def __init__(self, config: Config, journal: Journal, tariffs: Tariffs, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, journal: Journal, tariffs: Tariffs, clock: Clock, before: Metering | None = None
+    ) -> None:
+        """`before` is that of the configuration whose place this one takes: what was learned from answers stays."""
         self._labels = config.labels
         self._guardrails = guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self._journal = journal
@@ -90,6 +93,14 @@ class Metering:
         self._kept_terms: dict[tuple[str, Operation], Terms] = {}
         self._terms_of_own: WeakKeyDictionary[Profile, dict[Operation, Terms]] = WeakKeyDictionary()
         self._jobs = Jobs()
+        if before is not None:
+            self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
+            self._expected = {name: each for name, each in before._expected.items() if self._is_as(before, name)}
+
+    def _is_as(self, before: Metering, name: str) -> bool:
+        """Whether calls that are counted under this name go to the same model as they did."""
+        one, other = before._labels.get(name), self._labels.get(name)
+        return one is other if one is None or other is None else one.model == other.model
 
     def terms(self, choice: Choice, operation: Operation, method: bytes) -> Terms | None:
         """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises

@@ -58,14 +58,25 @@ class OwnLabels:
         tasks: Tasks,
         on_new: Callable[[Scope, Own], None],
     ) -> None:
-        # What the configuration calls something is never an app's, whichever of the two came first.
-        self._taken = {*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS}
+        self._taken = _taken(labels)
         self._store = store
         self._clock = clock
         self._tasks = tasks
         self._on_new = on_new
         self._kept: dict[_Name, _Kept] = {}
         self._count = 0  # of all rows that are kept
+
+    def take_on(self, labels: Mapping[str, Label]) -> None:
+        """Those of another configuration, which may have names that were an app's own, or leave names to apps."""
+        before, self._taken = self._taken, _taken(labels)
+        other = before ^ self._taken
+        for name, kept in tuple(self._kept.items()):
+            if not other.isdisjoint(kept.rows):
+                scope, rows = Scope(*name), kept.rows
+                for label in other & rows.keys():
+                    rows[label] = self._row(scope, label, rows[label][0], None)
+                kept.own = _own_of(rows)
+                self._on_new(scope, kept.own)
 
     def known(self, caller: Caller) -> Own | None:
         """Without asking anybody; None if the store has to be asked first."""
@@ -121,8 +132,7 @@ class OwnLabels:
         self._kept[name] = self._kept.pop(name)  # the one read longest ago is the first to go
         if kept.own is UNREAD or {label: item for label, (item, _) in before.items()} != rows:
             kept.rows = {label: self._row(scope, label, item, before.get(label)) for label, item in rows.items()}
-            usable = [profile for _, profile in kept.rows.values() if profile is not None]
-            kept.own = Own(usable) if usable else NOTHING
+            kept.own = _own_of(kept.rows)
             self._count += len(kept.rows) - len(before)
             self._make_room()
             self._on_new(scope, kept.own)
@@ -172,6 +182,16 @@ class OwnLabels:
         finally:
             kept.reading, kept.is_slow = None, False
             over.set()
+
+
+def _taken(labels: Mapping[str, Label]) -> frozenset[str]:
+    """What the configuration calls something is never an app's, whichever of the two came first."""
+    return frozenset((*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS))
+
+
+def _own_of(rows: _Rows) -> Own:
+    usable = [profile for _, profile in rows.values() if profile is not None]
+    return Own(usable) if usable else NOTHING
 
 
 async def rows_of(store: Store, scope: Scope, app: Item | None) -> dict[str, Item]:

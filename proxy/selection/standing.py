@@ -324,8 +324,17 @@ class Standing:
         """None: they could not be read, and what is known holds."""
         if own is not None and own is not self.own:
             self.own = own
-            self._labels = {name: profile.label for name, profile in own.by_name.items()} | dict(self._configured)
-            self._routes.clear()
+            self._take_labels()
+
+    def take_on(self, labels: Mapping[str, Label]) -> None:
+        """Those of another configuration. What is spent, and how far the chain is gone down, stays."""
+        self._configured = labels
+        self._take_labels()
+
+    def _take_labels(self) -> None:
+        own, configured = self.own.by_name, self._configured
+        self._labels = {name: profile.label for name, profile in own.items()} | dict(configured) if own else configured
+        self._routes.clear()
 
     def looked(self, now: float) -> float:
         """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -16,7 +16,7 @@ from proxy import telemetry as metrics
 from proxy.alerts.raising import Alerts
 from proxy.calendar_days import Period, Span, span
 from proxy.clock import Clock
-from proxy.config import Config
+from proxy.config import Config, Label
 from proxy.metering.profiles import Own
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Counter
@@ -47,7 +47,7 @@ class Standings:
     def __init__(
         self, config: Config, store: Store, recorder: Recorder, clock: Clock, tasks: Tasks, alerts: Alerts | None = None
     ) -> None:
-        self._labels = config.labels
+        self.labels = config.labels
         self._recorder = recorder
         self._clock = clock
         self._tasks = tasks
@@ -77,6 +77,22 @@ class Standings:
     def _now_in_force(self) -> Iterator[Standing]:
         now, standings = self._clock.now(), (watch.standing for watch in self._watches.values())
         return (standing for standing in standings if standing.span.covers(now))
+
+    def take_on(self, labels: Mapping[str, Label]) -> None:
+        """Those of another configuration, in the place of those there were."""
+        self.labels = labels
+        for watch in self._watches.values():
+            watch.standing.take_on(labels)
+        self.own_labels.take_on(labels)
+
+    def naming(self, labels: Collection[str]) -> dict[str, list[Standing]]:
+        """Those in force whose chain has one of them, by label."""
+        found: dict[str, list[Standing]] = {}
+        for standing in self._now_in_force():
+            for label in labels:
+                if label in standing.plan.ordering:
+                    found.setdefault(label, []).append(standing)
+        return found
 
     # For the calls.
 
@@ -242,7 +258,7 @@ class Standings:
             return sums
 
         standing = Standing(
-            scope, period, plan, self._labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
+            scope, period, plan, self.labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
         )
         watch = self._watches[scope.key, period.key] = Watch(standing, is_settled)
         return watch

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
@@ -42,10 +43,11 @@ class Signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
 
     def close(self) -> None:
-        """As in a process that has just begun."""
+        """As in a process that has just begun; but no hang-up ends it, as its supervisor tells it of one later."""
         signal.set_wakeup_fd(-1)
+        handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_IGN}
         for number in HEEDED:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(number, handlers.get(number, signal.SIG_DFL))
         os.close(self.readable)
         os.close(self._writable)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn, TypeAlias
 
+from proxy import hangups
 from proxy.errors import PriceKeeperError
 from proxy.workers import reports
 from proxy.workers.place import Place
@@ -28,6 +29,8 @@ from proxy.workers.worker import Worker
 STOP_SECONDS = 45.0  # for a drain, the last flush, and what is given back; then something hangs
 
 Tell: TypeAlias = "Callable[[dict[str, str]], object]"
+# Reads the configuration again, and passes on what came of it; whether it did.
+Reread: TypeAlias = "Callable[[], bool]"
 # Serves in that place until it is stopped, and tells once when it has started.
 Work: TypeAlias = "Callable[[Place, Tell], None]"
 
@@ -35,12 +38,14 @@ _log = logging.getLogger("proxy.workers")
 
 
 class Supervisor:
-    """`place` is the first worker's; `on_started` hears what that one told, when all have started."""
+    """`place` is the first worker's; `on_started` hears what that one told, when all have started. `reread` is what
+    SIGHUP asks for; workers that are started after it have what it read."""
 
-    def __init__(self, place: Place, work: Work, on_started: Tell) -> None:
+    def __init__(self, place: Place, work: Work, on_started: Tell, reread: Reread = lambda: False) -> None:
         self._place = place
         self._work = work
         self._on_started = on_started
+        self._reread = reread
         self._workers = [Worker(number) for number in range(place.count)]
         self._has_started = False
         self._stop_by: float | None = None
@@ -56,6 +61,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals.readable, selectors.EVENT_READ, None)
         try:
+            if hangups.taken():
+                self._heed(signal.SIGHUP)
             for worker in self._workers:
                 self._start(worker)
             while not self._is_over:
@@ -157,6 +164,8 @@ class Supervisor:
         self._selector.unregister(worker.pipe)
         os.close(worker.pipe)
         worker.pipe = -1
+        if worker.is_behind and worker.is_up:
+            self._signal(worker, signal.SIGHUP)
         if not self._has_started and self._stop_by is None and all(each.is_up for each in self._workers):
             self._has_started = True
             first = self._workers[0].report
@@ -184,9 +193,19 @@ class Supervisor:
 
     def _heed(self, number: int) -> None:
         if number == signal.SIGHUP:
-            _log.warning("SIGHUP: a running process cannot take on a new configuration yet; restart it")
+            self._pass_on()
         elif number != signal.SIGCHLD:
             self._stop()
+
+    def _pass_on(self) -> None:
+        if self._stop_by is not None:
+            _log.warning("SIGHUP: the process is stopping, so it takes on nothing more")
+        elif self._reread():
+            for worker in self._workers:
+                if worker.is_up:
+                    self._signal(worker, signal.SIGHUP)
+                else:  # it may not heed signals yet
+                    worker.is_behind = True
 
     def _fail(self, failure: PriceKeeperError) -> None:
         self._failure = self._failure or failure

@@ -20,6 +20,7 @@ class Worker:
     pipe: int = -1  # its report comes from there, until it has
     report: Report | None = None
     status: int = 0  # of the process that ran last
+    is_behind: bool = False  # something was passed on to the others while it started
     due: float | None = None  # when it is to be started again
     _heard: bytes = b""
     _pause: float = FIRST_PAUSE_SECONDS
@@ -31,7 +32,7 @@ class Worker:
 
     def born(self, pid: int, pipe: int, now: float) -> None:
         self.pid, self.pipe, self.report, self.due = pid, pipe, None, None
-        self._heard, self._began = b"", now
+        self._heard, self._began, self.is_behind = b"", now, False
 
     def hear(self) -> bool:
         """Reads what is there; whether the report is complete, or there will be none."""

@@ -28,6 +28,7 @@ from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
 from tests.support.servers import free_port
+from tests.support.workers import until
 
 SERVED = {
     "PRICE_KEEPER_JWT_SECRET": "a secret of the test's own, long enough",
@@ -204,9 +205,18 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
     with sidecar("serve", folder=tmp_path, **SERVED) as running:
         running.process.send_signal(signal.SIGHUP)
         assert get(f"{running.control}/ready")[0] == 200
+        told = "SIGHUP: labels and prices are taken on: nothing in them is another\n"
+        until(lambda: told in running.errors)
         assert running.stop() == 0
-        told = "SIGHUP: a running process cannot take on a new configuration yet; restart it\n"
-        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING proxy\.app: {told}", running.errors)
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING proxy\.reloading: {told}", running.errors)
+
+
+def test_sighup_ends_no_development_either(tmp_path: Path) -> None:
+    with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: "SIGHUP: there is no file to read again, so nothing changes" in running.errors)
+        assert get(f"{running.control}/ready")[0] == 200
+        assert running.stop() == 0
 
 
 def test_a_flood_of_connections_takes_neither_readiness_nor_those_before(

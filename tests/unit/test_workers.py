@@ -299,4 +299,4 @@ def test_the_folder_of_the_sockets_is_private_and_its_name_short(
 def test_a_system_that_cannot_do_it_is_told_so(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     monkeypatch.delattr(owner, name)
     with pytest.raises(PriceKeeperError, match="this system has no fork, or no SO_REUSEPORT"):
-        served(Config(labels=Config.development().labels), {}, lambda *_: None, "both", 2)
+        served(Config(labels=Config.development().labels), Path(), {}, lambda *_: None, "both", 2)

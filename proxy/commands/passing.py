@@ -1,0 +1,82 @@
+"""A configuration on its way to running workers: the supervisor reads and checks it, and all of them take on that one.
+
+What is passed on is the text that was checked, in the folder that nobody else can open: by the time a worker reads the
+file itself, it may say something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from proxy.config import Config, parse, text_of
+from proxy.config.renewal import changes, renewed
+from proxy.errors import ConfigError
+from proxy.reloading import log, tell_fixed, tell_refused
+
+_NAME = "configuration"
+
+
+class Passing:
+    """Each worker has a copy of it as it was when the worker was made, and reads on from there."""
+
+    def __init__(self, config: Config, path: Path, environ: Mapping[str, str], folder: Path) -> None:
+        self.config = config  # the one in force
+        self._path = path
+        self._environ = environ
+        self._folder = folder
+        self._number = 0
+
+    # The supervisor's.
+
+    def pass_on(self) -> bool:
+        """Whether there is something for the workers to read. Nothing that goes wrong here may end the supervisor."""
+        try:
+            text, found = self._read()
+            self._tell_workers(text)
+        except ConfigError as failure:
+            tell_refused(failure.problems)
+            return self._are_told_of_refusal()
+        except Exception as failure:  # of whatever kind
+            tell_refused([f"it cannot be passed on: {type(failure).__name__}: {failure}"])
+            return False
+        before, self.config = self.config, renewed(self.config, found)
+        log.warning("SIGHUP: labels and prices are passed on to the workers: %s", changes(before, self.config))
+        tell_fixed(self.config, found)
+        return True
+
+    def _read(self) -> tuple[str, Config]:
+        text = text_of(self._path)
+        return text, parse(text, str(self._path), self._environ)
+
+    def _are_told_of_refusal(self) -> bool:
+        """So that they can tell who asks them."""
+        try:
+            self._tell_workers(None)
+        except OSError:
+            return False
+        return True
+
+    def _tell_workers(self, text: str | None) -> None:
+        new = self._folder / f"{_NAME}.new"
+        new.write_text(json.dumps([self._number + 1, text]), "utf-8")
+        os.replace(new, self._folder / _NAME)
+        self._number += 1
+
+    # A worker's.
+
+    def passed_on(self) -> Config | None:
+        """None if there is nothing new: hang-ups of a terminal reach workers as well. Raises ConfigError."""
+        try:
+            number, text = json.loads((self._folder / _NAME).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        if number == self._number:
+            return None
+        self._number = number
+        if text is None:
+            raise ConfigError([])  # the supervisor has told of the mistakes
+        self.config = renewed(self.config, parse(text, str(self._path), self._environ))
+        return self.config
