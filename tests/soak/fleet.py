@@ -30,7 +30,7 @@ from tests.support.workers import children
 SECRET = "what the sidecars of a soak sign their tokens with, and no log has"
 ADMIN_KEY = "the admin key of a soak, which no log has either"
 STARTING_SECONDS, ENDING_SECONDS = 60.0, 60.0
-RELOADING_SECONDS = 2.0
+RELOADING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,25 @@ class Member:
         self.version = version
         self.write_config()
         sent = time.time()
-        self.signal(signal.SIGHUP)
-        await asyncio.sleep(RELOADING_SECONDS)
+        await self._hang_up("labels and prices are taken on", len(self.pids))
         self.history.append(InForce(version, sent, time.time()))
 
     async def reload_spoilt(self) -> None:
         """It goes on as before."""
         self.write_config("labels: {premium: {}}\n")
-        self.signal(signal.SIGHUP)
-        await asyncio.sleep(RELOADING_SECONDS)
+        await self._hang_up("the configuration is refused", 1)
         self.write_config()
+
+    async def _hang_up(self, told: str, times: int) -> None:
+        """Until that is told so often more in the log."""
+        before, deadline = self._times_told(told), time.monotonic() + RELOADING_SECONDS
+        self.signal(signal.SIGHUP)
+        while self._times_told(told) < before + times:
+            assert time.monotonic() < deadline, f"{self.name} does not tell {times} times: {told}"
+            await asyncio.sleep(0.05)
+
+    def _times_told(self, what: str) -> int:
+        return self.logs[1].read_text().count(what)
 
     # Its process.
 

@@ -40,8 +40,9 @@ class Harvest:
     def gather(self) -> None:
         for member in self._members:
             for path in sorted(member.kept.glob(f"*{SUFFIX}")):
-                self._take(member.name, path)
-                path.unlink()
+                if path.stat().st_nlink == 1:  # else its owner may have been killed just before it went
+                    self._take(member.name, path)
+                    path.unlink()
 
     def _take(self, sidecar: str, path: Path) -> None:
         data = path.read_bytes()

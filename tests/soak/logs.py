@@ -11,6 +11,7 @@ from tests.soak.load import MARKER
 from tests.soak.verdict import Verdict
 
 MOST_BYTES_A_SECOND = 2000.0  # of all of them together, under faults all along
+_TRACES = re.compile(r"background task .*|Traceback|Task was destroyed|never retrieved")
 _JWT = r"eyJ[\w-]{10,}\.[\w-]{10,}\."
 _STARTING = 50_000
 _DIGITS = re.compile(r"[\d.]+|[0-9a-f]{8}-[0-9a-f-]{27}")
@@ -21,7 +22,7 @@ def check_logs(
 ) -> None:
     texts = [path.read_text(errors="replace") for member in members for path in member.logs]
     whole = "\n".join(texts)
-    verdict.none("tracebacks in a log", re.findall(r"Traceback|Task was destroyed|never retrieved|crashed:.*", whole))
+    verdict.none("tracebacks in a log", _TRACES.findall(whole))
     secrets = [SECRET, ADMIN_KEY, credentials.partition(":")[2], *(each.decode() for each in bearers)]
     verdict.none("secrets in a log", sum(secret in whole for secret in secrets) + len(re.findall(_JWT, whole)))
     verdict.none("words of a prompt in a log", whole.count(MARKER))

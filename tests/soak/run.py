@@ -148,7 +148,8 @@ class Soak:
         await asyncio.to_thread(self.bedrock.clear_plan)
         await self.load.settled(QUIET_SECONDS)
         left = await under_way(self.members, QUIET_SECONDS)
-        faults = left.pop("our_fault")
+        faults, joined = left.pop("our_fault"), left.pop("joined")
+        self.verdict.figures["retries that joined their call, since the last restart of each"] = joined
         self.verdict.none(
             "what is still under way when nobody calls any more",
             [f"{name} {count}" for name, count in left.items() if count],
