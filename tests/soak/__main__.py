@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seed", default=str(random.randrange(10**6)), help="of the load and of all that goes wrong")
-    parser.add_argument("--output", type=Path, help=f"where the figures go, as {OUTPUT.relative_to(ROOT)}")
+    parser.add_argument("--output", type=Path, help="where the figures go; those of an hour to docs/reliability")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave journals, logs and books there, to look at")
     asked = parser.parse_args(arguments)
     os.environ |= TEST_CREDENTIALS
@@ -47,10 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = Table("A soak", "", ("what", "figure"), list(figures.items()))
     Results(tables=[table], goals=verdict.goals).print()
     print("\nmost of the logs:", *verdict.told, sep="\n  ")
-    if asked.output is not None:
+    output = asked.output or (OUTPUT if asked.seconds >= SECONDS else None)
+    if output is not None:
         told = {"figures": figures, "goals": [asdict(goal) for goal in verdict.goals]}
-        asked.output.parent.mkdir(parents=True, exist_ok=True)
-        asked.output.write_text(json.dumps(told, indent=1) + "\n")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(told, indent=1) + "\n")
     return 0 if verdict.is_good else 1
 
 

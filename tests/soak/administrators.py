@@ -44,6 +44,7 @@ class Administrators:
         self.asked: Counter[str] = Counter()
         self.heard: Counter[int] = Counter()
         self.broken = 0
+        self.troubles: list[str] = []
         self.silent_shown_out = self.silent_left_alone = 0
         self.events = 0  # that status pages were told
         self.told_usd_micros = Decimal()  # of usage that others told of: what the answers said that it came to
@@ -106,6 +107,8 @@ class Administrators:
                 await kind(member)
             except _BROKEN:
                 self.broken += 1
+            except AssertionError as failure:
+                self.troubles.append(str(failure))
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _ask(

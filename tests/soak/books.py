@@ -15,6 +15,7 @@ from tests.soak.tenants import MODELS, PRICES, App, pico
 from tests.soak.verdict import Verdict
 
 CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
+WAITING_SECONDS = 5.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
 HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most
 KNOWN_WHYS = {"cut", "no answer", "silent", "unknown"}  # of estimates: the last are found after a kill
 
@@ -81,7 +82,7 @@ class Books:
         return {
             each.version
             for each, after in zip(history, later, strict=True)
-            if each.sent <= moment + CLOCKS_SECONDS and (after is None or moment <= after.settled + CLOCKS_SECONDS)
+            if each.sent <= moment + CLOCKS_SECONDS and (after is None or moment <= after.settled + WAITING_SECONDS)
         }
 
     # Those of which it never came to be known.
@@ -99,7 +100,10 @@ class Books:
         named = [each for each in found if each[1]]
         unexplained = [each for each in named if each[1] in ran and not self._is_explained(*ran[each[1]])]
         verdict.none("estimates of calls that nothing befell", unexplained)
-        nameless = [each for each in found if not each[1] and not self._was_hit(each[0], each[4])]
+        broken = sorted(each[1] for each in ran.values() if not each[3])
+        nameless = [
+            each for each in found if not (each[1] or self._was_hit(each[0], each[4]) or _follows(broken, each[4]))
+        ]
         verdict.none("estimates without an answer at a time at which nothing befell any", nameless)
         query = """select request, invocation, arrived, done, is_whole from ran
                    where request not in (select request from receipts where why = '') and fault != 'exception-frame'"""
@@ -122,9 +126,7 @@ class Books:
         )
 
     def _was_hit(self, sidecar: str, started: float) -> bool:
-        moments = self._hit_at[sidecar]
-        place = bisect.bisect_left(moments, started - CLOCKS_SECONDS)
-        if place < len(moments) and moments[place] <= started + HIT_SECONDS:
+        if _follows(self._hit_at[sidecar], started):
             return True
         ends = self._members[sidecar].ends
         return any(since - HIT_SECONDS <= started <= until + HIT_SECONDS for since, until in ends)
@@ -139,3 +141,9 @@ class Books:
             label, tokens = labels[model], tuple(map(int, told.split(",")))
             sums[label] += min(pico(version, label, tokens) for version in range(len(PRICES))) if paid is None else paid
         return dict(sums)
+
+
+def _follows(moments: list[float], started: float) -> bool:
+    """Whether any of these, in order, comes soon after a call began."""
+    place = bisect.bisect_left(moments, started - CLOCKS_SECONDS)
+    return place < len(moments) and moments[place] <= started + HIT_SECONDS

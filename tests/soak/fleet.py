@@ -51,6 +51,7 @@ class Member:
     bedrock: str
     store: Mapping[str, Any]
     workers: int = 1
+    totals_seconds: float = 10.0  # between two rounds of the aggregator
     data: int = field(default_factory=free_port)
     control: int = field(default_factory=free_port)
     version: int = 0
@@ -101,7 +102,7 @@ class Member:
             "upstream": {"endpoint": self.bedrock},
             "store": dict(self.store),
             "journal": {"dir": "journal", "flush_interval_max_secs": 5},
-            "aggregator": {"interval_secs": 10},
+            "aggregator": {"interval_secs": self.totals_seconds},
             "labels": labels(self.version),
         }
         unfinished = self.folder / "config.new"

@@ -15,7 +15,7 @@ from proxy.recording.seal import Seal
 from proxy.recording.segment import SUFFIX
 from tests.soak.fleet import Member
 
-_TABLES = """
+TABLES = """
 create table receipts (sidecar text, segment text, scope text, label text, period text, started real, request text,
                        why text, pico integer, tokens text);
 create table sums (segment text, scope text, label text, period text, shards integer, requests integer,
@@ -31,7 +31,7 @@ class Harvest:
     def __init__(self, file: Path, members: list[Member], marker: bytes) -> None:
         self.db = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
         self.db.execute("pragma synchronous = off")
-        self.db.executescript(_TABLES)
+        self.db.executescript(TABLES)
         self.segments = 0
         self.told_prompts = 0  # segments that hold a word of a prompt
         self._members = members

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -23,12 +24,14 @@ class Link(WireProxy):
     hit: set[str] = field(default_factory=set)
     hit_at: list[float] = field(default_factory=list)
     _asked: dict[object, str] = field(default_factory=dict)  # by connection, what was asked last
+    _cut: set[object] = field(default_factory=set)  # that have broken, and may have read one more request before
 
     def _fault(self, head: bytes) -> Fault:
         fault = super()._fault(head)
         invocation = head.partition(_INVOCATION)[2].partition(b"\r\n")[0].decode("latin-1")
-        self._asked[asyncio.current_task()] = invocation
-        if not isinstance(fault, _HARMLESS):
+        connection = asyncio.current_task()
+        self._asked[connection] = invocation
+        if not isinstance(fault, _HARMLESS) or connection in self._cut:
             self._is_hit(invocation)
         return fault
 
@@ -38,6 +41,7 @@ class Link(WireProxy):
                 await super()._serve(reader, writer)
         finally:
             self._asked.pop(asyncio.current_task(), None)
+            self._cut.discard(asyncio.current_task())
 
     async def cut_off(self) -> None:
         """New connections are refused, and those there are break."""
@@ -45,6 +49,7 @@ class Link(WireProxy):
         await self.refuse()
         for invocation in self._asked.values():
             self._is_hit(invocation)
+        self._cut.update(self._serving)
         self.reset_all()
 
     def _is_hit(self, invocation: str) -> None:
@@ -54,10 +59,14 @@ class Link(WireProxy):
 
 @asynccontextmanager
 async def link(url: str) -> AsyncIterator[Link]:
+    """Its port stays its own also while it refuses, or somebody else might have it by the time it accepts again."""
     parts = urlsplit(url)
-    opened = Link(parts.hostname or "", parts.port or 80)
-    await opened.accept()
-    try:
-        yield opened
-    finally:
-        await opened.end()
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        opened = Link(parts.hostname or "", parts.port or 80, reserved.getsockname()[1])
+        await opened.accept()
+        try:
+            yield opened
+        finally:
+            await opened.end()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from h2.exceptions import H2Error
+
 from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
 from tests.soak.fleet import SECRET, Member
@@ -28,7 +30,7 @@ MOST_UNDER_WAY = 400
 CALLS_A_CONNECTION = 200
 TOKEN_SECONDS = 4 * 3600
 
-_BROKEN = (OSError, EOFError, TimeoutError, CutError)
+_BROKEN = (OSError, EOFError, TimeoutError, CutError, H2Error)
 
 
 class Histogram:
@@ -61,6 +63,7 @@ class Told:
     given_up: int = 0  # calls of which no try had one
     retried: int = 0
     left: int = 0
+    odd: Counter[str] = field(default_factory=Counter)  # what a client could make nothing of
     too_many: int = 0  # that were not begun, as so many were under way
     took: Histogram = field(default_factory=Histogram)
 
@@ -140,7 +143,13 @@ class Load:
         kind = self._chance.choices(list(self._kinds), list(self._kinds.values()))[0]
         task = asyncio.get_running_loop().create_task(self._call(kind))
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        failure = task.exception()
+        if failure is not None:
+            self.told.odd[f"{type(failure).__name__}: {failure}"[:200]] += 1
 
     async def _call(self, kind: Callable[[Member], Awaitable[None]]) -> None:
         self.told.asked[kind.__name__.strip("_")] += 1

@@ -36,9 +36,9 @@ FAIR_AFTER = 0.93  # of the time: from then on nothing goes wrong
 FLIPS_AFTER = {FLIPPING: {"premium": 0.25}, SPENDING: {"premium": 0.5, "economy": 0.75}}  # of the time, about
 SETTLED = 0.25  # of the time: from then on memory is to stay as it is
 GATHERING_SECONDS = 2.0
+REST_SECONDS = 120.0  # at most, after the load: connections are kept for a while
 QUIET_SECONDS = 180.0  # within which whatever is under way has ended
 IDLE_SECONDS = 40.0  # longer than connections to Bedrock stand by, so that none is there before the load
-TOTALS_SECONDS = 15.0  # more than the aggregator's interval
 
 
 @dataclass
@@ -60,6 +60,10 @@ class Soak:
             await self._compare()
         return self.verdict
 
+    @property
+    def _totals_seconds(self) -> float:
+        return min(10.0, self.seconds / 10)
+
     async def _set_up(self, stack: AsyncExitStack) -> None:
         self.bedrock: BedrockProcess = stack.enter_context(bedrock_with_books(self.folder / "bedrock"))
         endpoint = stack.enter_context(ministack_server(self.folder))
@@ -73,7 +77,7 @@ class Soak:
         self.members = []
         for (name, workers), bedrock, store in zip(NAMES, self.bedrocks, self.stores, strict=True):
             settings = {"engine": "dynamodb", "endpoint": store.url, "region": "us-east-1", "table_prefix": PREFIX}
-            member = Member(name, self.folder / name, bedrock.url, settings, workers)
+            member = Member(name, self.folder / name, bedrock.url, settings, workers, self._totals_seconds)
             stack.callback(member.end)
             self.members.append(member)
         await asyncio.gather(*(member.start() for member in self.members))
@@ -155,8 +159,9 @@ class Soak:
             [f"{name} {count}" for name, count in left.items() if count],
         )
         self.verdict.none("refusals for a fault of the sidecar's own", int(faults))
-        after = [await rested(each, first) for each, first in zip(processes, before, strict=True)]
-        await asyncio.sleep(TOTALS_SECONDS)
+        patience = min(REST_SECONDS, self.seconds)
+        after = [await rested(each, first, patience) for each, first in zip(processes, before, strict=True)]
+        await asyncio.sleep(2 * self._totals_seconds)
         return after
 
     async def _stop(self) -> None:
@@ -173,6 +178,8 @@ class Soak:
 
     async def _compare(self) -> None:
         self._tell()
+        troubles = [*self.weather.troubles, *self.people.troubles, *self.load.told.odd]
+        self.verdict.none("what went otherwise than it should in the fleet, or with a client", troubles)
         books = Books(self.harvest.db, self.members, self.bedrocks, self.verdict)
         books.load(self.folder / "bedrock", self.folder / "whole")
         books.compare_calls()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,6 +20,7 @@ from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES, Break, How, Wh
 T = TypeVar("T")
 
 ROLLS_AFTER = 0.05  # of the time
+ROLLING_SECONDS = 30.0  # are too short for one
 _EVERY_REQUEST = b" HTTP/1.1\r\n"
 _PLANNED = (
     {"fault": "throttle"},
@@ -47,6 +49,7 @@ class Weather:
     bedrock: BedrockProcess
     befell: Counter[str] = field(default_factory=Counter)
     has_rolled: asyncio.Event = field(default_factory=asyncio.Event)  # the first restart of all, one after the other
+    troubles: list[str] = field(default_factory=list)  # what a sidecar did not do as it should
     pauses: list[tuple[float, float]] = field(default_factory=list)
 
     async def blow(self, until: float) -> None:
@@ -60,9 +63,10 @@ class Weather:
 
     async def _rolled_then_turn(self, row: Iterator[tuple[object, ...]], until: float) -> None:
         await asyncio.sleep(self.seconds * ROLLS_AFTER)
-        for member in self.members:
-            await restarted(member)
-        self.befell["rolling restart"] += 1
+        if self.seconds > ROLLING_SECONDS:
+            for member in self.members:
+                await restarted(member)
+            self.befell["rolling restart"] += 1
         self.has_rolled.set()
         await self._turn(row, until)
 
@@ -79,8 +83,12 @@ class Weather:
             if time.monotonic() + seconds + pause > until:
                 return
             await asyncio.sleep(pause)
-            await kind(point, seconds)
-            self.befell[kind.__name__.strip("_").replace("_", " ")] += 1
+            name = kind.__name__.strip("_").replace("_", " ")
+            try:
+                await kind(point, seconds)
+            except (AssertionError, OSError, subprocess.TimeoutExpired) as failure:  # the rest of the time tells more
+                self.troubles.append(f"{name}: {failure}")
+            self.befell[name] += 1
 
     # The net.
 
