@@ -18,7 +18,9 @@ MOST_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
 async def control_service(url: str) -> AsyncIterator[Ask]:
     """It follows no redirection and asks no proxy: what is sent there is a secret."""
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=AT_ONCE),
+        # No connection is kept: aiohttp takes what comes on an idle one for the next answer, which would be credentials
+        # of somebody else's. They are fetched twice an hour.
+        connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=SECONDS),
         trust_env=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,13 @@ class Endpoint(NamedTuple):
     port: int
     is_tls: bool
 
+
+# A server that is gone without a word is found out while its answer is awaited; and an answer that takes long is not
+# forgotten by what stands in between, as NAT gateways forget a connection that is silent for 350 seconds.
+PROBED_AFTER_SECONDS = 60
+PROBED_EVERY_SECONDS = 15
+PROBES = 4
+UNHEARD_SECONDS = 60  # while what we sent is not even acknowledged
 
 _NOBODYS: Final = httptools.HttpResponseParser(object())
 
@@ -83,8 +91,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
-        if sink is None:  # nobody asked: what this connection says cannot be trusted any more
-            self.transport.abort()
+        if sink is None or not self.is_written:  # nobody asked: what this connection says cannot be trusted any more
+            self.give_up("what came from Bedrock is older than the call")
             return
         self.since = self._pool.now()
         try:
@@ -175,7 +183,7 @@ class Connection(asyncio.Protocol):
         self._sink = None
         self.deadline = None
         self.resume()
-        if not self.is_written or self.transport.get_write_buffer_size():
+        if self.transport.get_write_buffer_size():
             self.transport.abort()  # the answer came before it had read the call, which it may never do
         elif self._keeps_alive:
             self._pool.free(self)
@@ -225,6 +233,19 @@ class CannotConnect(Exception):
         super().__init__(why)
 
 
+def _watch(kernel: socket.socket) -> None:
+    with suppress(OSError):  # of one that is broken already, as its protocol will hear
+        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", PROBED_AFTER_SECONDS),
+            ("TCP_KEEPINTVL", PROBED_EVERY_SECONDS),
+            ("TCP_KEEPCNT", PROBES),
+            ("TCP_USER_TIMEOUT", UNHEARD_SECONDS * 1000),
+        ):
+            if hasattr(socket, name):  # not every system has all of them
+                kernel.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def write_now(write: Callable[[bytes], None], data: bytes) -> None:
     write(data)
 
@@ -259,13 +280,14 @@ class Pool:
         making = loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
         self._connecting += 1
         try:
-            _, connection = await asyncio.wait_for(making, CONNECT_SECONDS)
+            transport, connection = await asyncio.wait_for(making, CONNECT_SECONDS)
         except (OSError, TimeoutError) as failure:
             raise CannotConnect(f"cannot reach {host}:{port}: {failure or 'no answer'}") from None
         finally:
             self._connecting -= 1
         if not connection.is_usable:
             raise CannotConnect(f"{host}:{port} closes connections at once")
+        _watch(transport.get_extra_info("socket"))
         self._busy.add(connection)
         return connection
 

@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from proxy.errors import StoreError, StoreUnavailable, Throttled
 from proxy.stores import dynamodb_errors as errors
 from proxy.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
+from proxy.stores.dynamodb_connections import Connections
 from proxy.stores.expressions import (
     TRANSACTION_VERBS,
     Request,
@@ -60,6 +61,7 @@ def client_config() -> AioConfig:
         connect_timeout=CONNECT_SECONDS,
         read_timeout=ANSWER_SECONDS,
         max_pool_connections=CONNECTIONS,
+        http_session_cls=Connections,
         # The client must never resend by itself: it cannot know which writes would be applied twice.
         retries={"total_max_attempts": 1},
         parameter_validation=False,

@@ -13,6 +13,7 @@ from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import BlackHole, CutAnswer, DropAnswer, Fault, Pass, Reset, dynamodb_error, fault_proxy
 from tests.support.recording import recording
+from tests.support.wire_faults import Break, How, Surplus, Twice, Where
 
 FAULTS: dict[str, Fault] = {
     "dropped": DropAnswer(),
@@ -21,6 +22,12 @@ FAULTS: dict[str, Fault] = {
     "never answered": BlackHole(),
     "throttled": dynamodb_error("ThrottlingException"),
     "server error": dynamodb_error("InternalServerError", 500),
+    "not carried out": Break(Where.REQUEST),
+    "half open": Break(Where.HEAD, How.HALF, 0.05),
+    "cut at its end": Break(Where.END, How.RESET),
+    "delivered twice": Twice(),
+    "delivered twice, and answered late": Twice(shows_second=True),
+    "answered twice": Surplus(None, 0.002),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.config.keys import Journal, Listen, Upstream
 from proxy.forwarding.credentials import FixedCredentials
-from proxy.forwarding.forwarder import SignatureV4
+from proxy.forwarding.forwarder import Forwarder, SignatureV4
 from proxy.forwarding.sigv4 import Credentials
 from proxy.limits.leasing import SWEEP_SECONDS, Leasing
 from proxy.limits.limiter import Limiter
@@ -61,6 +61,8 @@ class DataPort:
     store: Store
     standings: Standings
     hard: HardBudgets
+    forwarder: Forwarder
+    wire: Any  # what `way` made
     _seen: set[Counter] = field(default_factory=set)
 
     def counters(self) -> set[Counter]:
@@ -99,9 +101,14 @@ class DataPort:
 
 @asynccontextmanager
 async def data_port(
-    folder: Path, wrapped: Callable[[Any], Any] = lambda store: store, clock: Clock | None = None, **config: Any
+    folder: Path,
+    wrapped: Callable[[Any], Any] = lambda store: store,
+    clock: Clock | None = None,
+    way: Callable[[str], AbstractAsyncContextManager[Any]] = lambda url: nullcontext(None),
+    **config: Any,
 ) -> AsyncIterator[DataPort]:
-    """As in development, but for what `config` says, and for what stands between it and its store."""
+    """As in development, but for what `config` says, for what stands between it and its store, and for what stands on
+    its way to Bedrock, which has an address of its own."""
     clock = clock or SystemClock()
     port_of_its_own = Listen(data=Address("127.0.0.1", 0))
     plain = Config(
@@ -114,9 +121,11 @@ async def data_port(
     tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     opened = await SqliteStore(folder / "store.db", clock.now).open()
     store = wrapped(opened)
-    async with Tasks(clock) as tasks, simulated_bedrock(clock=clock) as stand_in:
+    async with AsyncExitStack() as stack, Tasks(clock) as tasks, simulated_bedrock(clock=clock) as stand_in:
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
-        bedrock = dataplane.Bedrock(stand_in.url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
+        wire = await stack.enter_async_context(way(stand_in.url))
+        url = stand_in.url if wire is None else wire.url
+        bedrock = dataplane.Bedrock(url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
         async with opened_recording(whole, store, clock) as recording:
             tariffs = await dataplane.prices(whole, store, clock, tasks)
             standings = Standings(whole, store, recording.recorder, clock, tasks)
@@ -143,7 +152,9 @@ async def data_port(
             )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks, outbox)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
-            yield DataPort(f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard)
+            yield DataPort(
+                f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard, forwarder, wire
+            )
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
             await leasing.stop()

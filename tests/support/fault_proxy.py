@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.wire_faults import Answer, Break, Fault, How, Pass, Where, dynamodb_error, dynamodbs
+from tests.support.wire_faults import DYNAMODB, Answer, Break, Fault, How, Pass, Where, dynamodb_error
 from tests.support.wire_proxy import WireProxy as FaultProxy
 from tests.support.wire_proxy import wire_proxy as fault_proxy
 
@@ -19,9 +19,6 @@ __all__ = [
     "dynamodb_error",
     "fault_proxy",
 ]
-
-
-DYNAMODB = dynamodbs()
 
 
 def DropAnswer() -> Break:  # noqa: N802 - reads as the others do

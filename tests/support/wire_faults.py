@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count
 from typing import Any
+
+REQUEST_ID = "x-amzn-requestid"
 
 
 class Where(Enum):
@@ -110,21 +111,17 @@ def name_of(fault: Fault) -> str:
 
 # ---------------------------------------------------------------- answers that nobody behind gave
 
-_numbers = count(1)
+# What tells an answer of DynamoDB's from anybody else's. The proxy adds a number, as no two are the same.
+DYNAMODB = {REQUEST_ID: "PLANNED", "content-type": "application/x-amz-json-1.0"}
 
 
 def dynamodb_error(kind: str, status: int = 400, **more: Any) -> Answer:
     body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": "by the script", **more}
-    return Answer(status, json.dumps(body).encode(), dynamodbs(), kind)
-
-
-def dynamodbs() -> dict[str, str]:
-    """What tells an answer of DynamoDB's from anybody else's; no two are the same."""
-    return {"x-amzn-requestid": f"PLANNED{next(_numbers)}", "content-type": "application/x-amz-json-1.0"}
+    return Answer(status, json.dumps(body).encode(), DYNAMODB, kind)
 
 
 def bedrock_error(kind: str, status: int) -> Answer:
-    headers = {"x-amzn-errortype": kind, "x-amzn-requestid": f"planned-{next(_numbers)}"}
+    headers = {"x-amzn-errortype": kind, REQUEST_ID: "planned"}
     return Answer(status, b'{"message": "by the script"}', headers, kind)
 
 
@@ -132,7 +129,7 @@ def bedrock_error(kind: str, status: int) -> Answer:
 
 Drawn = Callable[[random.Random], Fault]
 _MADE_UP = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
-_THROTTLES = ("ThrottlingException", "ProvisionedThroughputExceededException", "RequestLimitExceeded")
+THROTTLES = ("ThrottlingException", "ProvisionedThroughputExceededException", "RequestLimitExceeded")
 
 
 def _breaks(how: How) -> Drawn:
@@ -149,7 +146,7 @@ DRAWN: dict[str, Drawn] = {
     "twice": lambda chance: Twice(chance.uniform(0, 0.2), chance.random() < 0.5),
     "surplus": lambda chance: Surplus(chance.choice([None, b"x", _MADE_UP])),
     "refuse": lambda chance: Refuse(chance.uniform(0.02, 0.3)),
-    "throttled": lambda chance: dynamodb_error(chance.choice(_THROTTLES)),
+    "throttled": lambda chance: dynamodb_error(chance.choice(THROTTLES)),
     "in progress": lambda _: dynamodb_error("TransactionInProgressException"),
     "server error": lambda _: dynamodb_error("InternalServerError", 500),
     "Bedrock throttles": lambda _: bedrock_error("ThrottlingException", 429),

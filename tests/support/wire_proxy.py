@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.support.wire import RESET
 from tests.support.wire_faults import (
+    REQUEST_ID,
     Answer,
     AtAccept,
     Break,
@@ -167,7 +168,7 @@ class WireProxy:
                 self._later(seconds, self.accept)
                 return _reset(writer)
             case Answer():
-                writer.write(_rendered(fault))
+                writer.write(_rendered(fault, self.injected.total()))
                 await writer.drain()
                 return True
             case Break(Where.REQUEST):
@@ -289,8 +290,10 @@ def _length(head: bytes) -> int | None:
     return None
 
 
-def _rendered(answer: Answer) -> bytes:
+def _rendered(answer: Answer, number: int) -> bytes:
     headers = {"content-type": "application/json", **answer.headers, "content-length": str(len(answer.body))}
+    if REQUEST_ID in headers:
+        headers[REQUEST_ID] += str(number)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"HTTP/1.1 {answer.status} Planned\r\n{lines}\r\n".encode() + answer.body
 

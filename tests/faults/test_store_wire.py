@@ -1,0 +1,242 @@
+"""Every fault at the socket between sidecar and DynamoDB: nothing is written twice, nothing is thought written that is
+not, and what was open is let go. Also where each request is delivered twice, whichever of the two answers comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from proxy.clock import SystemClock
+from proxy.errors import StoreUnavailable
+from proxy.hard.holds import Holds
+from proxy.hard.purses import Purses
+from proxy.limits.bucket import Limit
+from proxy.limits.limiter import Limiter
+from proxy.model import Scope
+from proxy.recording.aggregator import spent_so_far
+from proxy.recording.ulid import Ulids
+from proxy.stores.contract import Key, Put, Store, Update
+from proxy.stores.dynamodb import ATTEMPTS, DynamoStore
+from proxy.tasks import Tasks
+from tests.support.buckets import bucket
+from tests.support.engines import PREFIX, Engines
+from tests.support.hard_rows import a_name, bucket_of, hold_of
+from tests.support.recording import recording
+from tests.support.sessions import instances, rows
+from tests.support.wire import descriptors, eventually
+from tests.support.wire_faults import (
+    THROTTLES,
+    AtAccept,
+    Break,
+    Fault,
+    How,
+    Slow,
+    Surplus,
+    Twice,
+    Where,
+    dynamodb_error,
+)
+from tests.support.wire_proxy import WireProxy, wire_proxy
+
+STOPS_AFTER = 0.05
+EVERY = b"POST"
+TWICE: dict[str, Fault] = {
+    "at once": Twice(),
+    "later": Twice(0.02),
+    "and the second answer": Twice(shows_second=True),
+}
+
+
+@dataclass
+class Line:
+    wire: WireProxy
+    store: DynamoStore
+    direct: Store
+    key: Key
+
+    async def counted(self) -> int:
+        found = await self.direct.get(self.key, consistent=True)
+        assert found is not None
+        return int(found["n"])  # type: ignore[call-overload]
+
+    def befalls(self, fault: Fault) -> None:
+        """The next request, with no other before it."""
+        self.wire.plan([fault])
+
+
+async def _no_wait(_: float) -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def line(engines: Engines, tmp_path: Path, pk: str) -> AsyncIterator[Line]:
+    async with engines.open("ministack", tmp_path) as direct, wire_proxy(engines.endpoints["ministack"]) as wire:
+        store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=wire.url, sleep=_no_wait)
+        await store.open()
+        key = Key("rate-buckets", pk, "BUCKET#rpm")
+        await direct.put(Put(key, {"n": 0}))
+        yield Line(wire, store, direct, key)
+        await store.close()
+        await eventually(lambda: wire.open == wire.injected["deaf at accept"])  # of whose end it does not hear
+
+
+async def test_wherever_it_breaks(line: Line) -> None:
+    addition, written = Update(line.key, add={"n": 1}), 0
+    await line.store.get(line.key)
+    before = descriptors()
+    for how, where in product([How.CLOSE, How.RESET, How.HALF, How.STALL], Where):
+        fault = Break(where, how, STOPS_AFTER)
+        is_done = where is not Where.REQUEST
+
+        line.befalls(fault)
+        assert await line.store.get(line.key, consistent=True) == {"n": written}
+        assert line.wire.requests == 2
+
+        line.befalls(fault)
+        with pytest.raises(StoreUnavailable) as refused:
+            await line.store.update(addition)
+        written += is_done
+        assert refused.value.maybe_applied
+        assert (line.wire.requests, await line.counted()) == (1, written), fault
+
+        line.befalls(fault)
+        await line.store.transact([addition])
+        written += 1
+        assert (line.wire.requests, await line.counted()) == (2, written), fault
+    assert line.wire.injected.total() == 3 * 4 * len(Where)
+    await eventually(lambda: descriptors() <= before)
+
+
+async def test_what_is_slow_or_too_much_changes_nothing(line: Line) -> None:
+    written = 0
+    for fault in (Slow(0.01, 1), Slow(0.01, 13), Surplus()):
+        line.wire.always = {EVERY: fault}
+        for _ in range(3):
+            assert await line.store.update(Update(line.key, add={"n": 1})) == {"n": written + 1}
+            await line.store.transact([Update(line.key, add={"n": 1})])
+            written += 2
+            assert await line.store.get(line.key, consistent=True) == {"n": written}
+    assert line.wire.requests == 27
+
+
+async def test_every_answer_comes_again_when_something_else_is_asked(line: Line) -> None:
+    written = 0
+    for later in (0.001, 0.003, 0.01):
+        line.wire.always = {EVERY: Surplus(None, later)}
+        for _ in range(10):
+            await line.store.transact([Update(line.key, add={"n": 1})])
+            written += 1
+            assert await line.store.get(line.key, consistent=True) == {"n": written}
+            assert await line.store.get(Key("rate-buckets", line.key.pk, "NONE")) is None
+    assert await line.counted() == written
+
+
+async def test_nonsense_behind_an_answer_makes_it_unsure_at_most(line: Line) -> None:
+    line.wire.always = {EVERY: Surplus(b"x")}
+    for number in range(1, 6):
+        try:
+            await line.store.update(Update(line.key, add={"n": 1}))
+        except StoreUnavailable as refused:
+            assert refused.maybe_applied
+        assert (await line.counted(), line.wire.requests) == (number, number)
+
+
+async def test_throttled_connections_are_kept(line: Line) -> None:
+    for number, kind in enumerate(THROTTLES, 1):
+        line.wire.next(*[dynamodb_error(kind)] * (ATTEMPTS - 1))
+        await line.store.update(Update(line.key, add={"n": 1}))
+        assert (await line.counted(), line.wire.connections) == (number, 1)
+
+
+async def test_one_under_way_is_asked_for_until_it_is_done(line: Line) -> None:
+    line.wire.next(*[dynamodb_error("TransactionInProgressException")] * (ATTEMPTS - 1))
+    await line.store.transact([Update(line.key, add={"n": 1})])
+    assert (await line.counted(), line.wire.requests) == (1, ATTEMPTS)
+
+
+async def test_what_befalls_connections_at_their_beginning(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.stores.dynamodb.ANSWER_SECONDS", 0.2)
+    for number, how in enumerate((AtAccept.RESET, AtAccept.DEAF), 1):
+        store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=line.wire.url, sleep=_no_wait)
+        await store.open()
+        line.wire.at_accept.extend([how] * 3)
+        await store.transact([Update(line.key, add={"n": 1})])
+        assert (await line.counted(), line.wire.injected.total()) == (number, 3 * number)
+        await store.close()
+
+
+async def test_fifty_at_once_that_break_leave_nothing_open(line: Line) -> None:
+    before = descriptors()
+    line.wire.random("fifty", {"close": 0.2, "reset": 0.2, "half": 0.2})
+    adding = [line.store.transact([Update(line.key, add={"n": 1})]) for _ in range(50)]
+    outcomes = await asyncio.gather(*adding, return_exceptions=True)
+    line.wire.calm()
+    done = outcomes.count(None)
+    assert all(isinstance(each, StoreUnavailable) for each in outcomes if each is not None)
+    assert done > 30
+    assert done <= await line.counted() <= 50
+    await line.store.close()
+    await eventually(lambda: descriptors() <= before)
+
+
+# Delivered twice, as nothing that adds may be.
+
+
+@pytest.mark.parametrize("how", TWICE)
+async def test_nothing_happens_twice(line: Line, how: str, tmp_path: Path) -> None:
+    line.wire.always = {EVERY: TWICE[how]}
+    for check in (spend_counts_once, a_limit_is_taken_from_once, money_is_held_once, sessions_are_as_many_as_may_be):
+        before = line.wire.injected["twice"]
+        await check(line, tmp_path)
+        assert line.wire.injected["twice"] > before + 2
+
+
+async def spend_counts_once(line: Line, folder: Path) -> None:
+    async with recording(folder / "journal", line.store, SystemClock()) as rec:
+        for number in range(1, 4):
+            rec.spend(1000, *(rec.counter(f"label{each}") for each in range(60)))
+            async with asyncio.timeout(10):
+                while not await rec.recorder.flush():
+                    pass
+            for each in (0, 59):
+                assert await rec.counted(rec.counter(f"label{each}")) == (number, 1000 * number)
+
+
+async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
+    clock = SystemClock()
+    limiter = Limiter(line.store, lambda: int(clock.now() * 1000), clock)
+    never = bucket(Limit("rpm", 100_000, 0, 60_000))
+    for number in range(1, 11):
+        await limiter.acquire([never], {"rpm": 1_000})
+        item = await line.direct.get(never.key, consistent=True)
+        assert item is not None
+        assert (item["rpm_tk"], item["rpm_tc"]) == (100_000 - 1_000 * number, 1_000 * number)
+
+
+async def money_is_held_once(line: Line, folder: Path) -> None:
+    clock, name, quota = SystemClock(), a_name(), 10**9
+    holds = Holds(folder, Ulids(clock.now, lambda size: uuid4().bytes[:size]).new())
+    async with Tasks(clock) as tasks:
+        purse = Purses(line.store, clock, tasks, holds, partial(spent_so_far, line.store)).of(name, quota, 1)
+        for _ in range(5):
+            assert await purse.hold(quota // 10) is not None
+            there, hold = await bucket_of(line.direct, name), await hold_of(line.direct, name, holds.holder)
+            assert there.left + hold.out == quota
+            assert hold.out >= purse.in_flight
+
+
+async def sessions_are_as_many_as_may_be(line: Line, _: Path) -> None:
+    scope = Scope(str(uuid4()), "web")
+    async with instances(line.store, SystemClock(), 1, 3) as (one,):
+        issued = [await one.sessions.login(scope) for _ in range(6)]
+        assert set(await rows(line.direct, scope)) == {each.sid for each in issued[-3:]}
+        await one.sessions.refresh(issued[-1].refresh.token)
+        assert len(await rows(line.direct, scope)) == 3
