@@ -117,11 +117,15 @@ def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revo
 
 async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks, before: Tariffs | None = None) -> Tariffs:
     """Looked at before the first call. Somebody else has them looked at again from time to time."""
-    is_simulated = config.upstream.endpoint == SIMULATED
-    follows = any(label.price_source == "aws" for label in config.labels.values())
-    # What it imports takes longer than calls can wait.
-    price_list = await asyncio.to_thread(AwsPriceList) if follows and not is_simulated else None
-    tariffs = Tariffs(config, store, price_list, clock, before)
+
+    def made() -> Tariffs:
+        is_simulated = config.upstream.endpoint == SIMULATED
+        follows = any(label.price_source == "aws" for label in config.labels.values())
+        return Tariffs(config, store, AwsPriceList() if follows and not is_simulated else None, clock)
+
+    tariffs = await asyncio.to_thread(made)  # to import what reads the list takes longer than calls can wait
+    if before is not None:
+        tariffs.succeed(before)
     await _begun(tariffs, tasks)
     return tariffs
 

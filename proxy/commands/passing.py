@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from proxy.config import Config, parse, text_of
-from proxy.config.renewal import changes, renewed
+from proxy.config.renewal import changes, fixed, renewed
 from proxy.errors import ConfigError
 from proxy.reloading import log, tell_fixed, tell_refused
 
@@ -44,7 +44,7 @@ class Passing:
             return False
         before, self.config = self.config, renewed(self.config, found)
         log.warning("SIGHUP: labels and prices are passed on to the workers: %s", changes(before, self.config))
-        tell_fixed(self.config, found)
+        tell_fixed(fixed(self.config, found))
         return True
 
     def _read(self) -> tuple[str, Config]:

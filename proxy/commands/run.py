@@ -14,12 +14,11 @@ import uvloop
 from proxy import app, logs
 from proxy.commands import crew
 from proxy.commands.places import loaded
-from proxy.config import Config
+from proxy.config import Config, load
 
 
 def serve(chosen: Namespace) -> int:
-    read = partial(loaded, chosen.config)
-    config = read()
+    config, read = loaded(chosen.config), partial(load, chosen.config, os.environ)
     logs.set_up(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
     tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)

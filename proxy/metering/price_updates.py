@@ -207,10 +207,7 @@ class TariffStatus(NamedTuple):
 class Tariffs:
     """`price_list` is None where it is not to be read; prices that others have put into the cache are used even so."""
 
-    def __init__(
-        self, config: Config, store: Store, price_list: PriceList | None, clock: Clock, before: Tariffs | None = None
-    ) -> None:
-        """`before` are those of the configuration whose place these take: what they know of the list holds at once."""
+    def __init__(self, config: Config, store: Store, price_list: PriceList | None, clock: Clock) -> None:
         self._store = store
         self._price_list = price_list
         self._clock = clock
@@ -221,12 +218,14 @@ class Tariffs:
         self._known: dict[_Asked, Known] = {}
         self._settled: dict[_Asked, str] = {}  # the day whose prices need not be looked for any more
         self._troubles: dict[_Asked, str] = {}
-        self._turn: asyncio.Lock = asyncio.Lock() if before is None else before._turn
+        self._turn = asyncio.Lock()
         self.failures = 0  # refreshes that did not learn all that they wanted
-        if before is not None:
-            self._known, self._settled = self._kept(before._known), self._kept(before._settled)
-            self._troubles = self._kept(before._troubles)
-            self._put_in_force()
+
+    def succeed(self, before: Tariffs) -> None:
+        """Those of another configuration. What they know of the list holds at once."""
+        self._known, self._settled = self._kept(before._known), self._kept(before._settled)
+        self._troubles, self._turn = self._kept(before._troubles), before._turn
+        self._put_in_force()
 
     def _kept(self, learned: Mapping[_Asked, T]) -> dict[_Asked, T]:
         return {asked: each for asked, each in learned.items() if asked in self._models}
@@ -257,7 +256,7 @@ class Tariffs:
 
     async def refresh(self) -> None:
         """Asks nobody for what is known of today. Store and list may fail: what is known stays in force."""
-        async with self._turn:  # or those of the configuration before would be reading the list for somebody else
+        async with self._turn:  # what those of the configuration before are about to learn is not asked for twice
             await self._refresh()
 
     async def _refresh(self) -> None:

@@ -17,7 +17,7 @@ from tests.soak.fleet import Member
 
 TABLES = """
 create table receipts (sidecar text, segment text, scope text, label text, period text, started real, request text,
-                       why text, pico integer, tokens text);
+                       why text, pico integer, tokens text, scopes integer, is_held integer);
 create table sums (segment text, scope text, label text, period text, shards integer, requests integer,
                    estimated integer, pico text);
 create table ran (request text primary key, invocation text, model text, arrived real, done real, is_whole integer,
@@ -53,7 +53,7 @@ class Harvest:
         self.segments += 1
         self.db.execute("begin")
         rows = [(sidecar, path.stem, *each) for each in receipts]
-        self.db.executemany("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self.db.executemany("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         self.db.executemany("insert into sums values (?, ?, ?, ?, ?, ?, ?, ?)", [(path.stem, *each) for each in sums])
         self.db.execute("commit")
 
@@ -95,6 +95,8 @@ def _receipt(account: Account, started_ms: int, receipt: Receipt) -> tuple[Any, 
         about.get("why", ""),
         counts.pico,
         tokens,
+        len(counters),
+        len(counters) < len(account.counters),
     )
 
 

@@ -25,8 +25,11 @@ from proxy.forwarding.sigv4 import Credentials
 from proxy.limits.leasing import SWEEP_SECONDS, Leasing
 from proxy.limits.limiter import Limiter
 from proxy.limits.store_time import StoreTime
+from proxy.offer import Offer
+from proxy.pipeline import Pipeline
 from proxy.recording.composed import Recording, opened_recording
 from proxy.recording.entries import Counter
+from proxy.reloading import of_standings
 from proxy.selection.hard_budgets import HardBudgets
 from proxy.selection.standings import Standings
 from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
@@ -61,9 +64,19 @@ class DataPort:
     store: Store
     standings: Standings
     hard: HardBudgets
+    config: Config
+    pipeline: Pipeline
     forwarder: Forwarder
+    offer: Offer
     wire: Any  # what `way` made
     _seen: set[Counter] = field(default_factory=set)
+
+    async def take_on(self, **sold: Any) -> None:
+        """As SIGHUP does it."""
+        self.config = replace(self.config, **sold)
+        ready = [await prepared(self.config) for prepared in (self.offer.prepared, of_standings(self.standings))]
+        for take_on in ready:
+            take_on()
 
     def counters(self) -> set[Counter]:
         """All that this journal's tallies were ever seen to touch."""
@@ -152,8 +165,31 @@ async def data_port(
             )
             listener, port = await dataplane.listening(pipeline, whole, clock, tasks, outbox)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
+            offer = Offer(
+                tariffs,
+                pipeline,
+                bedrock,
+                forwarder,
+                recording.recorder,
+                standings,
+                hard.purses,
+                store,
+                clock,
+                tasks,
+            )
             yield DataPort(
-                f"http://127.0.0.1:{port}", token, stand_in, recording, store, standings, hard, forwarder, wire
+                f"http://127.0.0.1:{port}",
+                token,
+                stand_in,
+                recording,
+                store,
+                standings,
+                hard,
+                whole,
+                pipeline,
+                forwarder,
+                offer,
+                wire,
             )
             await listener.drain(0.5, forwarder.close)
             await recording.finish()

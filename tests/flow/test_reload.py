@@ -1,0 +1,266 @@
+"""SIGHUP: labels and prices are taken on while calls go on, wholly or not at all, by one process and by several."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from proxy.simulator import Keys
+from tests.support.crashing import Copies, Lineup
+from tests.support.reloads import (
+    AFTER,
+    BEFORE,
+    HAIKU,
+    TAKEN,
+    Load,
+    Reloader,
+    called,
+    configure,
+    hang_up,
+    label,
+    price_of,
+    recorded,
+)
+from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, Caller, bedrock_process
+from tests.support.workers import children, get, sockets_apart, until
+
+ROUNDS = 8
+CALLERS = 4
+WORKERS = 2
+
+
+@pytest.fixture(autouse=True)
+def sockets() -> Iterator[Path]:
+    with sockets_apart() as folder:
+        yield folder
+
+
+@pytest.fixture
+def bedrock() -> Iterator[BedrockProcess]:
+    with bedrock_process() as running:
+        yield running
+
+
+both = pytest.mark.parametrize("lineup", [1, WORKERS], indirect=True)
+
+
+@pytest.fixture
+def lineup(request: pytest.FixtureRequest, tmp_path: Path, bedrock: BedrockProcess) -> Lineup:
+    workers = getattr(request, "param", 1)
+    options = () if workers == 1 else ("--workers", str(workers))
+    made = Lineup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=options)
+    made.write_config()
+    configure(made, BEFORE)
+    return made
+
+
+def caller_of(lineup: Lineup) -> Caller:
+    return Caller(lineup.url, keys=Keys("any", "any", lineup.token()))
+
+
+@both
+def test_under_load_each_call_has_one_model_at_its_own_price(lineup: Lineup) -> None:
+    copies = lineup.folder / "copies"
+    with lineup.serving() as running, Copies(lineup.journal, copies):
+        with Load(lineup, ["moving", "steady"], CALLERS) as load:
+            reloader = Reloader(running, lineup)
+            for number in range(ROUNDS):
+                before = len(load.answered)
+                until(lambda before=before: len(load.answered) > before + CALLERS)
+                reloader.take_on(AFTER if number % 2 == 0 else BEFORE)
+        assert running.stop() == 0
+        assert "ERROR" not in running.errors
+        assert "Traceback" not in running.errors
+    assert load.failed == []
+    segments = recorded(copies)
+    models: Counter[str] = Counter()
+    for answer in load.answered:
+        (once,) = segments[answer.request]
+        labels = AFTER if answer.model == HAIKU else BEFORE
+        assert (once.label, answer.label) == (answer.asked, answer.asked)
+        assert answer.model == labels[answer.label]["model"]
+        assert once.counts.pico == price_of(labels, answer.label)(once.counts)
+        assert "why" not in once.about
+        models[answer.model] += 1
+    assert set(models) == {CLAUDE, HAIKU, NOVA}
+
+
+def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(lineup: Lineup, bedrock: BedrockProcess) -> None:
+    copies, ended = lineup.folder / "copies", []
+    bedrock.plan(always={"frame_ms": 60, "output_tokens": 40})
+
+    def stream() -> None:
+        ended.append(called(caller_of(lineup), "moving", "converse_stream"))
+
+    with lineup.serving() as running, Copies(lineup.journal, copies):
+        threads = [threading.Thread(target=stream) for _ in range(CALLERS)]
+        for thread in threads:
+            thread.start()
+        until(lambda: open_calls(running.control) == CALLERS)
+        Reloader(running, lineup).take_on(AFTER)
+        assert not ended
+        last = threading.Thread(target=stream)
+        last.start()
+        until(lambda: open_calls(running.control) == CALLERS + 1)
+        running.process.send_signal(signal.SIGTERM)
+        for _ in range(5):
+            hang_up(running)
+            time.sleep(0.02)
+        for thread in (*threads, last):
+            thread.join()
+        assert running.process.wait(30) == 0
+        assert "SIGHUP: the process is stopping, so it takes on nothing more" in running.errors
+        assert "Traceback" not in running.errors
+    segments = recorded(copies)
+    assert Counter(answer.model for answer in ended) == {CLAUDE: CALLERS, HAIKU: 1}
+    for answer in ended:
+        (once,) = segments[answer.request]
+        labels = AFTER if answer.model == HAIKU else BEFORE
+        assert once.counts.pico == price_of(labels, "moving")(once.counts)
+
+
+def open_calls(control: str) -> float:
+    lines = get(f"{control}/metrics")[1].splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith("price_keeper_calls_open"))
+
+
+def is_ready(control: str) -> bool:
+    try:
+        return get(f"{control}/ready")[0] == 200
+    except OSError:  # whoever has that port starts again
+        return False
+
+
+def metric(control: str, name: str) -> set[float]:
+    """What all workers say."""
+    lines = get(f"{control}/metrics")[1].splitlines()
+    return {float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == f"price_keeper_{name}"}
+
+
+@both
+def test_one_mistake_refuses_all_of_it_and_says_so(lineup: Lineup) -> None:
+    file, workers = lineup.folder / "config.yaml", WORKERS if lineup.options else 1
+    with lineup.serving() as running:
+        caller, reloader = caller_of(lineup), Reloader(running, lineup)
+        ready, good = get(f"{running.control}/ready"), file.read_text()
+        began = metric(running.control, "configuration_taken_timestamp_seconds")
+        wrong = {**AFTER, "added": label("a model/of nobody's", 1, 1)}
+        wrong["moving"] = {**wrong["moving"], "prices_usd_per_1m": {"input": -1}}
+        configure(lineup, wrong, nonsense=1)
+        for times in (1, 2):
+            hang_up(running)
+            until(lambda times=times: metric(running.control, "reloads_total") >= {times})
+        refused = [line for line in running.errors.splitlines() if " ERROR " in line]
+        assert all("SIGHUP: the configuration is refused, and the one before holds: config.yaml:" in x for x in refused)
+        lines = [line.rpartition("config.yaml:")[2].split(": ")[:2] for line in refused]
+        told = {name for _, name in lines}
+        wrong_keys = {"nonsense", "labels.moving.prices_usd_per_1m.input", "labels.added.model"}
+        assert wrong_keys <= told
+        assert len(lines) == 2 * len(told)  # each time, and by one process
+        text = dict(enumerate(file.read_text().splitlines(), 1))
+        assert all(name.split(".")[-1] in text[int(line)] for line, name in lines if name in wrong_keys)
+        until(lambda: "the configuration that was read last is refused" in get(f"{running.control}/ready")[1])
+        assert get(f"{running.control}/ready")[0] == 200
+        assert metric(running.control, "configuration_refused") == {1}
+        assert metric(running.control, "configuration_taken_timestamp_seconds") == began
+        assert called(caller, "moving").model == CLAUDE
+        with pytest.raises(ClientError, match="there is no label for 'added'"):
+            called(caller, "added")
+        os.remove(file)
+        hang_up(running)
+        until(lambda: "config.yaml: cannot be read: No such file or directory" in running.errors)
+        file.write_text(good)
+        reloader.take_on(AFTER, aggregator={"interval_secs": 59}, defaults={"timezone": "Europe/Berlin"})
+        told = "SIGHUP: only a restart takes on what is another now in: aggregator.interval_secs, defaults.timezone"
+        until(lambda: told in running.errors)
+        assert running.errors.count("only a restart") == 1
+        assert called(caller, "moving").model == HAIKU
+        assert metric(running.control, "configuration_refused") == {0}
+        until(lambda: get(f"{running.control}/ready") == ready)
+        assert min(metric(running.control, "configuration_taken_timestamp_seconds")) > max(began)
+        assert running.errors.count(f"{TAKEN}: changed: moving (model, prices_usd_per_1m)\n") == workers
+        caller.client.close()
+
+
+def catches(pid: int) -> bool:
+    """Whether a hang-up is heeded or ignored by now, and does not end it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigCgt", "SigIgn"))]
+    return any(mask & 1 << signal.SIGHUP - 1 for mask in masks)
+
+
+@both
+def test_hang_ups_from_its_first_moment_on_end_nothing_and_none_is_lost(lineup: Lineup) -> None:
+    is_over, hung_up = threading.Event(), []
+
+    def storm() -> None:
+        """On all its processes, as a terminal does it, or `systemctl kill`. The file is another after the first one."""
+        until(lambda: len(found_by(lineup.folder)) == 1)
+        (pid,) = found_by(lineup.folder)
+        until(lambda: catches(pid))
+        configure(lineup, AFTER)
+        while not is_over.wait(0.003):
+            for each in (pid, *filter(catches, children(pid))):
+                os.kill(each, signal.SIGHUP)
+                hung_up.append(each)
+
+    thread = threading.Thread(target=storm)
+    thread.start()
+    try:
+        with lineup.serving() as running:
+            caller = caller_of(lineup)
+            until(lambda: {called(caller, "moving").model for _ in range(4)} == {HAIKU})
+            is_over.set()
+            thread.join()
+            assert len(hung_up) > 10
+            assert len(children(running.process.pid)) == (WORKERS if lineup.options else 0)
+            assert metric(running.control, "configuration_refused") == {0}
+            assert running.stop() == 0
+            assert "Traceback" not in running.errors
+            assert "is gone" not in running.errors
+            caller.client.close()
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def found_by(folder: Path) -> list[int]:
+    """The processes that work there and were not started by others of them."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            is_there = os.readlink(place / "cwd") == str(folder)
+            found[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1]) if is_there else 0
+        except OSError:
+            continue
+    return [pid for pid, parent in found.items() if parent == os.getpid()]
+
+
+@pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
+def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: Lineup) -> None:
+    with lineup.serving() as running:
+        reloader = Reloader(running, lineup)
+        reloader.take_on(AFTER)
+        (lineup.folder / "config.yaml").write_text("nobody: reads this\n")
+        for pid in reloader.workers:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: running.errors.count("is gone") == WORKERS)
+        os.kill(running.process.pid, signal.SIGHUP)  # while they rest, and refused
+        until(lambda: len(children(running.process.pid)) == WORKERS)
+        until(lambda: is_ready(running.control))
+        caller = caller_of(lineup)
+        models = []
+        for _ in range(12):  # each on a connection of its own
+            models.append(called(caller, "moving").model)
+            caller.client.close()
+            caller = caller_of(lineup)
+        assert set(models) == {HAIKU}
+        caller.client.close()

@@ -1,0 +1,262 @@
+"""Other labels and prices in a data port that goes on: what is kept for each label follows, and no call mixes two."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import forwarding
+from proxy.choosing import Choosing
+from proxy.config.keys import Endpoint, Label, Prices
+from proxy.forwarding import upstream
+from proxy.metering.price_updates import Tariffs
+from proxy.model import Caller, client_id_of
+from proxy.recording.entries import Counts
+from proxy.stores import schema
+from proxy.stores.contract import Put, Value
+from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
+from tests.support.own_labels import ARN
+from tests.support.own_labels import rig as own_rig
+from tests.support.simulated import CLAUDE, NOVA, TURN, simulated_bedrock
+
+HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
+ASKED = {**TURN, "inferenceConfig": {"maxTokens": 100}}
+
+
+def label(model: str, price: int, **more: Any) -> Label:
+    format = "nova" if model == NOVA else "anthropic"
+    return Label(model, format, Prices(*(Decimal(price) for _ in range(5))), price_source="config", **more)
+
+
+BEFORE = {"moving": label(CLAUDE, 3), "steady": label(NOVA, 1)}
+AFTER = {"moving": label(HAIKU, 50), "steady": label(NOVA, 1)}
+
+
+class Held:
+    """A store that lets nobody read while it is shut."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.asked = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_many(self, *arguments: Any, **named: Any) -> Any:
+        self.asked.set()
+        await self.opened.wait()
+        return await self._store.get_many(*arguments, **named)
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
+    async with data_port(tmp_path, Held, labels=BEFORE) as opened:
+        yield opened
+
+
+async def ask(port: DataPort, name: str = "moving") -> Answered:
+    return await port.ask(f"/model/{name}/converse", ASKED)
+
+
+def served(answer: Answered) -> tuple[str, str]:
+    assert answer.status == 200, answer.body
+    return answer.headers["x-price-keeper-label"], answer.headers["x-price-keeper-model"]
+
+
+def recorded(port: DataPort) -> dict[str, Counts]:
+    return port.recording.recorder.journal.recorded_by_label
+
+
+def last_cost(port: DataPort, labels: dict[str, Label], name: str) -> int:
+    usage = port.bedrock.ledger[-1].usage
+    assert usage is not None
+    return (usage.input_tokens + usage.output_tokens) * int(labels[name].prices_usd_per_1m.input) * 10**6
+
+
+async def budget(port: DataPort, ordering: list[str], **more: Value) -> None:
+    quotas: dict[str, Value] = dict.fromkeys(ordering, 10**9)
+    item: dict[str, Value] = {"timezone": "UTC", "model_ordering": list(ordering), "quotas": quotas, "version": 1}
+    await port.store.put(Put(schema.org_config(ORG), {**item, **more}))
+    forgotten(port)
+
+
+def forgotten(port: DataPort) -> None:
+    """Nobody knows any budget, so the next call waits for the store."""
+    port.standings._payers.clear()
+    port.standings._watches.clear()
+    port.standings._frozen.clear()
+
+
+async def meanwhile(port: DataPort, asked: str, change: Callable[[], Awaitable[None]]) -> Answered:
+    """What becomes of a call that waits for its budget when something changes."""
+    store: Any = port.store
+    forgotten(port)
+    store.opened.clear()
+    store.asked.clear()
+    call = asyncio.create_task(ask(port, asked))
+    async with asyncio.timeout(1.5):  # of the two seconds that a call waits
+        await store.asked.wait()
+    await change()
+    store.opened.set()
+    return await call
+
+
+async def test_the_short_way_goes_by_the_new_ones_from_the_next_call_on(port: DataPort) -> None:
+    for _ in range(3):
+        assert served(await ask(port)) == ("moving", CLAUDE)
+    before = recorded(port)["moving"].pico
+    await port.take_on(labels=AFTER)
+    assert served(await ask(port)) == ("moving", HAIKU)
+    assert recorded(port)["moving"].pico - before == last_cost(port, AFTER, "moving")
+    assert served(await ask(port, HAIKU)) == ("moving", HAIKU)
+    assert (await ask(port, CLAUDE)).status == 400  # no label's any more
+
+
+@pytest.mark.parametrize("enforcement", ["soft", "hard"])
+async def test_a_call_that_waits_for_its_budget_is_served_by_the_new_ones_alone(
+    port: DataPort, enforcement: str
+) -> None:
+    await budget(port, ["moving", "steady"], enforcement=enforcement)
+    await ask(port)
+    before = recorded(port)["moving"].pico
+    answer = await meanwhile(port, "moving", lambda: port.take_on(labels=AFTER))
+    assert served(answer) == ("moving", HAIKU)
+    assert port.bedrock.ledger[-1].target.startswith(f"/model/{HAIKU.replace(':', '%3A')}/")
+    assert recorded(port)["moving"].pico - before == last_cost(port, AFTER, "moving")
+
+
+@pytest.mark.parametrize("enforcement", ["soft", "hard"])
+async def test_a_call_that_waits_finds_its_label_gone_or_another_one_there(port: DataPort, enforcement: str) -> None:
+    await budget(port, ["moving", "steady", "added"], enforcement=enforcement)
+    await ask(port, "steady")
+    answer = await meanwhile(port, "moving", lambda: port.take_on(labels={"steady": BEFORE["steady"]}))
+    assert (answer.status, answer.message[:31]) == (400, "there is no label for 'moving';")
+    await port.take_on(labels=BEFORE)
+    spent: dict[str, Value] = {"moving": 0, "steady": 0, "added": 10**9}
+    await budget(port, ["moving", "steady", "added"], enforcement=enforcement, quotas=spent)
+    answer = await meanwhile(port, "moving", lambda: port.take_on(labels={**AFTER, "added": label(CLAUDE, 7)}))
+    assert served(answer) == ("added", CLAUDE)  # of which its first labels knew nothing
+    assert recorded(port)["added"].requests == 1
+
+
+async def test_between_two_looks_at_a_hard_budget_the_labels_may_change_too(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found too dry under one configuration is asked for again under the other."""
+    quotas: dict[str, Value] = {"moving": 1, "steady": 10**9}
+    await budget(port, ["moving", "steady"], enforcement="hard", quotas=quotas)
+    purse_of, times = port.hard.purses.of, 0
+
+    def changing(*arguments: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 1:
+            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(port.take_on(labels=AFTER)))
+        return purse_of(*arguments)
+
+    monkeypatch.setattr(port.hard.purses, "of", changing)
+    assert served(await ask(port)) == ("steady", NOVA)
+    assert times >= 2
+
+
+async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> None:
+    for _ in range(4):
+        await ask(port)
+        await ask(port, "steady")
+    known = port.pipeline.choosing.metering._expected
+    means = {name: (known[name].output, known[name].pico) for name in ("moving", "steady")}
+    await port.take_on(labels={**AFTER, "moving": label(CLAUDE, 9)})
+    kept = port.pipeline.choosing.metering._expected
+    assert {name: (kept[name].output, kept[name].pico) for name in kept} == means
+    await port.take_on(labels=AFTER)
+    assert set(port.pipeline.choosing.metering._expected) == {"steady"}
+
+
+async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> None:
+    assert (await ask(port, CLAUDE.replace("4-5", "9-9"))).status == 400
+    prices = Prices(*(Decimal(8) for _ in range(5)))
+    await port.take_on(unlabelled="meter", default_price=prices)
+    gone = await ask(port, HAIKU)
+    assert served(gone) == ("", HAIKU)
+    assert recorded(port)["other"].requests == 1
+    await port.take_on(labels=AFTER)
+    assert served(await ask(port, HAIKU)) == ("moving", HAIKU)
+    await port.take_on(unlabelled="reject", default_price=None, labels=BEFORE)
+    assert (await ask(port, HAIKU)).status == 400
+
+
+async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_path: Path) -> None:
+    async with own_rig(tmp_path) as own:
+        await own.no_budget()
+        await own.made()
+        caller = Caller(ORG, APP, client_id_of(ORG, APP))
+        assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
+        labels = dict(own.port.config.labels)
+        await own.port.take_on(labels={**labels, "fast": label(HAIKU.replace("4-5", "9-9"), 9)})
+        assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == HAIKU.replace("4-5", "9-9")
+        assert own.port.standings.own_labels.known(caller).by_name == {}  # type: ignore[union-attr]
+        await own.port.take_on(labels=labels)
+        assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
+
+
+async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unused(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with simulated_bedrock() as another:
+        there = label(CLAUDE, 3, endpoints=(Endpoint("eu-west-1", endpoint=another.url),))
+        await port.take_on(labels={"moving": there})
+        assert served(await ask(port)) == ("moving", CLAUDE)
+        assert "/eu-west-1/bedrock/aws4_request" in str(another.ledger[-1].header("authorization"))
+        assert len(port.forwarder._pools) == 1  # to the first place no call was ever made
+        await port.take_on(labels=BEFORE)
+        assert served(await ask(port)) == ("moving", CLAUDE)
+        await port.forwarder.check_time()
+        assert len(port.forwarder._pools) == 2  # a connection stands by
+        monkeypatch.setattr(upstream, "IDLE_SECONDS", -1.0)
+        await port.forwarder.check_time()
+        await port.forwarder.check_time()
+        (left,) = port.forwarder._pools
+        assert left == forwarding.forwarder.endpoint_of(port.bedrock.url)
+
+
+async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) -> None:
+    for number in range(50):
+        await port.take_on(labels=AFTER if number % 2 else BEFORE)
+        await ask(port)
+    gc.collect()
+    kept = Counter(type(each) for each in gc.get_objects())
+    assert kept[Choosing] == 1
+    assert kept[Tariffs] <= 2  # those of the start have a part that counts
+    assert len(port.pipeline.traffic._labels) == 4
+    assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
+
+
+async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.traffic.MOST_TOLD", 8)
+    monkeypatch.setattr("proxy.recording.journal.MOST_TOLD", 8)
+    prices = Prices(*(Decimal(8) for _ in range(5)))
+    await port.take_on(unlabelled="meter", default_price=prices)
+    seen: dict[tuple[str, ...], float] = {}
+    for number in range(12):
+        await ask(port, f"amazon.nova-{number}")
+        await port.take_on(labels={**BEFORE, f"unlabelled.amazon.nova-{number}": label(f"amazon.nova-{number}", 5)})
+        await ask(port, f"amazon.nova-{number}")
+        now = {(name, "usd"): float(counts.pico) for name, counts in recorded(port).items()}
+        now |= {(lane.operation, lane.label): float(sum(lane.answers)) for lane in port.pipeline.traffic.lanes}
+        assert all(now.get(name, -1) >= before for name, before in seen.items())
+        seen = now
+    assert sum(name == "converse" for name, *_ in seen) <= 10
+    assert len(recorded(port)) == 8
+    assert sum(counts.requests for counts in recorded(port).values()) == 24

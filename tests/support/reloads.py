@@ -1,0 +1,142 @@
+"""Sidecars that are told by SIGHUP to take on another configuration, and what their callers and books say of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from proxy.recording.entries import Counts, Intent, Kind, Receipt
+from proxy.recording.lines import lines_in
+from proxy.recording.segment import SUFFIX
+from proxy.simulator import Keys
+from tests.support.commands import Sidecar
+from tests.support.crashing import Lineup
+from tests.support.simulated import CLAUDE, NOVA, Caller
+from tests.support.threads import Threads
+from tests.support.workers import children, until
+
+HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
+TURN = [{"role": "user", "content": [{"text": "how much is this"}]}]
+TAKEN = "SIGHUP: labels and prices are taken on"
+
+
+def label(model: str, input: float, output: float, **more: Any) -> dict[str, Any]:
+    cache = {"cache_read": input, "cache_write_5m": input, "cache_write_1h": input}
+    format = "nova" if model == NOVA else "anthropic"
+    prices = {"input": input, "output": output, **cache}
+    return {"model": model, "format": format, "price_source": "config", "prices_usd_per_1m": prices, **more}
+
+
+# Two configurations: the same label is another model at another price.
+BEFORE = {"moving": label(CLAUDE, 3, 15), "steady": label(NOVA, 1, 2)}
+AFTER = {"moving": label(HAIKU, 100, 700), "steady": label(NOVA, 1, 2)}
+
+
+def configure(lineup: Lineup, labels: dict[str, Any], **sections: Any) -> None:
+    file = lineup.folder / "config.yaml"
+    known = yaml.safe_load(file.read_text()) if file.exists() else {}
+    file.write_text(yaml.safe_dump({**known, "labels": labels, **sections}))
+
+
+def hang_up(running: Sidecar) -> None:
+    running.process.send_signal(signal.SIGHUP)
+
+
+@dataclass
+class Reloader:
+    """Has a running sidecar take on one configuration after the other, and waits for each."""
+
+    running: Sidecar
+    lineup: Lineup
+    count: int = 0  # of log lines
+    workers: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workers = children(self.running.process.pid)
+
+    def take_on(self, labels: dict[str, Any], **sections: Any) -> None:
+        configure(self.lineup, labels, **sections)
+        hang_up(self.running)
+        self.count += max(1, len(self.workers))
+        until(lambda: self.running.errors.count(TAKEN) >= self.count)
+
+
+class Answered(NamedTuple):
+    request: str
+    asked: str
+    label: str
+    model: str
+
+
+class Load(Threads):
+    """boto3 clients that call without rest; nothing may go wrong."""
+
+    def __init__(self, lineup: Lineup, labels: list[str], clients: int) -> None:
+        super().__init__()
+        self.answered: list[Answered] = []
+        self.failed: list[str] = []
+        self._lineup, self._labels = lineup, labels
+        self._threads = [threading.Thread(target=self._call_on, args=(number,)) for number in range(clients)]
+
+    def _call_on(self, client: int) -> None:
+        caller = Caller(self._lineup.url, keys=Keys("any", "any", self._lineup.token()))
+        try:
+            for number in count(client):
+                if self._stop.is_set():
+                    return
+                operation = ("converse", "converse_stream")[number // len(self._labels) % 2]
+                try:
+                    self.answered.append(called(caller, self._labels[number % len(self._labels)], operation))
+                except Exception as failure:  # whatever it is, it is told
+                    self.failed.append(repr(failure))
+        finally:
+            caller.client.close()
+
+
+def called(caller: Caller, asked: str, operation: str = "converse") -> Answered:
+    answer = caller._call(operation, {"modelId": asked, "messages": TURN})
+    if operation == "converse_stream":
+        assert "metadata" in answer["stream"][-1]
+    about = answer["ResponseMetadata"]
+    told = about["HTTPHeaders"]
+    return Answered(about["RequestId"], asked, told["x-price-keeper-label"], told["x-price-keeper-model"])
+
+
+class Recorded(NamedTuple):
+    label: str
+    counts: Counts
+    about: dict[str, str]
+
+
+def recorded(folder: Path) -> dict[str, list[Recorded]]:
+    """By Bedrock's request, from copies of all segments."""
+    found: dict[str, list[Recorded]] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        labels: dict[int, str] = {}
+        for values in lines_in(path.read_bytes()).values:
+            match values[0]:
+                case Kind.INTENT | Kind.CARRIED:
+                    labels[values[1]] = Intent.from_values(values).account.counters[0].label
+                case Kind.RECORD:
+                    receipt = Receipt.from_values(values)
+                    one = Recorded(labels[values[1]], receipt.counts, dict(receipt.about))
+                    found.setdefault(one.about["request"], []).append(one)
+    return found
+
+
+def price_of(labels: dict[str, Any], name: str) -> Callable[[Counts], int]:
+    prices = labels[name]["prices_usd_per_1m"]
+
+    def cost(counts: Counts) -> int:
+        """In pico-dollars, which a token costs as many of as a million tokens cost micro-dollars."""
+        used = counts.input_tokens * prices["input"] + counts.output_tokens * prices["output"]
+        return round(used * 10**6)
+
+    return cost
