@@ -48,6 +48,7 @@ class Administrators:
         self.silent_shown_out = self.silent_left_alone = 0
         self.events = 0  # that status pages were told
         self.told_usd_micros = Decimal()  # of usage that others told of: what the answers said that it came to
+        self.zones: dict[str, str] = {}  # of orgs
         self.credentials = ""  # of an app's client
         self._members = members
         self._chance = random.Random(f"{seed} administrators")
@@ -66,6 +67,7 @@ class Administrators:
     async def settle_tenants(self) -> None:
         api = self._members[0].api
         for org, body in orgs().items():
+            self.zones[org] = body["timezone"]
             await self._done("PUT", f"{api}/api/v1/orgs/{org}", body)
         for app in APPS:
             made = await self._done("PUT", f"{api}{app.path}", app_body(app))

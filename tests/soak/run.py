@@ -183,9 +183,10 @@ class Soak:
         books = Books(self.harvest.db, self.members, self.bedrocks, self.verdict)
         books.load(self.folder / "bedrock", self.folder / "whole")
         books.compare_calls()
+        books.compare_days(self.people.zones)
         books.explain_estimates()
         await compare_store(self.store, self.harvest.db, self.people.told_usd_micros, self.verdict)
-        await check_hard_budget(self.store, books.served(SPENDING), self.verdict)
+        await check_hard_budget(self.store, books.served(SPENDING), books.unheld(SPENDING), self.verdict)
 
     def _tell(self) -> None:
         figures, told, people = self.verdict.figures, self.load.told, self.people

@@ -82,16 +82,19 @@ def _sums_of_journals(db: sqlite3.Connection) -> dict[Key, Sum]:
 def _not_of_their_calls(db: sqlite3.Connection, journals: Mapping[Key, Sum]) -> list[Key]:
     """Each sum of an app is that of its calls, each of an org that of its apps' calls."""
     sums: dict[Key, Sum] = defaultdict(Sum)
-    query = "select scope, label, period, count(*), sum(why != ''), sum(pico) from receipts group by 1, 2, 3"
-    for scope, label, period, *numbers in db.execute(query):
-        org = scope.partition("#APP#")[0]
-        for key in {(scope, label, period), (org, label, period)} & journals.keys():
-            sums[key].add(*numbers)
+    query = "select scope, label, period, scopes, count(*), sum(why != ''), sum(pico) from receipts group by 1, 2, 3, 4"
+    for scope, label, period, scopes, *numbers in db.execute(query):
+        sums[scope, label, period].add(*numbers)
+        if scopes > 1:
+            sums[scope.partition("#APP#")[0], label, period].add(*numbers)
     return [key for key in {*sums, *journals} if sums[key] != journals.get(key)]
 
 
-async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Verdict) -> None:
-    """`served` is what Bedrock's books say that the calls of it cost, by label, in pico-dollars."""
+async def check_hard_budget(
+    store: Store, served: Mapping[str, int], unheld: Mapping[str, int], verdict: Verdict
+) -> None:
+    """`served` is what Bedrock's books say that the calls of it cost, by label, in pico-dollars; `unheld` what was
+    recorded of calls of processes that could not know of the budget, as they had just begun and the store was away."""
     passed, broken = [], []
     scope = Scope(SPENDING.org, SPENDING.name).key
     counters = {each.counter for each in await _active(store) if each.counter.scope == scope}
@@ -103,9 +106,13 @@ async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Ve
         holds = [Hold.of(row.item) async for row in every_row(store, name.holds)]
         verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
         verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * served[label] / bucket.quota, 3)
-        if max(spent, served[label]) > bucket.quota:
+        allowed = bucket.quota + unheld.get(label, 0)
+        if spent > allowed or served[label] > bucket.quota:
             passed.append(f"{label}: {spent} recorded and {served[label]} served of {bucket.quota}")
-        if bucket.left + sum(hold.out for hold in holds) + bucket.base != bucket.quota or bucket.left < 0:
+        if (
+            bucket.left + sum(hold.out for hold in holds) + bucket.base != bucket.quota
+            or bucket.left + unheld.get(label, 0) < 0
+        ):
             broken.append(f"{label}: {bucket}, {holds}")
     verdict.none("hard budgets passed", passed)
     verdict.none("hard budgets whose parts are not the whole", broken)

@@ -12,7 +12,7 @@ from tests.soak.books import Books
 from tests.soak.fleet import InForce, Member
 from tests.soak.harvest import TABLES
 from tests.soak.links import Link
-from tests.soak.tenants import CLAUDE, pico
+from tests.soak.tenants import CLAUDE, TURNING, pico
 from tests.soak.verdict import Verdict
 
 TOKENS = (100, 20, 0, 0, 0)
@@ -43,8 +43,9 @@ def _ran(db: Db, request: str, arrived: float, *, is_whole: bool = True) -> None
 
 
 def _recorded(db: Db, request: str, started: float, paid: int, tokens: str = TOLD, why: str = "") -> None:
-    row = ("alone", "segment", "scope", "premium", "DAY#20261119", started, request, why, paid, tokens)
-    db.execute("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    scope, day = f"ORG#{TURNING}#APP#steady", "DAY#19700101"
+    row = ("alone", "segment", scope, "premium", day, started, request, why, paid, tokens, 1, False)
+    db.execute("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def _missed(db: Db, tmp_path: Path) -> list[str]:
@@ -54,6 +55,7 @@ def _missed(db: Db, tmp_path: Path) -> list[str]:
     link.hit, link.hit_at = {"steady.cut"}, [200.0]
     books = Books(db, [member], [link], verdict)
     books.compare_calls()
+    books.compare_days({TURNING: "UTC"})
     books.explain_estimates()
     return [goal.goal for goal in verdict.goals if not goal.is_reached]
 
@@ -83,6 +85,9 @@ MISTAKES: dict[str, Callable[[Db], object]] = {
         db, "", 300.0, 7, why="no answer"
     ),
     "calls not recorded exactly though nothing befell them": lambda db: _ran(db, "lost", 300.0),
+    "calls on another day, or in fewer sums, than their org says": lambda db: db.execute(
+        "update receipts set period = 'DAY#19700102' where request = 'cut'"
+    ),
     "answers that a caller had whole, and that are not recorded exactly": lambda db: db.execute(
         "insert into whole values ('cut')"
     ),
