@@ -22,13 +22,11 @@ FAULTS: dict[str, Fault] = {
     "never answered": BlackHole(),
     "throttled": dynamodb_error("ThrottlingException"),
     "server error": dynamodb_error("InternalServerError", 500),
-    "not carried out": Break(Where.REQUEST),
-    "half open": Break(Where.HEAD, How.HALF, 0.05),
-    "cut at its end": Break(Where.END, How.RESET),
     "delivered twice": Twice(),
     "delivered twice, and answered late": Twice(shows_second=True),
     "answered twice": Surplus(None, 0.002),
 }
+BREAKS = [Break(Where.REQUEST), Break(Where.HEAD, How.HALF, 0.05), Break(Where.END, How.RESET)]
 
 
 async def _no_sleep(_: float) -> None:
@@ -41,7 +39,7 @@ async def test_a_flush_counts_once(
 ) -> None:
     monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 0.2)
     chance = random.Random(what)
-    kinds = list(FAULTS.values()) if what == "all of them" else [FAULTS[what]]
+    kinds = [*FAULTS.values(), *BREAKS] if what == "all of them" else [FAULTS[what]]
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=proxy.url, sleep=_no_sleep)
         await store.open()

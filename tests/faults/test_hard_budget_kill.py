@@ -13,28 +13,20 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
-from proxy.calendar_days import Period, span
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.model import Scope
-from proxy.recording.aggregator import spent_so_far, sum_of_shards
-from proxy.recording.entries import PICO_PER_USD, Counter
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Value, every_row
+from proxy.hard.rows import Name
+from proxy.recording.entries import PICO_PER_USD
+from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from tests.support.engines import PREFIX, Engines
+from tests.support.hard_books import Stored, as_stored, cost, hard_budget
 from tests.support.hard_processes import (
-    APP,
     CLIENTS_EACH,
-    MODELS,
     PICO,
-    PRICES,
     Clients,
     Fleet,
     Mishaps,
@@ -42,7 +34,6 @@ from tests.support.hard_processes import (
     fleet_of,
     tag_in,
     worst_pico,
-    zone_by_day,
 )
 from tests.support.simulated import bedrock_process, read_ledger
 
@@ -58,30 +49,6 @@ A_CALL_PICO = {"premium": 1_150 * PICO, "economy": 460 * PICO}  # more or less
 LONGEST_PAUSE_SECONDS = 45  # of a sidecar that found the bucket dry again and again, and some more
 FILE = "price-keeper.db"
 LATENCY_MS = 25  # so that every kill meets calls under way
-
-
-@dataclass
-class Stored:
-    """What the store says of one label."""
-
-    bucket: Bucket
-    holds: dict[str, Hold]
-    spent: int
-    estimated: int  # calls of which nobody learned what they cost
-
-    @property
-    def out(self) -> int:
-        return sum(hold.out for hold in self.holds.values())
-
-    @property
-    def used(self) -> int:
-        return sum(hold.used for hold in self.holds.values())
-
-    def check(self) -> None:
-        assert self.bucket.left + self.out + self.bucket.base == self.bucket.quota
-        assert self.bucket.left >= 0
-        assert self.bucket.base >= 0
-        assert self.spent <= self.bucket.quota
 
 
 @pytest.mark.parametrize("labels", CHAINS, ids=" ".join)
@@ -100,28 +67,14 @@ async def test_never_more_than_the_quota(
             _opened(engines, tmp_path) as store,
             fleet_of(SIDECARS, tmp_path, bedrock.url, settings) as fleet,
         ):
-            names = await _budget(store, fleet, quotas)
+            names = await hard_budget(store, fleet, quotas)
             async with Clients(fleet, labels, SEED) as clients:
                 mishaps = _mishaps(fleet, clients, chance)
                 await mishaps.befall(sum(quotas[label] // A_CALL_PICO[label] for label in labels))
                 refusing, dead = await _refusing(fleet, store, names)
             await fleet.end()
-            over = {label: await _stored(store, name) for label, name in names.items()}
+            over = {label: await as_stored(store, name) for label, name in names.items()}
     _compare(ledger, mishaps, refusing, dead, over)
-
-
-async def _budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dict[str, Name]:
-    """Hard, and for a day that does not end soon; its names by label."""
-    item: dict[str, Value] = {
-        "timezone": zone_by_day(),
-        "model_ordering": list(quotas),
-        "quotas": {label: pico // PICO for label, pico in quotas.items()},
-        "enforcement": "hard",
-        "version": 1,
-    }
-    await store.put(Put(schema.org_config(fleet.org), item))
-    today = span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
-    return {label: Name(Scope(fleet.org, APP).key, label, today) for label in quotas}
 
 
 def _mishaps(fleet: Fleet, clients: Clients, chance: random.Random) -> Mishaps:
@@ -136,7 +89,7 @@ async def _refusing(fleet: Fleet, store: Store, names: dict[str, Name]) -> tuple
     while True:
         await all_dry(fleet)
         dead = {holder for keeper in fleet.dead for holder in keeper.holders}
-        stored = {label: await _stored(store, name) for label, name in names.items()}
+        stored = {label: await as_stored(store, name) for label, name in names.items()}
         is_used = all(_used(each, dead) >= LEAST_SHARE * each.bucket.quota for each in stored.values())
         if is_used or time.monotonic() > deadline:
             return stored, dead
@@ -149,7 +102,7 @@ def _compare(
     entries, clients = read_ledger(ledger), mishaps.clients
     assert not {tag_in(entry["body"]) for entry in entries} & clients.refused
     for label, at_end in over.items():
-        billed = sum(_cost(entry, label) for entry in entries)
+        billed = sum(cost(entry, label) for entry in entries)
         _tell(label, billed, at_end, refusing[label], dead)
         assert 0 < billed <= at_end.spent <= at_end.bucket.quota
         # All that is not spent is in the bucket again.
@@ -181,23 +134,6 @@ def _tell(label: str, billed: int, at_end: Stored, refusing: Stored, dead: set[s
     told = ", ".join(f"{what} {pico / quota:.4%}" for what, pico in shares.items())
     worst = quota / worst_pico(label)
     print(f"\n{label}: {quota / PICO_PER_USD:.6f} USD, {worst:.0f} worst cases; {told}; {at_end.estimated} estimates")
-
-
-def _cost(entry: dict[str, Any], label: str) -> int:
-    """What the simulated Bedrock says, priced by hand."""
-    if entry["model"] != MODELS[label] or not entry.get("usage"):
-        return 0
-    usage, prices = entry["usage"], PRICES[label]
-    return sum(usage[f"{kind}_tokens"] * round(price * PICO) for kind, price in prices.items())
-
-
-async def _stored(store: Store, name: Name) -> Stored:
-    bucket = None
-    while bucket != (bucket := Bucket.of(await store.get(name.bucket, consistent=True) or {})):  # so nothing moves
-        rows = [row async for row in every_row(store, name.holds)]
-    counted = await sum_of_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
-    holds = {row.key.sk.rpartition("#")[2]: Hold.of(row.item) for row in rows}
-    return Stored(bucket, holds, await spent_so_far(store, name), int(counted["estimated_requests"]))
 
 
 def _settings(engines: Engines | None, folder: Path) -> dict[str, Any]:

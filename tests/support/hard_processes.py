@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +19,7 @@ import yaml
 from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
 from proxy.simulator import DEFAULT_KEYS
+from tests.support.calling import Connection, Http1Connection, Opened
 from tests.support.commands import Sidecar, price_keeper, sidecar
 from tests.support.servers import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA
@@ -193,8 +193,12 @@ def tag_in(body: str) -> int:
 class Clients:
     """Several connections to each sidecar, each with one call after the other, as fast as it is answered."""
 
-    def __init__(self, fleet: Fleet, labels: list[str], seed: int) -> None:
-        self.answered = self.left = self.broken = 0
+    def __init__(self, fleet: Fleet, labels: list[str], seed: object, opens: Sequence[Opened] | None = None) -> None:
+        """Each chooses one of the ways in which connections are opened."""
+        self.asked = 0
+        self._opens = opens or [Http1Connection.opened]
+        self.left = self.broken = 0
+        self.whole: set[int] = set()  # the tags of calls that were answered, all of it
         self.refused: set[int] = set()  # the tags of calls that got an error for an answer
         self.errors: dict[int, int] = {}  # by status
         self._fleet, self._labels, self._token = fleet, labels, fleet.token()
@@ -202,6 +206,10 @@ class Clients:
         self._seed = seed
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def answered(self) -> int:
+        return len(self.whole)
 
     async def __aenter__(self) -> Clients:
         connections = [keeper for keeper in self._fleet.keepers for _ in range(CLIENTS_EACH)]
@@ -216,11 +224,12 @@ class Clients:
         await asyncio.gather(*self._tasks)
 
     async def _call_on(self, keeper: Keeper, chance: random.Random) -> None:
-        connection: _Connection | None = None
+        connection: Connection | None = None
+        opened = self._opens[chance.randrange(len(self._opens))]
         while not self._over:
             try:
                 async with asyncio.timeout(CALL_SECONDS):
-                    connection = connection or await _Connection.opened(keeper.port)
+                    connection = connection or await opened(keeper.port)
                     if not await self._call(keeper, connection, chance):
                         connection = await connection.closed()
             except (OSError, EOFError, TimeoutError):
@@ -230,17 +239,18 @@ class Clients:
         if connection is not None:
             await connection.closed()
 
-    async def _call(self, keeper: Keeper, connection: _Connection, chance: random.Random) -> bool:
+    async def _call(self, keeper: Keeper, connection: Connection, chance: random.Random) -> bool:
         """Whether the connection is of use for another one."""
         tag = next(self._tags)
-        connection.ask(*self._request(tag, chance))
+        self.asked += 1
+        await connection.ask(*self._request(tag, chance))
         if chance.random() < LEAVING:
             await asyncio.sleep(chance.uniform(0, 0.1))
             self.left += 1
             return False
         status = await connection.answer()
         if status == 200:
-            self.answered += 1
+            self.whole.add(tag)
             keeper.served += 1
             keeper.refused, keeper.served_at = 0, time.monotonic()
         else:
@@ -264,41 +274,6 @@ class Clients:
         if chance.random() < 0.9:  # the others are given the label's own maximum
             body["inferenceConfig"] = {"maxTokens": most}
         return f"/model/{label}/{'converse-stream' if is_stream else 'converse'}", self._token, body
-
-
-class _Connection:
-    """HTTP/1.1, as little of it as is needed: it costs the machine less than a whole client."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def opened(cls, port: int) -> _Connection:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
-
-    def ask(self, path: str, token: str, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Authorization: Bearer {token}\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
-        self._writer.write(head.encode() + data)
-
-    async def answer(self) -> int:
-        """Its status, when all of it is there. Raises OSError and EOFError."""
-        first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
-        if "content-length" in headers:
-            await self._reader.readexactly(int(headers["content-length"]))
-        else:
-            while size := int(await self._reader.readuntil(b"\r\n"), 16):
-                await self._reader.readexactly(size + 2)
-            await self._reader.readexactly(2)
-        return int(first.split(" ")[1])
-
-    async def closed(self) -> None:
-        self._writer.transport.abort()
-        await asyncio.sleep(0)
 
 
 # ---------------------------------------------------------------- what befalls the sidecars

@@ -1,0 +1,72 @@
+"""What the store says of hard budgets, and what Bedrock says that was spent of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from proxy.calendar_days import Period, span
+from proxy.hard.rows import Bucket, Hold, Name
+from proxy.model import Scope
+from proxy.recording.aggregator import spent_so_far, sum_of_shards
+from proxy.recording.entries import Counter
+from proxy.stores import schema
+from proxy.stores.contract import Put, Store, Value, every_row
+from tests.support.hard_processes import APP, MODELS, PICO, PRICES, Fleet, zone_by_day
+
+
+@dataclass
+class Stored:
+    """What the store says of one label."""
+
+    bucket: Bucket
+    holds: dict[str, Hold]
+    spent: int
+    estimated: int  # calls of which nobody learned what they cost
+
+    @property
+    def out(self) -> int:
+        return sum(hold.out for hold in self.holds.values())
+
+    @property
+    def used(self) -> int:
+        return sum(hold.used for hold in self.holds.values())
+
+    def check(self) -> None:
+        assert self.bucket.left + self.out + self.bucket.base == self.bucket.quota
+        assert self.bucket.left >= 0
+        assert self.bucket.base >= 0
+        assert self.spent <= self.bucket.quota
+
+
+async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dict[str, Name]:
+    """Hard, and for a day that does not end soon; its names by label."""
+    item: dict[str, Value] = {
+        "timezone": zone_by_day(),
+        "model_ordering": list(quotas),
+        "quotas": {label: pico // PICO for label, pico in quotas.items()},
+        "enforcement": "hard",
+        "version": 1,
+    }
+    await store.put(Put(schema.org_config(fleet.org), item))
+    today = span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
+    return {label: Name(Scope(fleet.org, APP).key, label, today) for label in quotas}
+
+
+def cost(entry: dict[str, Any], label: str) -> int:
+    """What the simulated Bedrock says, priced by hand."""
+    if entry["model"] != MODELS[label] or not entry.get("usage"):
+        return 0
+    usage, prices = entry["usage"], PRICES[label]
+    return sum(usage[f"{kind}_tokens"] * round(price * PICO) for kind, price in prices.items())
+
+
+async def as_stored(store: Store, name: Name) -> Stored:
+    bucket = None
+    while bucket != (bucket := Bucket.of(await store.get(name.bucket, consistent=True) or {})):  # so nothing moves
+        rows = [row async for row in every_row(store, name.holds)]
+    counted = await sum_of_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
+    holds = {row.key.sk.rpartition("#")[2]: Hold.of(row.item) for row in rows}
+    return Stored(bucket, holds, await spent_so_far(store, name), int(counted["estimated_requests"]))
