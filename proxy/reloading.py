@@ -30,7 +30,7 @@ Read: TypeAlias = "Callable[[], Config | None]"
 TakeOn: TypeAlias = "Callable[[], None]"
 Prepared: TypeAlias = "Callable[[Config], Awaitable[TakeOn]]"
 
-REFUSED: Final = "the configuration that was read last is refused, and the one before holds; the log says why"
+REFUSED: Final = "the configuration that was read last is refused, and the one before holds"
 
 SWITCH_SECONDS: Final = 0.0005
 

@@ -17,6 +17,7 @@ from proxy import forwarding
 from proxy.choosing import Choosing
 from proxy.config.keys import Endpoint, Label, Prices
 from proxy.forwarding import upstream
+from proxy.hard.purse import Held, Purse
 from proxy.metering.price_updates import Tariffs
 from proxy.model import Caller, client_id_of
 from proxy.recording.entries import Counts
@@ -40,7 +41,7 @@ BEFORE = {"moving": label(CLAUDE, 3), "steady": label(NOVA, 1)}
 AFTER = {"moving": label(HAIKU, 50), "steady": label(NOVA, 1)}
 
 
-class Held:
+class Shut:
     """A store that lets nobody read while it is shut."""
 
     def __init__(self, store: Any) -> None:
@@ -60,7 +61,7 @@ class Held:
 
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
-    async with data_port(tmp_path, Held, labels=BEFORE) as opened:
+    async with data_port(tmp_path, Shut, labels=BEFORE) as opened:
         yield opened
 
 
@@ -120,6 +121,7 @@ async def test_the_short_way_goes_by_the_new_ones_from_the_next_call_on(port: Da
     assert recorded(port)["moving"].pico - before == last_cost(port, AFTER, "moving")
     assert served(await ask(port, HAIKU)) == ("moving", HAIKU)
     assert (await ask(port, CLAUDE)).status == 400  # no label's any more
+    assert port.offer.tariffs.for_label("moving", "us-east-1", HAIKU).usual.input == 50 * 10**6  # which metrics tell
 
 
 @pytest.mark.parametrize("enforcement", ["soft", "hard"])
@@ -149,24 +151,23 @@ async def test_a_call_that_waits_finds_its_label_gone_or_another_one_there(port:
     assert recorded(port)["added"].requests == 1
 
 
-async def test_between_two_looks_at_a_hard_budget_the_labels_may_change_too(
+async def test_while_the_store_is_asked_for_a_hard_budget_the_labels_may_change_too(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was found too dry under one configuration is asked for again under the other."""
-    quotas: dict[str, Value] = {"moving": 1, "steady": 10**9}
-    await budget(port, ["moving", "steady"], enforcement="hard", quotas=quotas)
-    purse_of, times = port.hard.purses.of, 0
+    """What has none of it left leads to the next label, of which the call knew nothing when it came."""
+    quotas: dict[str, Value] = {"moving": 1, "added": 10**9}
+    await budget(port, ["moving", "added"], enforcement="hard", quotas=quotas)
+    hold = Purse.hold
 
-    def changing(*arguments: Any) -> Any:
-        nonlocal times
-        times += 1
-        if times == 1:
-            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(port.take_on(labels=AFTER)))
-        return purse_of(*arguments)
+    async def holding(purse: Purse, pico: int) -> Held | None:
+        held = await hold(purse, pico)
+        if held is None and "added" not in port.config.labels:
+            await port.take_on(labels={**AFTER, "added": label(CLAUDE, 7)})
+        return held
 
-    monkeypatch.setattr(port.hard.purses, "of", changing)
-    assert served(await ask(port)) == ("steady", NOVA)
-    assert times >= 2
+    monkeypatch.setattr(Purse, "hold", holding)
+    assert served(await ask(port)) == ("added", CLAUDE)
+    assert recorded(port)["added"].pico == last_cost(port, {"added": label(CLAUDE, 7)}, "added")
 
 
 async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> None:

@@ -27,10 +27,14 @@ supervisor.STOP_SECONDS = 2.0
 deaths = sys.argv[1]
 def work(place, tell):
 {work}
+def reread():
+    with open(deaths + "/read", "a") as file:
+        file.write("x")
+    return not os.path.exists(deaths + "/unreadable")
 def on_started(told):
     print("all have started", told, flush=True)
 try:
-    sys.exit(supervisor.Supervisor(Place(0, 3), work, on_started).run())
+    sys.exit(supervisor.Supervisor(Place(0, 3), work, on_started, reread).run())
 except PriceKeeperError as failure:
     print(type(failure).__name__, failure, flush=True)
     sys.exit(3)
@@ -63,6 +67,18 @@ def supervised(work: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
             for pid in (*children(process.pid), process.pid):
                 if not is_gone(pid):
                     os.kill(pid, signal.SIGKILL)
+
+
+_HEEDS = """
+    if place.number == 1 and not os.path.exists(deaths + "/may-start"):
+        while not os.path.exists(deaths + "/may-start"):
+            time.sleep(0.01)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    tell({"worker": place.number})
+    while (came := signal.sigwait([signal.SIGTERM, signal.SIGHUP])) == signal.SIGHUP:
+        with open(f"{deaths}/heard-{place.number}", "a") as file:
+            file.write("x")
+"""
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -164,3 +180,26 @@ def test_nobody_is_started_again_once_all_are_to_stop() -> None:
     alone._heed(signal.SIGTERM)
     assert [worker.due for worker in alone._workers] == [None, None]
     assert alone._is_over
+
+
+def test_a_hang_up_reaches_all_also_who_still_starts(tmp_path: Path) -> None:
+    def heard() -> list[int]:
+        files = [tmp_path / f"heard-{number}" for number in range(3)]
+        return [file.stat().st_size if file.exists() else 0 for file in files]
+
+    with supervised(_HEEDS, tmp_path) as process:
+        until(lambda: len(children(process.pid)) == 3)
+        for each in (process.pid, children(process.pid)[1]):
+            os.kill(each, signal.SIGHUP)
+        until(lambda: heard()[::2] == [1, 1])
+        assert heard()[1] == 0
+        (tmp_path / "may-start").touch()
+        assert line(process) == "all have started {'worker': 0}"
+        until(lambda: heard() == [1, 1, 1])
+        (tmp_path / "unreadable").touch()
+        process.send_signal(signal.SIGHUP)
+        until(lambda: (tmp_path / "read").stat().st_size == 2)
+        process.terminate()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(SECONDS) == 0
+        assert heard() == [1, 1, 1]

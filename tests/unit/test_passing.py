@@ -1,0 +1,112 @@
+"""A configuration from the supervisor to its workers: the text that was checked, and nothing that went wrong."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+
+import pytest
+
+from proxy.commands.passing import Passing
+from proxy.config import load
+from proxy.errors import ConfigError
+
+LABELS = """
+labels:
+  one:
+    model: amazon.nova-lite-v1:0
+    format: nova
+    prices_usd_per_1m: {{input: {price}, output: 2}}
+"""
+
+
+class Pair:
+    """A supervisor, and a worker made by it before anything else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "config.yaml"
+        self.sockets = folder / "sockets"
+        self.sockets.mkdir()
+        self.write(1)
+        self.supervisor = Passing(load(self.file, {}), self.file, {}, self.sockets)
+        self.worker = self.forked()
+
+    def forked(self) -> Passing:
+        return copy.copy(self.supervisor)
+
+    def write(self, price: float, more: str = "") -> None:
+        self.file.write_text(LABELS.format(price=price) + more)
+
+
+def price(passing: Passing) -> float:
+    return float(passing.config.labels["one"].prices_usd_per_1m.input)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_a_worker_reads_what_was_checked_whatever_the_file_says_by_then(pair: Pair) -> None:
+    pair.write(5, "aggregator: {interval_secs: 59}\n")
+    assert pair.supervisor.pass_on()
+    pair.write(6)
+    found = pair.worker.passed_on()
+    assert found is not None
+    assert (price(pair.worker), float(found.labels["one"].prices_usd_per_1m.input)) == (5, 5)
+    assert found.aggregator.interval_secs == 60  # which takes a restart
+    assert pair.worker.passed_on() is None  # once
+    assert price(pair.forked()) == 5
+    assert pair.forked().passed_on() is None
+
+
+def test_a_hang_up_that_only_a_worker_hears_is_nothing_to_it(pair: Pair) -> None:
+    pair.write(5)
+    assert pair.worker.passed_on() is None
+    assert price(pair.worker) == 1
+
+
+def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.write(5)
+    pair.supervisor.pass_on()
+    caplog.clear()
+    pair.write(-1, "nonsense: 1\n")
+    assert pair.supervisor.pass_on()
+    told = [record.getMessage() for record in caplog.records]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+    assert all(f": {pair.file}:" in message for message in told)
+    with pytest.raises(ConfigError) as refused:
+        pair.worker.passed_on()
+    assert refused.value.problems == ()
+    assert (price(pair.supervisor), price(pair.worker), price(pair.forked())) == (5, 1, 5)
+    assert pair.worker.passed_on() is None
+    pair.write(7)
+    assert pair.supervisor.pass_on()
+    pair.worker.passed_on()
+    assert price(pair.worker) == 7  # whatever it missed before
+
+
+def test_what_cannot_be_passed_on_is_taken_on_by_nobody(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.sockets.rename(pair.sockets.with_name("gone"))
+    pair.write(5)
+    assert not pair.supervisor.pass_on()
+    assert "it cannot be passed on: FileNotFoundError" in caplog.text
+    assert (price(pair.supervisor), price(pair.forked())) == (1, 1)
+    pair.sockets.with_name("gone").rename(pair.sockets)
+    assert pair.supervisor.pass_on()
+    pair.worker.passed_on()
+    assert price(pair.worker) == 5
+
+
+def test_nobody_else_can_read_it_half(pair: Pair) -> None:
+    """It is there whole, or as it was."""
+    pair.write(5, "#" * 100_000)
+    pair.supervisor.pass_on()
+    before = (pair.sockets / "configuration").stat().st_ino
+    pair.write(6)
+    pair.supervisor.pass_on()
+    assert (pair.sockets / "configuration").stat().st_ino != before
+    assert [path.name for path in pair.sockets.iterdir()] == ["configuration"]

@@ -1,0 +1,110 @@
+"""Which keys a running process takes on: exactly those of labels and prices, and each of the others is told of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config import Config
+from proxy.config.alerts import Webhook
+from proxy.config.checks import Address
+from proxy.config.keys import Endpoint, Identity, Label, Tls
+from proxy.config.prices import Guardrails, Prices, TierPrices, UnitPrices
+from proxy.config.renewal import MOST_NAMED, RENEWED, changes, fixed, renewed
+
+UNIT = UnitPrices(*(Decimal(1) for _ in range(10)))
+
+
+def full() -> Config:
+    """With everything that may be left out."""
+    config = Config.development()
+    return replace(
+        config,
+        listen=replace(config.listen, health=Address("127.0.0.1", 1), tls=Tls("a", "b")),
+        auth=replace(config.auth, identity=Identity("org", "app")),
+        alerts=replace(config.alerts, webhook=Webhook("https://one.example", "NAMED")),
+        default_price=TierPrices(Decimal(1), Decimal(2)),
+        guardrails=Guardrails(UNIT),
+    )
+
+
+def paths(value: Any, path: str = "") -> Iterator[str]:
+    """Of every key, as a file would have it."""
+    if is_dataclass(value) and not isinstance(value, Address):
+        for each in fields(value):
+            yield from paths(getattr(value, each.name), f"{path}.{each.name}".removeprefix("."))
+    elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+        for number, each in enumerate(value):
+            yield from paths(each, f"{path}.{number}")
+    else:
+        yield path
+
+
+def altered(value: Any, path: list[str]) -> Any:
+    """Any object is another value to who compares."""
+    if not path:
+        return object()
+    name, *below = path
+    if isinstance(value, tuple):
+        index = int(name)
+        return (*value[:index], altered(value[index], below), *value[index + 1 :])
+    return replace(value, **{name: altered(getattr(value, name), below)})
+
+
+FULL = full()
+PATHS = list(paths(FULL))
+
+
+def test_every_section_has_its_keys_here() -> None:
+    assert {path.split(".")[0] for path in PATHS} == {each.name for each in fields(Config)}
+    assert len(PATHS) > 60
+
+
+@given(st.sets(st.sampled_from(PATHS)))
+def test_each_key_that_differs_is_either_taken_on_or_told_to_need_a_restart(wanted: set[str]) -> None:
+    found = FULL
+    for path in wanted:
+        found = altered(found, path.split("."))
+    restarts = {path for path in wanted if path.split(".")[0] not in RENEWED}
+    assert set(fixed(FULL, found)) == restarts
+    whole = renewed(FULL, found)
+    for each in fields(Config):
+        assert getattr(whole, each.name) is getattr(found if each.name in RENEWED else FULL, each.name)
+    assert fixed(FULL, whole) == []
+
+
+def test_what_is_taken_on_depends_on_nothing_that_is_not() -> None:
+    """Or a whole that is made of two sound configurations could be one that a start refuses."""
+    for rule in Config.rules:
+        asked = set(inspect.signature(rule).parameters)
+        assert asked <= set(RENEWED) or asked.isdisjoint(RENEWED), rule
+
+
+def test_what_changed_is_told_by_label_and_key() -> None:
+    prices = Prices(Decimal(1), Decimal(2))
+    one, two = Label("m", "nova", prices), Label("n", "nova", prices)
+    before = Config(labels={"stays": one, "goes": two, "moves": two})
+    moved = replace(two, model="o", endpoints=(Endpoint("eu-west-1"),))
+    after = Config(labels={"comes": two, "moves": moved, "stays": one}, unlabelled="meter", default_price=prices)
+    assert str(changes(before, after)) == (
+        "added: comes; removed: goes; changed: moves (model, endpoints); other keys: unlabelled, default_price"
+    )
+    assert str(changes(after, after)) == "nothing in them is another"
+    price = replace(one, prices_usd_per_1m=replace(prices, input=Decimal(3)))
+    assert str(changes(before, replace(before, labels={**before.labels, "stays": price}))) == (
+        "changed: stays (prices_usd_per_1m)"
+    )
+
+
+@pytest.mark.parametrize(("count", "more"), [(MOST_NAMED, ""), (MOST_NAMED + 5, " and 5 more")])
+def test_a_line_stays_a_line(count: int, more: str) -> None:
+    label = Label("m", "nova", Prices(Decimal(1), Decimal(2)))
+    before, after = Config(labels={}), Config(labels={f"l{number}": label for number in range(count)})
+    assert str(changes(before, after)).endswith(f", l{MOST_NAMED - 1}{more}")
