@@ -21,7 +21,7 @@ from tests.support.wire import CutError, Wire
 PEOPLE = 3
 PAUSE_SECONDS = 0.5  # between two questions
 TELLING_TRIES = 400  # until the store is back
-SILENT_SECONDS = 30.0  # within which who says nothing is shown out
+SILENT_SECONDS = 45.0  # within which who says nothing is shown out
 
 _ADMIN = {"X-API-Key": ADMIN_KEY}
 _BROKEN = (aiohttp.ClientError, OSError, EOFError, TimeoutError, CutError)

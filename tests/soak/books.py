@@ -17,7 +17,7 @@ from tests.soak.tenants import HARD, MODELS, PRICES, SHARED, App, pico
 from tests.soak.verdict import Verdict
 
 CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
-WAITING_SECONDS = 5.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
+WAITING_SECONDS = 10.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
 ON_THE_WAY_SECONDS = 2.0  # through the links, which are busy too
 NEW_SECONDS = 120.0  # of a process: so long it may not know whose calls it serves, while the store is away
 HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most

@@ -29,8 +29,8 @@ from tests.support.workers import children
 
 SECRET = "what the sidecars of a soak sign their tokens with, and no log has"
 ADMIN_KEY = "the admin key of a soak, which no log has either"
-STARTING_SECONDS, ENDING_SECONDS = 60.0, 60.0
-RELOADING_SECONDS = 60.0
+STARTING_SECONDS, RELOADING_SECONDS = 150.0, 150.0  # also while the store is away for a minute
+ENDING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,8 @@ async def check_hard_budget(
         allowed = bucket.quota + unheld.get(label, 0)
         if spent > allowed or served[label] > bucket.quota:
             passed.append(f"{label}: {spent} recorded and {served[label]} served of {bucket.quota}")
-        if (
-            bucket.left + sum(hold.out for hold in holds) + bucket.base != bucket.quota
-            or bucket.left + unheld.get(label, 0) < 0
-        ):
+        parts = bucket.left + sum(hold.out for hold in holds) + bucket.base
+        if parts != bucket.quota or bucket.left + unheld.get(label, 0) < 0:
             broken.append(f"{label}: {bucket}, {holds}")
     verdict.none("hard budgets passed", passed)
     verdict.none("hard budgets whose parts are not the whole", broken)

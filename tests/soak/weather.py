@@ -178,8 +178,8 @@ class Weather:
 
 async def restarted(member: Member) -> None:
     status = await member.stop()
-    assert status == 0, f"{member.name} ended with {status} when it was asked to stop"
     await member.start()
+    assert status == 0, f"{member.name} ended with {status} when it was asked to stop"
 
 
 def _one_of(these: list[T], point: float) -> T:
