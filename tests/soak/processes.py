@@ -162,4 +162,5 @@ def check_processes(
             grown = getattr(last, what) - getattr(first, what)
             is_so = grown <= most or each.samples[-1].at < LEAST_SECONDS
             verdict.holds(f"{each.name}: {what}", f"at most {most} more", f"{grown:+}", is_so=is_so)
-        verdict.none(f"{each.name}: tasks more than before", [f"{count} {name}" for name, count in more.items()])
+        if each.samples[-1].at >= LEAST_SECONDS:
+            verdict.none(f"{each.name}: tasks more than before", [f"{count} {name}" for name, count in more.items()])
