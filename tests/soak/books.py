@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import sqlite3
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,6 +19,7 @@ from tests.soak.verdict import Verdict
 CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
 WAITING_SECONDS = 10.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
 ON_THE_WAY_SECONDS = 2.0  # through the links, which are busy too
+LONGEST_WAY_SECONDS = 5.0  # from an intent to Bedrock, where a link or a process is held up
 NEW_SECONDS = 120.0  # of a process: so long it may not know whose calls it serves, while the store is away
 HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most
 KNOWN_WHYS = {"cut", "no answer", "silent", "unknown"}  # of estimates: the last are found after a kill
@@ -116,7 +117,7 @@ class Books:
 
     def explain_estimates(self) -> None:
         verdict = self._verdict
-        found = self._all("select sidecar, request, why, pico, started from receipts where why != ''")
+        found = self._all("select sidecar, request, why, pico, started, label from receipts where why != ''")
         whys = Counter(each[2] for each in found)
         verdict.figures["recorded as estimates"] = len(found)
         verdict.figures |= {f"estimates, {why}": count for why, count in sorted(whys.items())}
@@ -132,14 +133,26 @@ class Books:
             each for each in found if not (each[1] or self._was_hit(each[0], each[4]) or _follows(broken, each[4]))
         ]
         verdict.none("estimates without an answer at a time at which nothing befell any", nameless)
-        query = """select request, invocation, arrived, done, is_whole from ran
-                   where request not in (select request from receipts where why = '') and fault != 'exception-frame'"""
+        self._match(found)
+
+    def _match(self, estimates: list[tuple[Any, ...]]) -> None:
+        """Each call that was served and is not recorded exactly has an estimate of its own: under its id, if so much of
+        the answer came, or else one of the same label that began shortly before Bedrock heard of the call."""
+        query = """select request, invocation, arrived, done, is_whole, model from ran
+                   where request not in (select request from receipts where why = '') and fault != 'exception-frame'
+                   order by arrived"""
         missing = self._all(query)
-        verdict.figures["served, and not recorded exactly"] = len(missing)
-        spared = [each for each in missing if not self._is_explained(*each[1:])]
-        verdict.none("calls not recorded exactly though nothing befell them", spared)
-        wanted, is_so = f"at least {len(missing)}", len(found) >= len(missing)
-        verdict.holds("estimates, for the calls that are not recorded exactly", wanted, len(found), is_so=is_so)
+        self._verdict.figures["served, and not recorded exactly"] = len(missing)
+        spared = [each for each in missing if not self._is_explained(*each[1:5])]
+        self._verdict.none("calls not recorded exactly though nothing befell them", spared)
+        named = {each[1] for each in estimates if each[1]}
+        nameless: dict[str, deque[float]] = {label: deque() for label in MODELS}
+        for each in sorted(estimates, key=lambda each: each[4]):
+            if not each[1]:
+                nameless[each[5]].append(each[4])
+        labels = {model: label for label, model in MODELS.items()}
+        lost = [each for each in missing if each[0] not in named and not _taken(nameless[labels[each[5]]], each[2])]
+        self._verdict.none("calls that were served and of which there is not even an estimate", lost)
 
     def _is_explained(self, invocation: str, arrived: float, done: float, is_whole: int) -> bool:
         return not is_whole or invocation in self._hit or self._ended_meanwhile(arrived, done)
@@ -181,3 +194,13 @@ def _follows(moments: list[float], started: float) -> bool:
     """Whether any of these, in order, comes soon after a call began."""
     place = bisect.bisect_left(moments, started - CLOCKS_SECONDS)
     return place < len(moments) and moments[place] <= started + HIT_SECONDS
+
+
+def _taken(begun: deque[float], arrived: float) -> bool:
+    """Takes the first that may be the call's. All have the same time to arrive, so the first fits it best."""
+    while begun and begun[0] < arrived - LONGEST_WAY_SECONDS:
+        begun.popleft()
+    if not begun or begun[0] > arrived + CLOCKS_SECONDS:
+        return False
+    begun.popleft()
+    return True

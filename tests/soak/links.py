@@ -24,7 +24,12 @@ class Link(WireProxy):
     hit: set[str] = field(default_factory=set)
     hit_at: list[float] = field(default_factory=list)
     _asked: dict[object, str] = field(default_factory=dict)  # by connection, what was asked last
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _cut: set[object] = field(default_factory=set)  # that have broken, and may have read one more request before
+
+    async def accept(self) -> None:
+        async with self._turn:  # several may want it at once
+            await super().accept()
 
     def _fault(self, head: bytes) -> Fault:
         fault = super()._fault(head)

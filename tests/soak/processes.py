@@ -87,9 +87,12 @@ def watched_of(members: Sequence[Member]) -> list[Watched]:
 
 
 async def sampled(processes: Sequence[Watched], began: float, until: float) -> None:
-    while (now := time.monotonic()) < until:
+    while True:
+        now = time.monotonic()
         for each in processes:
             each.sample(now - began)
+        if now >= until:
+            return
         await asyncio.sleep(min(SAMPLE_SECONDS, max(0.1, until - now)))
 
 

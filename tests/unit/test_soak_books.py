@@ -103,4 +103,4 @@ def test_each_mistake_is_seen(mistake: str, db: Db, tmp_path: Path) -> None:
 def test_a_call_that_is_in_no_book_of_ours(db: Db, tmp_path: Path) -> None:
     """Broken off, so it may be estimated; but it has to be."""
     db.execute("delete from receipts where request = 'cut'")
-    assert _missed(db, tmp_path) == ["estimates, for the calls that are not recorded exactly"]
+    assert _missed(db, tmp_path) == ["calls that were served and of which there is not even an estimate"]
