@@ -20,7 +20,7 @@ from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES, Break, How, Wh
 T = TypeVar("T")
 
 ROLLS_AFTER = 0.05  # of the time
-ROLLING_SECONDS = 30.0  # are too short for one
+ROLLING_SECONDS = 120.0  # are too short for one
 _EVERY_REQUEST = b" HTTP/1.1\r\n"
 _PLANNED = (
     {"fault": "throttle"},
