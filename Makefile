@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
 TOGETHER ?= 3
+SECONDS ?= 3600
 COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 PAGE   := tests/page
@@ -103,7 +104,8 @@ image-root: $(VENV)/.dev ## carries out the Dockerfile without Docker, in build/
 fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
 
-soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine, and a minute without a store
+soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundred kills on each engine, a minute without a store
+	$(BIN)/python -m tests.soak --seconds $(SECONDS)
 	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \
 	  tests/faults/test_recording_kill.py tests/faults/test_hard_budget_kill.py tests/faults/test_store_outage.py
 	PRICE_KEEPER_WIRE_SECONDS=300 $(BIN)/python -m pytest -s tests/faults/test_wire_random.py

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from proxy.errors import StoreUnavailable
 from proxy.recording import aggregator as module
 from proxy.recording.aggregator import STAMP, Aggregator, sum_of_shards, total_key
 from proxy.recording.entries import PICO_PER_MICRO, Counter
-from proxy.stores.contract import Item, Key, Store
+from proxy.stores.contract import Item, Key, Page, Query, Store
 from tests.support.recording import Recording, recording
 
 INTERVAL = 60.0
@@ -83,6 +84,11 @@ async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec
     await spend(rec, 1)
     await second.run()
     assert await total(rec) == (3, 3)
+
+
+class Away:
+    async def query(self, _: Query) -> Page:
+        raise StoreUnavailable("it does not answer")
 
 
 class Slow:
@@ -200,3 +206,19 @@ async def test_a_stamp_says_when_the_reading_began(rec: Recording) -> None:
     item = await rec.store.get(total_key(rec.counter()))
     assert item is not None
     assert float(item[STAMP]) == began  # type: ignore[arg-type]
+
+
+async def test_a_store_that_is_away_is_told_in_one_line_each_time(
+    rec: Recording, caplog: pytest.LogCaptureFixture
+) -> None:
+    await spend(rec, 5)
+    one = aggregator(rec, Away())
+    await rec.clock.advance(INTERVAL)
+    await one.run()
+    assert rec.clock.monotonic() - one.done_at == INTERVAL  # which the metric tells
+    (line,) = caplog.records
+    assert "it does not answer" in line.getMessage()
+    assert line.exc_info is None
+    one._store = rec.store
+    await one.run()
+    assert await total(rec) == (1, 5)

@@ -1,0 +1,116 @@
+"""What stands in the store at the end: counters, totals, hard budgets."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from proxy.hard.rows import Bucket, Hold, Name
+from proxy.model import Scope
+from proxy.recording.aggregator import COUNTED, Listed, listed, spent_so_far, sum_of_shards, total_key
+from proxy.recording.entries import PICO_PER_MICRO
+from proxy.stores.contract import Store, every_row
+from tests.soak.tenants import MODELS, SPENDING, TOLD
+from tests.soak.verdict import Verdict
+
+Key = tuple[str, str, str]  # scope, label, period
+
+
+@dataclass
+class Sum:
+    requests: int = 0
+    estimated: int = 0
+    pico: int = 0
+
+    def add(self, requests: int, estimated: int, pico: int) -> None:
+        self.requests += requests
+        self.estimated += estimated
+        self.pico += pico
+
+
+async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: Decimal, verdict: Verdict) -> None:
+    journals = _sums_of_journals(db)
+    counters = {each.counter[:3]: each.counter for each in await _active(store)}
+    told_scope = Scope(TOLD.org, TOLD.name).key
+    differ, apart, money, told = [], [], 0, 0
+    for key, counter in counters.items():
+        shards = await sum_of_shards(store, counter)
+        total = await store.get(total_key(counter), consistent=True) or {}
+        if any(shards[name] != total.get(name, 0) for name in COUNTED):
+            apart.append(key)
+        found = Sum(
+            int(shards["requests"]), int(shards["estimated_requests"]), int(shards["cost_usd_micros"] * PICO_PER_MICRO)
+        )
+        if key[0] == told_scope:
+            told += found.pico
+        elif found != journals.get(key):
+            differ.append(f"{key}: {found} in the store, {journals.get(key)} in the journals")
+        if "#APP#" in key[0] and key[0] != told_scope:
+            money += found.pico
+    recorded = db.execute("select sum(pico) from receipts").fetchone()[0]
+    verdict.figures["scopes, labels and days"] = len(counters)
+    verdict.figures["USD recorded"] = round(money / 10**12, 6)
+    verdict.none("counters of journals that the store lacks", [key for key in journals if key not in counters])
+    verdict.none("scopes, labels and days of which store and journals differ", differ)
+    verdict.none("totals that are not the sum of their shards", apart)
+    verdict.none("sums that are not those of their calls", _not_of_their_calls(db, journals))
+    verdict.holds("pico-dollars between the store and all calls", "0", money - recorded, is_so=money == recorded)
+    wanted = int(told_usd_micros * PICO_PER_MICRO)
+    verdict.figures["USD told by others"] = round(told / 10**12, 6)
+    verdict.holds("pico-dollars between usage told and its counters", "0", told - wanted, is_so=told == wanted)
+
+
+async def _active(store: Store) -> list[Listed]:
+    today = datetime.fromtimestamp(time.time(), UTC).date()
+    days = [today + timedelta(days=offset) for offset in (-2, -1, 0, 1)]
+    return [each for each in await listed(store, days, consistent=True) if not each.counter.is_hold]
+
+
+def _sums_of_journals(db: sqlite3.Connection) -> dict[Key, Sum]:
+    sums: dict[Key, Sum] = defaultdict(Sum)
+    query = "select scope, label, period, requests, estimated, pico from sums where period not like 'HOLD#%'"
+    for *key, requests, estimated, paid in db.execute(query):
+        sums[tuple(key)].add(requests, estimated, int(paid))
+    return sums
+
+
+def _not_of_their_calls(db: sqlite3.Connection, journals: Mapping[Key, Sum]) -> list[Key]:
+    """Each sum of an app is that of its calls, each of an org that of its apps' calls."""
+    sums: dict[Key, Sum] = defaultdict(Sum)
+    query = "select scope, label, period, scopes, count(*), sum(why != ''), sum(pico) from receipts group by 1, 2, 3, 4"
+    for scope, label, period, scopes, *numbers in db.execute(query):
+        sums[scope, label, period].add(*numbers)
+        if scopes > 1:
+            sums[scope.partition("#APP#")[0], label, period].add(*numbers)
+    return [key for key in {*sums, *journals} if sums[key] != journals.get(key)]
+
+
+async def check_hard_budget(
+    store: Store, served: Mapping[str, int], unheld: Mapping[str, int], verdict: Verdict
+) -> None:
+    """`served` is what Bedrock's books say that the calls of it cost, by label, in pico-dollars; `unheld` what was
+    recorded of calls of processes that could not know of the budget, as they had just begun and the store was away."""
+    passed, broken = [], []
+    scope = Scope(SPENDING.org, SPENDING.name).key
+    counters = {each.counter for each in await _active(store) if each.counter.scope == scope}
+    for label, period in {(counter.label, counter.period) for counter in counters if counter.label in MODELS}:
+        name = Name(scope, label, period)
+        item = await store.get(name.bucket, consistent=True)
+        assert item is not None, f"there is no bucket of {name}"
+        bucket, spent = Bucket.of(item), await spent_so_far(store, name)
+        holds = [Hold.of(row.item) async for row in every_row(store, name.holds)]
+        verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
+        verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * served[label] / bucket.quota, 3)
+        allowed = bucket.quota + unheld.get(label, 0)
+        if spent > allowed or served[label] > bucket.quota:
+            passed.append(f"{label}: {spent} recorded and {served[label]} served of {bucket.quota}")
+        parts = bucket.left + sum(hold.out for hold in holds) + bucket.base
+        if parts != bucket.quota or bucket.left + unheld.get(label, 0) < 0:
+            broken.append(f"{label}: {bucket}, {holds}")
+    verdict.none("hard budgets passed", passed)
+    verdict.none("hard budgets whose parts are not the whole", broken)

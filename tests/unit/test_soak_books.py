@@ -1,0 +1,106 @@
+"""What a soak finds: each kind of mistake in the books is seen, and none where there is none."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.soak.books import Books
+from tests.soak.fleet import InForce, Member
+from tests.soak.harvest import TABLES
+from tests.soak.links import Link
+from tests.soak.tenants import CLAUDE, TURNING, pico
+from tests.soak.verdict import Verdict
+
+TOKENS = (100, 20, 0, 0, 0)
+TOLD = "100,20,0,0,0"
+PRICES_CHANGE = 500.0
+
+Db = sqlite3.Connection
+
+
+@pytest.fixture
+def db() -> Db:
+    """One call at each price, and one that was cut on its way."""
+    made = sqlite3.connect(":memory:")
+    made.executescript(TABLES)
+    _ran(made, "first", 100.0)
+    _recorded(made, "first", 100.0, pico(0, "premium", TOKENS))
+    _ran(made, "second", 900.0)
+    _recorded(made, "second", 900.0, pico(1, "premium", TOKENS))
+    _ran(made, "cut", 200.0)
+    _recorded(made, "cut", 200.0, 7, why="cut")
+    made.execute("insert into whole values ('first'), ('second')")
+    return made
+
+
+def _ran(db: Db, request: str, arrived: float, *, is_whole: bool = True) -> None:
+    row = (request, f"steady.{request}", CLAUDE, arrived, arrived + 1, is_whole, "", TOLD)
+    db.execute("insert into ran values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _recorded(db: Db, request: str, started: float, paid: int, tokens: str = TOLD, why: str = "") -> None:
+    scope, day = f"ORG#{TURNING}#APP#steady", "DAY#19700101"
+    row = ("alone", "segment", scope, "premium", day, started, request, why, paid, tokens, 1, False)
+    db.execute("insert into receipts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _missed(db: Db, tmp_path: Path) -> list[str]:
+    member = Member("alone", tmp_path / "alone", "", {})
+    member.history = [InForce(0, 0.0, 1.0), InForce(1, PRICES_CHANGE, PRICES_CHANGE + 1)]
+    link, verdict = Link("", 0), Verdict()
+    link.hit, link.hit_at = {"steady.cut"}, [200.0]
+    books = Books(db, [member], [link], verdict)
+    books.compare_calls()
+    books.compare_days({TURNING: "UTC"})
+    books.explain_estimates()
+    return [goal.goal for goal in verdict.goals if not goal.is_reached]
+
+
+def test_books_that_agree(db: Db, tmp_path: Path) -> None:
+    assert _missed(db, tmp_path) == []
+
+
+MISTAKES: dict[str, Callable[[Db], object]] = {
+    "calls recorded twice": lambda db: _recorded(db, "first", 100.0, pico(0, "premium", TOKENS)),
+    "calls recorded that Bedrock never served": lambda db: _recorded(db, "nobody's", 100.0, 1),
+    "calls recorded with other tokens than Bedrock's": lambda db: db.execute(
+        "update receipts set tokens = '100,21,0,0,0' where request = 'first'"
+    ),
+    "calls at another price than the one in force when they began": lambda db: db.execute(
+        "update receipts set pico = ? where request = 'second'", [pico(0, "premium", TOKENS)]
+    ),
+    "estimates that cost nothing": lambda db: db.execute("update receipts set pico = 0 where request = 'cut'"),
+    "estimates for another reason than a cut, silence or a kill": lambda db: db.execute(
+        "update receipts set why = 'fault' where request = 'cut'"
+    ),
+    "estimates of calls that nothing befell": lambda db: (
+        _ran(db, "spared", 300.0),
+        _recorded(db, "spared", 300.0, 7, why="cut"),
+    ),
+    "estimates without an answer at a time at which nothing befell any": lambda db: _recorded(
+        db, "", 300.0, 7, why="no answer"
+    ),
+    "calls not recorded exactly though nothing befell them": lambda db: _ran(db, "lost", 300.0),
+    "calls on another day, or in fewer sums, than their org says": lambda db: db.execute(
+        "update receipts set period = 'DAY#19700102' where request = 'cut'"
+    ),
+    "answers that a caller had whole, and that are not recorded exactly": lambda db: db.execute(
+        "insert into whole values ('cut')"
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_seen(mistake: str, db: Db, tmp_path: Path) -> None:
+    MISTAKES[mistake](db)
+    assert mistake in _missed(db, tmp_path)
+
+
+def test_a_call_that_is_in_no_book_of_ours(db: Db, tmp_path: Path) -> None:
+    """Broken off, so it may be estimated; but it has to be."""
+    db.execute("delete from receipts where request = 'cut'")
+    assert _missed(db, tmp_path) == ["calls that were served and of which there is not even an estimate"]
