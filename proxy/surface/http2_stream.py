@@ -34,6 +34,7 @@ class Stream:
         self._is_mute = False
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self._told_bytes: int | None = None  # of the body, by its head
         self._weight = 0  # of what has come of the request
         self._unsent = 0  # of a body that is known to be too large
         self.outgoing: deque[bytes] = deque()
@@ -62,7 +63,10 @@ class Stream:
         if not is_room:
             self.refuse(self._connection.listener.full)
             return
-        length = int(request.headers.get(b"content-length", b"0"))
+        told = request.headers.get(b"content-length")
+        if told is None:
+            return
+        self._told_bytes = length = int(told)
         if length > self._limits.body_bytes:
             self._unsent = length
             self._throw_away(0)
@@ -90,6 +94,9 @@ class Stream:
             return
         if self._unsent:
             self.refuse(self._too_large())
+            return
+        if self._told_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
+            self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_whole = True
         self._request.body = joined(self._body)
