@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+MOST_PIECES = 2000  # or an input is slow for no reason of the product's
 
 
 class Reader:
@@ -47,7 +48,7 @@ class Reader:
 def pieces(data: bytes, seed: int) -> list[bytes]:
     """The same bytes as packets may bring them: one by one, in twos and threes, or cut at chance."""
     if seed < 4:
-        size = seed + 1
+        size = max(seed + 1, len(data) // MOST_PIECES)
         return [data[at : at + size] for at in range(0, len(data), size)]
     chance = random.Random(seed)
     ends = sorted({0, len(data), *(chance.randrange(len(data) + 1) for _ in range(1 + seed % 5))})

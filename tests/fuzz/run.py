@@ -89,6 +89,8 @@ def _fuzzed(name: str, seconds: int) -> Came:
     )
     came = came_of(name, time.monotonic() - began, said, code)
     came.found = tuple(path for path in inputs(found) if path not in known)
+    if came.found and not came.trouble:
+        came.trouble = "it is so slow that libFuzzer tells of it"
     if not inputs(found):
         found.rmdir()
     print(came, flush=True)

@@ -13,7 +13,7 @@ from proxy.config import problems
 from proxy.control import bodies as control_bodies
 from proxy.forwarding import chat_usage, eventstream, json_splice, model_path, relay, request_metadata, upstream
 from proxy.hard import outputs, tally
-from proxy.metering import bodies, price_list, streams, usual
+from proxy.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from proxy.recording import leftovers, lines
 from proxy.selection import settings
 from proxy.stores import expressions, sqlite_codec
@@ -86,6 +86,8 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         puts(usual, "plain_usage", lambda input, output, cached: bodies.Usage(input, output)),
     ),
     "a negative count": ("usage", puts(bodies, "_checked", lambda value: value if type(value) is int else 0)),
+    "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_PLAIN", b"no such name")),
+    "units of one assessment": ("guardrails", wraps(guardrail_traces, "_told", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(model_path, "encoded", lambda id: id)),
     "every header": ("paths", puts(calls, "_OF_BEDROCK", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_once_each", dict)),
