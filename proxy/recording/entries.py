@@ -64,8 +64,7 @@ class Counter(NamedTuple):
     def from_values(cls, values: Iterable[Any]) -> Counter:
         """Raises TypeError: a line that is whole may still be none of ours."""
         counter = cls(*values)
-        *names, shards = counter
-        if type(shards) is not int or any(type(name) is not str for name in names):
+        if [*map(type, counter)] != [str, str, str, int]:
             raise TypeError("no counter where one should be")
         return counter
 

@@ -17,7 +17,7 @@ from proxy.metering import bodies, guardrail_traces, guardrails, price_list, str
 from proxy.recording import leftovers, lines
 from proxy.selection import settings
 from proxy.stores import expressions, sqlite_codec
-from proxy.surface import calls, http1_request, http2_stream
+from proxy.surface import calls, http1_request, http2, http2_stream
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
 
@@ -70,6 +70,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
     "events of others": ("chat_events", puts(chat_usage, "_MARKS", (b"\n",))),
     "usage by pieces": ("chat_events", wraps(streams._Events, "take", lambda whole: whole[: len(whole) // 2])),
+    "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
     "a body of any length": ("http2", puts(http2_stream.Stream, "request_ended", _takes_any_length)),
     "a body over HTTP/2 without its last byte": (
         "http2",

@@ -11,10 +11,26 @@ from proxy.surface.limits import Limits
 from tests.fuzz.in_memory import connection, run
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
-from tests.fuzz.strict_http2 import DATA, HEADERS, Heard, frames, heard, mistakes
+from tests.fuzz.strict_http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PRIORITY,
+    PRIORITY_FRAME,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Heard,
+    frames,
+    heard,
+    mistakes,
+)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+GREETING = b"\0\0\0\4\0\0\0\0\0"  # settings, of which none is another than usual
 WIDE = Limits()
 NARROW = Limits(head_bytes=400, body_bytes=600, requests_bytes=3000, streams=3, resets=4, controls=8)
 STREAMS = (1, 1, 3, 3, 5, 7, 0, 2, 2**31 - 1)
@@ -52,60 +68,76 @@ HEADS = (
     (b"x", b"v" * 200),
     (b":path", b"/model/a/invoke-with-bidirectional-stream"),
 )
+SIZES = {PRIORITY_FRAME: 5, 6: 8, 7: 8}  # of other frames whose payload is as long as they say: a ping, a goodbye
+MORE = (1, 65_535, 16_384, 65_536, 1000, 0, 2**31 - 1)
 NUMBERS = (0, 1, 65_535, 65_536, 16_384, 2**31 - 1, 2**32 - 1)
 LARGE = 200_000
-WORDS = (PREFACE, SETTINGS)
+WORDS = (PREFACE, GREETING)
 
 
 def _raw(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-def _block(reader: Reader, encoder: Encoder) -> bytes:
-    """A good head with something to it, or less than that, by one table for the whole connection."""
-    how = reader.byte()
-    if how % 16 == 15:
-        return reader.some()
-    headers = list(HEAD) if how & 0x40 else []
-    for _ in range(how % 4):
-        headers.insert(len(headers) - reader.byte() % (len(headers) + 1), reader.pick(HEADS))
-    if how & 0x20:
-        headers.append((reader.some(), reader.some()))
-    return encoder.encode(headers, huffman=bool(how & 0x10))
+class _Client:
+    """Opens streams in their order, says something on the last ones, and now and then what no client would say."""
 
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._encoder = Encoder()
+        self._newest = -1
 
-def _frame(reader: Reader, encoder: Encoder) -> bytes:
-    kind, flags = reader.byte() % 16, reader.byte()
-    stream = reader.pick(STREAMS)
-    if kind in (1, 9, 10, 11):
-        kind = 9 if kind == 9 else HEADERS
-        flags = flags & 0x25 if kind == HEADERS else flags & 0x4
-        payload = (reader.take(5).ljust(5, b"\0") if flags & 0x20 else b"") + _block(reader, encoder)
-    elif kind in (0, 12):
-        kind, payload = DATA, reader.some() * (1 + 40 * (flags >> 7))
-    elif kind in (3, 14):
-        kind, payload = 3, reader.byte().to_bytes(4, "big")
-    elif kind == 4:
-        stream, flags = 0, flags & 1
-        payload = b"".join(
-            (reader.byte() % 10).to_bytes(2, "big") + reader.pick(NUMBERS).to_bytes(4, "big") for _ in range(2)
-        )
-    elif kind in (8, 13):
-        kind, payload = 8, reader.pick(NUMBERS).to_bytes(4, "big")
-    elif kind == 6:
-        stream, payload = 0, reader.take(8).ljust(8, b"\0")
-    elif kind == 15:
-        return reader.some()
-    else:
-        payload = reader.some()
-    return _raw(kind, flags, stream, payload)
+    def sent(self) -> bytes:
+        sent = b""
+        while self._reader.left:
+            sent += self._frame()
+        return sent
 
+    def _frame(self) -> bytes:
+        reader = self._reader
+        kind, flags = reader.byte() % 16, reader.byte()
+        if kind in (HEADERS, 10, 11):
+            stream = self._stream(opens=True)
+            is_whole = flags & 0xC0 != 0xC0  # else others are to follow
+            flags = flags & (END_STREAM | PRIORITY) | END_HEADERS * is_whole
+            ahead = reader.take(5).ljust(5, b"\0") if flags & PRIORITY else b""
+            return _raw(HEADERS, flags, stream, ahead + self._block())
+        if kind == CONTINUATION:
+            return _raw(kind, flags & END_HEADERS, self._stream(), self._block())
+        if kind in (DATA, 12):
+            return _raw(DATA, flags & (END_STREAM | PADDED), self._stream(), reader.some() * (1 + 40 * (flags >> 7)))
+        if kind in (RST_STREAM, 14):
+            return _raw(RST_STREAM, flags, self._stream(), reader.byte().to_bytes(4, "big"))
+        if kind in (WINDOW_UPDATE, 13):
+            return _raw(WINDOW_UPDATE, flags, reader.pick((0, self._stream())), reader.pick(MORE).to_bytes(4, "big"))
+        if kind == SETTINGS:
+            some = (reader.byte() % 10).to_bytes(2, "big") + reader.pick(NUMBERS).to_bytes(4, "big")
+            return _raw(kind, flags & 1, 0, b"" if flags & 1 else some)
+        if kind in SIZES:
+            stream = self._stream() if kind == PRIORITY_FRAME else 0
+            return _raw(kind, flags & 1, stream, reader.take(SIZES[kind]).ljust(SIZES[kind], b"\0"))
+        return reader.some() if kind == 15 else _raw(kind, flags, self._stream(), reader.some())
 
-def _sent(reader: Reader) -> bytes:
-    encoder, sent = Encoder(), b""
-    while reader.left:
-        sent += _frame(reader, encoder)
-    return sent
+    def _stream(self, *, opens: bool = False) -> int:
+        how = self._reader.byte()
+        if how >= 224:
+            return STREAMS[how % len(STREAMS)]
+        if opens and how < 160:
+            self._newest += 2
+        return max(1, self._newest - 2 * (how >= 160 and not opens))
+
+    def _block(self) -> bytes:
+        """A good head with something to it, or less than that, by one table for the whole connection."""
+        reader = self._reader
+        how = reader.byte()
+        if how % 16 == 15:
+            return reader.some()
+        headers = list(HEAD) if how & 0x40 else []
+        for _ in range(how % 4):
+            headers.insert(len(headers) - reader.byte() % (len(headers) + 1), reader.pick(HEADS))
+        if how & 0x20:
+            headers.append((reader.some(), reader.some()))
+        return self._encoder.encode(headers, huffman=bool(how & 0x10))
 
 
 @dataclass
@@ -134,7 +166,7 @@ async def _talk(parts: list[bytes], limits: Limits) -> Talk:
 def one(data: bytes) -> None:
     reader = Reader(data)
     limits, seed = (WIDE, NARROW)[reader.byte() % 2], reader.byte()
-    sent = SETTINGS + _sent(reader)
+    sent = GREETING + _Client(reader).sent()
     expected = heard(sent)
     whole, split = run(_talk([PREFACE + sent], limits)), run(_talk([PREFACE, *pieces(sent, seed)], limits))
     for talk in (whole, split):
