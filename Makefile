@@ -11,7 +11,7 @@ NODE   := tests/flow/clients/programs
 PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz soak check audit bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak check audit bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -101,7 +101,16 @@ test-deploy: $(VENV)/.dev $(VENV)/.deploy ## what is deployed: manifests, chart,
 image-root: $(VENV)/.dev ## carries out the Dockerfile without Docker, in build/image/root; needs root and debootstrap
 	$(BIN)/python -m tests.support.image
 
-fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
+# What is installed for a run, and atheris, which must not be beside what is shipped; where there is no wheel, `fuzz` says so.
+$(VENV)/.fuzz: requirements/fuzz.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(VENV)/fuzz
+	$(VENV)/fuzz/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/fuzz.lock
+	@touch $@
+
+fuzz: $(VENV)/.fuzz  ## ten minutes of coverage-guided fuzzing of all that strangers send; what it finds stays in tests/fuzz/found
+	$(VENV)/fuzz/bin/python -m tests.fuzz.run --seconds $${PRICE_KEEPER_FUZZ_SECONDS:-600}
+
+fuzz-properties: $(VENV)/.dev ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
 
 soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundred kills on each engine, a minute without a store
@@ -167,6 +176,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	$(LOCK) requirements/clients.in -o requirements/clients.lock
 	$(LOCK) requirements/bench.in -o requirements/bench.lock
 	$(LOCK) requirements/deploy.in -o requirements/deploy.lock
+	$(LOCK) -c requirements/run.lock requirements/fuzz.in -o requirements/fuzz.lock
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only

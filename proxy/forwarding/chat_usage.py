@@ -16,6 +16,7 @@ from proxy.forwarding import json_splice
 _STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
 _EVENT_STREAM = b"text/event-stream"
 _MARKS = (b"\n\n", b"\r\n\r\n")
+_LONGEST_MARK = 4
 _MOST_HELD = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
 
 
@@ -57,7 +58,7 @@ class WithoutUsage:
         self._responder = responder
         self._is_ours = is_ours
         self._is_filtering = False
-        self._held = b""
+        self._held = bytearray()
 
     @property
     def has_started(self) -> bool:
@@ -78,11 +79,13 @@ class WithoutUsage:
         if not self._is_filtering:
             self._responder.write(data)
             return
-        data = self._held + data
-        end = _last_end(data)
-        self._held = data[end:]
+        searched = max(0, len(self._held) - _LONGEST_MARK + 1)
+        self._held += data
+        end = _last_end(self._held, searched)
         if end:
-            self._pass(data[:end])
+            whole = bytes(self._held[:end])
+            del self._held[:end]
+            self._pass(whole)
         if len(self._held) > _MOST_HELD:
             self._pass_held()
 
@@ -93,14 +96,14 @@ class WithoutUsage:
             self._responder.write(events)
 
     def _pass_held(self) -> None:
-        self._responder.write(self._held)
-        self._held = b""
+        self._responder.write(bytes(self._held))
+        self._held.clear()
 
     def flush(self) -> None:
         self._responder.flush()
 
     def finish(self) -> None:
-        if self._held and not self._is_ours(self._held):
+        if self._held and not self._is_ours(bytes(self._held)):
             self._pass_held()
         self._responder.finish()
 
@@ -108,9 +111,9 @@ class WithoutUsage:
         self._responder.abort()
 
 
-def _last_end(data: bytes) -> int:
-    """Behind the last empty line, however lines end; 0 where there is none."""
-    return max((end + len(mark) for mark in _MARKS if (end := data.rfind(mark)) >= 0), default=0)
+def _last_end(data: bytearray, start: int) -> int:
+    """Behind the last empty line from there on, however lines end; 0 where there is none."""
+    return max((end + len(mark) for mark in _MARKS if (end := data.rfind(mark, start)) >= 0), default=0)
 
 
 def _events(data: bytes) -> list[bytes]:

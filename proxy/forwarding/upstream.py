@@ -95,13 +95,13 @@ class Connection(asyncio.Protocol):
             self.give_up("what came from Bedrock is older than the call")
             return
         self.since = self._pool.now()
+        is_broken = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            if not self._is_whole:
-                self.give_up("Bedrock's answer is no HTTP")
-                return
-            self._keeps_alive = False  # the answer is good, but something follows that nobody asked for
+            # A whole answer is good, though something follows that nobody asked for.
+            is_broken = not self._is_whole
+            self._keeps_alive = False
         if self._has_head:
             if not self._is_head_told:
                 self._is_head_told = True
@@ -120,6 +120,8 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self.give_up("the head of Bedrock's answer has no end")
+        if is_broken and self._sink is not None:  # it was told what came before that
+            self.give_up("Bedrock's answer is no HTTP")
 
     # One call.
 

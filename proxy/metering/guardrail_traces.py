@@ -111,21 +111,22 @@ class _Lines:
     __slots__ = ("_found", "_held", "_is_skipping")
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held = bytearray()
         self._found: Mapping[str, int] = {}
         self._is_skipping = False  # the rest of a line that is too long
 
     def feed(self, data: bytes) -> None:
-        *lines, self._held = (self._held + data).split(b"\n")
-        for line in lines:
-            if not self._is_skipping and len(line) <= LARGEST_PIECE and _OF_MODELS_PLAIN in line:
-                self._found = added([self._found, *_told(_parsed(line.removeprefix(b"data:")))])
-            self._is_skipping = False
+        first, *others = data.split(b"\n")
+        self._held += first
+        for beginning in others:
+            if not self._is_skipping and len(self._held) <= LARGEST_PIECE and _OF_MODELS_PLAIN in self._held:
+                self._found = self.units()
+            self._held, self._is_skipping = bytearray(beginning), False
         if len(self._held) > LARGEST_PIECE:
-            self._held, self._is_skipping = b"", True
+            self._held, self._is_skipping = bytearray(), True
 
     def units(self) -> Mapping[str, int]:
-        return added([self._found, *_told(_parsed(self._held.removeprefix(b"data:")))])
+        return added([self._found, *_told(_parsed(bytes(self._held.removeprefix(b"data:"))))])
 
 
 def _document(frame: Frame) -> Any:

@@ -184,11 +184,11 @@ def product_of(entry: str, region: str) -> Product | None:
             return None
         pico = _pico_per_token(document["terms"]["OnDemand"], attributes["usagetype"])
         named = attributes.get("model") or attributes["servicename"]
+        latency = OPTIMIZED if _FAST.search(named) else usage.latency
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
     if pico is None:
         return None
-    latency = OPTIMIZED if _FAST.search(named) else usage.latency
     return Product(name_of(_FAST.sub("", named)), usage.routing, usage.tier, latency, usage.kind, pico)
 
 

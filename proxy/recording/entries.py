@@ -61,6 +61,14 @@ class Counter(NamedTuple):
     shards: int  # over how many items it is spread
 
     @classmethod
+    def from_values(cls, values: Iterable[Any]) -> Counter:
+        """Raises TypeError: a line that is whole may still be none of ours."""
+        counter = cls(*values)
+        if [*map(type, counter)] != [str, str, str, int]:
+            raise TypeError("no counter where one should be")
+        return counter
+
+    @classmethod
     def of_hold(cls, scope: str, label: str, holder: str, period: str, shards: int) -> Counter:
         return cls(scope, label, f"{_HOLD}{holder}#{period}", shards)
 
@@ -128,7 +136,7 @@ class Account:
 
     @classmethod
     def from_values(cls, values: Iterable[Iterable[Any]]) -> Account:
-        return cls.of(Counter(*each) for each in values)
+        return cls.of(map(Counter.from_values, values))
 
 
 @dataclass(slots=True)

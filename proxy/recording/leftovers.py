@@ -38,8 +38,6 @@ class Known:
     def intent(self, values: list[Any]) -> Intent:
         intent = Intent.from_values(values)
         _check(values[1:-1])
-        for counter in intent.account.counters:
-            _check(counter[-1:])
         intent.account = self.accounts.setdefault(intent.account.counters, intent.account)
         return intent
 

@@ -45,12 +45,14 @@ class Seal:
     def from_values(cls, values: list[Any], known: dict[Counter, Counter]) -> Seal:
         """Counters that are `known` are shared, for many seals may name the same ones."""
         _, ulid, pico, requests, parts = values
+        if type(ulid) is not str or type(requests) is not int:
+            raise TypeError("no seal of ours")
         return cls(ulid, int(pico), requests, tuple(tuple(_sum(each, known) for each in part) for part in parts))
 
 
 def _sum(values: list[Any], known: dict[Counter, Counter]) -> tuple[Counter, Counts]:
     width = len(Counter._fields)
-    counter = Counter(*values[:width])
+    counter = Counter.from_values(values[:width])
     return known.setdefault(counter, counter), Counts(*map(int, values[width:]))
 
 

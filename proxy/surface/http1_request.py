@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _NOBODYS: Final = httptools.HttpRequestParser(object())
+_SPACES: Final = b" \t"
 
 
 class RequestReader:
@@ -117,7 +118,7 @@ class RequestReader:
         if name in self._headers:
             self._repeated.add(name)
         else:
-            self._headers[name] = value
+            self._headers[name] = value.rstrip(_SPACES)  # which the parser leaves, and which are no part of it
 
     def on_headers_complete(self) -> None:
         self.is_in_body = True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from h2 import events
 from h2.errors import ErrorCodes
-from h2.exceptions import H2Error, NoSuchStreamError
+from h2.exceptions import H2Error, NoSuchStreamError, StreamIDTooLowError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
@@ -245,7 +245,7 @@ class Http2Connection(asyncio.Protocol):
     def send_head(self, stream: Stream, headers: Sequence[Header]) -> None:
         try:
             self._h2.send_headers(stream.id, headers)
-        except NoSuchStreamError:
+        except (NoSuchStreamError, StreamIDTooLowError):  # the latter where it has opened another since
             self._lost(stream)
         except H2Error as failure:
             _log.error("an answer's head cannot be sent over HTTP/2: %s", failure)

@@ -34,6 +34,7 @@ class Stream:
         self._is_mute = False
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self._told_bytes: int | None = None  # of the body, by its head
         self._weight = 0  # of what has come of the request
         self._unsent = 0  # of a body that is known to be too large
         self.outgoing: deque[bytes] = deque()
@@ -55,7 +56,8 @@ class Stream:
         self._is_mute = request.method == b"HEAD"
         is_room = self._weighs(weight_of(request.target, request.headers))
         announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
-        length = int(announced or b"0")
+        self._told_bytes = None if announced is None else int(announced)
+        length = self._told_bytes or 0
         if not self.is_heard_out and (announced is None or length > self._limits.heard_bytes):
             known = self._connection.listener.refused_at_head(request)
             if known is not None:
@@ -91,6 +93,9 @@ class Stream:
             return
         if self._unsent:
             self.refuse(self._too_large())
+            return
+        if self._told_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
+            self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_whole = True
         self._request.body = joined(self._body)

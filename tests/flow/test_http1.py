@@ -39,6 +39,23 @@ async def test_cuts_make_no_difference(size: int) -> None:
 
 
 @on_both_loops
+async def test_spaces_around_a_value_are_no_part_of_it() -> None:
+    """Else the token of whoever sends one behind it is no token."""
+    seen: list[dict[bytes, bytes]] = []
+
+    async def note(request: Request, responder: Responder) -> None:
+        seen.append(request.headers)
+        await echo(request, responder)
+
+    async with port(note) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"body", b"x-amz-security-token: \t token \t \r\nx:  \t\r\ny: a b\r\n"))
+        assert (await wire.answer()).body == b"body"
+        (headers,) = seen
+        assert (headers[b"x-amz-security-token"], headers[b"x"], headers[b"y"]) == (b"token", b"", b"a b")
+
+
+@on_both_loops
 async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
     gates: dict[bytes, asyncio.Event] = {b"%d" % number: asyncio.Event() for number in range(40)}
     begun: list[bytes] = []

@@ -176,3 +176,15 @@ async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_a
         client.h2.increment_flow_control_window(90, two)
         await client.flush()
         assert (await client.answer(two)).body == b"x" * 100
+
+
+@on_both_loops
+async def test_a_refusal_to_a_stream_that_is_gone_before_another_one_begins_is_no_fault() -> None:
+    """In one packet, so that the library has forgotten the first when we hear of it."""
+    async with port(echo, body_bytes=10) as rig:
+        client = await rig.connect2()
+        gone = client.open(more=[(b"content-length", b"11")], ends=False)
+        client.h2.reset_stream(gone)
+        other = client.open()
+        await client.flush()
+        assert (await client.answer(other)).status == 200

@@ -150,6 +150,31 @@ async def test_nor_does_it_pass_over_http2(what: str) -> None:
         assert seen == []
 
 
+@pytest.mark.parametrize("body", [b"", b"bod", b"body!"])
+@on_both_loops
+async def test_a_body_that_trailers_end_is_as_long_as_its_head_says(body: bytes) -> None:
+    """The library compares the two only where data ends a stream."""
+    seen: list[bytes] = []
+
+    async def note(request: Request, responder: Responder) -> None:
+        seen.append(request.body)
+        await echo(request, responder)
+
+    async with port(note) as rig:
+        client = await rig.connect2()
+        for stream, sent in ((1, body), (3, b"body")):
+            client.streams[stream] = Streamed()
+            client.h2.send_headers(stream, [*HEAD, (b"content-length", b"4")])
+            client.h2.send_data(stream, sent)
+            client.h2.send_headers(stream, [(b"x", b"y")], end_stream=True)
+            await client.flush()
+        with suppress(CutError):
+            assert (await client.answer(1)).status == 400
+        if len(body) < 4:
+            assert (await client.answer(3)).body == b"body"
+        assert seen in ([b"body"], [])
+
+
 @pytest.mark.parametrize("lines", [[b"upgrade", b"close"], [b"close", b"upgrade"], [b"upgrade, close"]])
 @on_both_loops
 async def test_the_last_request_is_the_last_whatever_else_it_offers(lines: list[bytes]) -> None:

@@ -321,6 +321,7 @@ IN_THE_BODY: dict[str, Script] = {
     "in a chunk": sends(CHUNKED + b"5\r\nxx", then=Exchange.close),
     "before the last line": sends(CHUNKED + b"1\r\nx\r\n0\r\n", then=Exchange.close),
     "garbage": in_parts(CHUNKED + b"1\r\nx\r\n", GARBAGE),
+    "garbage in one packet with the head": sends(CHUNKED + b"1\r\nx\r\n" + GARBAGE),
 }
 
 

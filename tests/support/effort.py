@@ -1,4 +1,4 @@
-"""How hard property tests try: as much as fits into `make test`, or many times that with `make fuzz`."""
+"""How hard property tests try: as much as fits into `make test`, or many times that with `make fuzz-properties`."""
 
 from __future__ import annotations
 

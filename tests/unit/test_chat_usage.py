@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import pairwise
+from time import process_time
 from typing import Any
 
 import pytest
@@ -56,6 +57,16 @@ def passed(stream: bytes, cuts: Sequence[int] = (), kind: bytes = b"text/event-s
 
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
+
+
+def test_an_event_in_very_small_pieces_takes_no_longer_for_that() -> None:
+    """Each byte of it is looked at once, and not again with every piece."""
+    event = b'data: {"choices": [{"delta": {"content": "' + b"x" * 100_000 + b'"}}]}\n\n'
+    began = process_time()
+    assert passed(event, range(len(event))).data == event
+    assert process_time() - began < 4
+
+
 texts = st.text(max_size=20) | st.sampled_from(['"usage"', '{"usage": {}}', "data: x", "\n\n", "\r\n\r\n"])
 said = st.builds(lambda text: {"choices": [{"index": 0, "delta": {"content": text}}], "usage": None}, texts)
 documents = st.lists(said, max_size=6)

@@ -6,6 +6,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator
 from decimal import Decimal
+from time import process_time
 from typing import Any
 
 import pytest
@@ -217,6 +218,19 @@ def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
             name: 50 * units for name, units in BOTH.items() if name != "automatedReasoningPolicies"
         }, estimated(5, 0))  # fmt: skip
         assert len(reader._trace._found) == len(BOTH)  # type: ignore[attr-defined]
+
+
+def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
+    """Each byte of it is looked at once, and not again with every piece."""
+    kind = b"text/event-stream"
+    guarded = Guarded(reader_of(Operation.CHAT_COMPLETIONS, "", kind, {}), kind, 1)
+    trace = {"guardrail": {"input": {"id": {"invocationMetrics": {"usage": {"topicPolicyUnits": 7}}}}}}
+    line = b"data: " + json.dumps({"text": "x" * 100_000, "amazon-bedrock-trace": trace}).encode() + b"\n"
+    began = process_time()
+    for at in range(len(line)):
+        guarded.feed(line[at : at + 1])
+    assert process_time() - began < 4
+    assert guarded.told_and_estimated(0)[0] == {"topicPolicyUnits": 7}
 
 
 def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

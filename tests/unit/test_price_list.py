@@ -286,6 +286,8 @@ def two_terms(document: Any) -> None:
         lambda document: document.update(product=None),
         lambda document: document["product"]["attributes"].pop("usagetype"),
         attribute(usagetype=5),  # type: ignore[arg-type]
+        attribute(model=5),  # type: ignore[arg-type]
+        attribute(model={"a": "b"}),  # type: ignore[arg-type]
     ],
 )
 def test_a_product_that_is_not_the_plain_price_of_a_token(change: Callable[[Any], object]) -> None:

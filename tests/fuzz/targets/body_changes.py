@@ -1,0 +1,123 @@
+"""What is put into callers' bodies is there whoever reads them, and nothing else of them changes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+from unittest import mock
+
+import orjson
+
+from proxy.errors import InvalidRequest
+from proxy.exchange import Request
+from proxy.forwarding import chat_usage, json_splice
+from proxy.forwarding.json_splice import Members as Spans
+from proxy.forwarding.json_splice import NoJsonObject
+from proxy.forwarding.model_path import Operation
+from proxy.forwarding.request_metadata import KEY, identity, tell
+from proxy.surface.calls import understood
+from tests.fuzz.documents import Members, document, pairs, views
+from tests.fuzz.oracle import holds, same
+from tests.fuzz.reader import Reader
+
+NAMES = (
+    "model",
+    "requestMetadata",
+    "stream",
+    "stream_options",
+    "include_usage",
+    "messages",
+    "price-keeper-org",
+    "a",
+    "modell",
+    "",
+)
+TEXTS = ("premium", "text", "anthropic.claude-v2:1", "..", "true", 'a"b', "x" * 40)
+OURS = identity("c0000000-0000-4000-8000-00000000000d", "shop", "premium")
+KEYS = ("model", "requestMetadata")
+WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b'{"stream":true', b'"include_usage":true', b"\\u006d", b'\\"')
+
+
+def one(data: bytes) -> None:
+    body = document(Reader(data), NAMES, TEXTS)
+    try:
+        told = pairs(body)
+    except (ValueError, RecursionError):
+        told = None
+    _found(body, told)
+    _metadata(body, told)
+    _usage_asked(body, told)
+    _model_named(body, told)
+
+
+def _found(body: bytes, told: Any) -> None:
+    """By the way of small bodies and by that of large ones, at the same places; or refused by both."""
+    quick = _members(body)
+    with mock.patch.object(json_splice, "SMALL_BYTES", -1):
+        slow = _members(body)
+    same(quick, slow, "members of a small body and of a large one")
+    is_good = isinstance(told, Members) and all(len(told.all(name)) < 2 for name in KEYS)
+    same(slow is not None, is_good, "whether it is an object with each name once")
+    if slow is None:
+        return
+    same(slow.spans.keys(), {name for name in KEYS if told.all(name)}, "names")
+    for name, span in slow.spans.items():
+        same(pairs(body[slice(*span)]), told.all(name)[0], f"the value of {name}")
+
+
+def _members(body: bytes) -> Spans | None:
+    try:
+        return json_splice.members(body, KEYS)
+    except NoJsonObject:
+        return None
+
+
+def _metadata(body: bytes, told: Any) -> None:
+    try:
+        _, changed = tell(Operation.CONVERSE, OURS, [], body)
+    except InvalidRequest:
+        return
+    same(pairs(changed).but(KEY), told.but(KEY), "what is not ours")
+    for view in views(changed):
+        entries = view[KEY]
+        same({name: entries.get(name) for name in OURS}, OURS, "who calls")
+        holds(all(isinstance(value, str) for value in entries.values()), "entries that are no text")
+        given = told.all(KEY)
+        theirs = dict(given[0]) if given and isinstance(given[0], Members) else {}
+        kept = {name: value for name, value in theirs.items() if not name.lower().startswith("price-keeper-")}
+        same(entries, kept | OURS, "the caller's own entries")
+
+
+def _usage_asked(body: bytes, told: Any) -> None:
+    try:
+        is_to_be_asked = chat_usage.is_to_be_asked(body)
+    except InvalidRequest:
+        return
+    if not is_to_be_asked:
+        streams = [view.get("stream") is True for view in views(body)]
+        options = [view.get("stream_options") for view in views(body)]
+        asked = [isinstance(each, dict) and each.get("include_usage") is True for each in options]
+        holds(not any(streams) or all(asked), "a stream of which nobody asks the usage")
+        return
+    changed = chat_usage.with_usage_asked(body)
+    same(pairs(changed).but("stream_options"), told.but("stream_options"), "what is not ours")
+    for view in views(changed):
+        same(view["stream_options"]["include_usage"], True, "what is asked")
+
+
+def _model_named(body: bytes, told: Any) -> None:
+    request = Request(b"POST", b"/openai/v1/chat/completions", {}, frozenset())
+    request.body = body
+    try:
+        asked = understood(request)
+    except InvalidRequest:
+        return
+    same([view["model"] for view in views(body)], [asked.model] * 2, "the model that is named")
+    with suppress(orjson.JSONDecodeError):  # half a character somewhere else, which only some readers take
+        same(orjson.loads(body)["model"], asked.model, "the model that is named, to another reader")
+    changed = asked.body_for("another", body)
+    same(pairs(changed).but("model"), told.but("model"), "what is not ours")
+    same(
+        [json.loads(changed)["model"], *(view["model"] for view in views(changed))], ["another"] * 3, "the model put in"
+    )

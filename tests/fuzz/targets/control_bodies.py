@@ -1,0 +1,139 @@
+"""Bodies and queries of the control port: read in one way or refused with words; what is taken can be kept and used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl
+
+from yarl import URL
+
+from proxy.config.keys import Defaults
+from proxy.control import api, auth, credentials, overrides, profiles, usage
+from proxy.control.bodies import MOST_DEPTH, parsed
+from proxy.control.problems import Problem
+from proxy.control.serving import _query
+from proxy.reporting import days
+from proxy.selection.plan import THRESHOLDS, plan_of
+from proxy.selection.settings import SettingsRefused, checked_app, checked_org
+from proxy.stores.expressions import item_from_wire, item_to_wire
+from proxy.stores.sqlite_codec import decode, encode
+from proxy.stores.values import check_attributes
+from tests.fuzz.documents import document, views
+from tests.fuzz.oracle import holds, same
+from tests.fuzz.reader import Reader
+
+FORMS = (auth.LOGIN, auth.REFRESH, auth.REVOKE, credentials.BODY, overrides.BODY, usage.BODY,
+         profiles.BODY)  # fmt: skip
+LABELS = ("premium", "standard", "economy")  # fmt: skip
+NAMES = ("org_name", "timezone", "quota_scope",
+         "model_ordering", "quotas", "period", "enforcement", "limits", "rpm", "tpm", "agg_shard_count",
+         "alert_thresholds_pct", "tight_mode_threshold_pct", "refresh_interval_normal_secs",
+         "refresh_interval_tight_secs", "sticky_fallback_enabled", "app_name", *LABELS, "grant_type", "client_id",
+         "client_secret", "refresh_token", "token", "grace_hours", "label", "reason", "until", "who", "request_id",
+         "input_tokens", "output_tokens", "cache_read_tokens", "service_tier", "occurred_at", "format",
+         "inference_profile_arn", "prices_usd_per_1m", "input", "output", "capacity", "refill",
+         "overrides")  # fmt: skip
+TEXTS = (*LABELS, "UTC", "Europe/Berlin", "ORG", "APP", "day", "month", "hard", "soft", "client_credentials",
+         "anthropic", "2026-11-18T15:00:00Z", "2026-02-30T15:00:00Z", "0001-01-01T00:00:00+23:59", "../../etc/passwd",
+         "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc")  # fmt: skip
+GOOD = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "ORG", "model_ordering": ["premium", "standard"],
+        "quotas": {"premium": 5, "standard": 7}}  # fmt: skip
+QUERIES = [route for group in api._GROUPS for route in group.ROUTES if route.query]
+WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b"limit=", b"cursor=", b"from=2026-11-01", b"&to=", b"%00")
+DEFAULTS = Defaults()
+NOW = 1_795_003_200.0
+
+
+def one(data: bytes) -> None:
+    reader = Reader(data)
+    how = reader.byte()
+    if how % 4 == 3:
+        _asked(reader)
+        return
+    body = document(reader, NAMES, TEXTS)
+    try:
+        value = parsed(body)
+    except Problem as problem:
+        _is_told(problem)
+        return
+    first, last = views(body)
+    same(first, last, "the body to two readers")
+    same(_plain(value), _plain(last), "the body")
+    holds(_depth(value) <= MOST_DEPTH, "deeper than is taken")
+    if how % 4 == 0:
+        value = {**GOOD, **value} if isinstance(value, dict) else value
+    for form in FORMS:
+        with suppress(Problem):
+            given = form.read(value)
+            holds(set(form.required) <= given.keys() <= form.kinds.keys(), f"fields: {given}")
+    _settings(value)
+
+
+def _settings(value: Any) -> None:
+    """Of an org, and of an app in it."""
+    org = _checked(lambda: checked_org(value, LABELS, None, DEFAULTS))
+    if org is not None:
+        same(plan_of(org, None, DEFAULTS, THRESHOLDS, NOW).passed_over, (), f"what is passed over of {org}")
+    above = org or GOOD
+    app = _checked(lambda: checked_app(value, LABELS, above))
+    if app is not None:
+        same(plan_of(above, app, DEFAULTS, THRESHOLDS, NOW).passed_over, (), f"what is passed over of {app}")
+
+
+def _checked(check: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """What is taken is kept by every store; what is not is refused with words."""
+    try:
+        settings = check()
+    except SettingsRefused as refused:
+        words = refused.problems
+        holds(words and all(each.isprintable() for each in words), f"words that are none: {words}")
+        return None
+    check_attributes(settings)
+    for kept in (decode(encode(settings)), item_from_wire(item_to_wire(settings))):
+        same(kept, settings, "settings that are read back")
+    return settings
+
+
+def _asked(reader: Reader) -> None:
+    route, text = reader.pick(QUERIES), reader.rest()
+    raw = "".join(chr(each) for each in text if 0x20 < each < 0x7F and each != ord("#"))
+    try:
+        url = URL(f"/?{raw}", encoded=True)
+    except ValueError:
+        return
+    try:
+        given = _query(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
+    except Problem as problem:
+        _is_told(problem)
+        return
+    found = parse_qsl(raw, keep_blank_values=True)
+    same(given, dict(found), "the query")
+    same(len(given), len(found), "names in the query")
+    for name in ("from", "to"):
+        if name in given:
+            with suppress(ValueError):
+                days.check(days.parse(given[name]), NOW)
+
+
+def _is_told(problem: Problem) -> None:
+    holds(400 <= problem.status < 500, f"a mistake of ours: {problem.status}")
+    holds(problem.message.isprintable(), f"words that are none: {problem.message!r}")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as they are to a reader that knows no Decimals."""
+    if isinstance(value, (Decimal, float)):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else json.dumps(value)
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)

@@ -1,0 +1,128 @@
+"""The oracles can fail: with the product spoilt in one place, what is kept is enough to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.auth import tokens
+from proxy.config import problems
+from proxy.control import bodies as control_bodies
+from proxy.forwarding import chat_usage, eventstream, json_splice, model_path, relay, request_metadata, upstream
+from proxy.hard import outputs, tally
+from proxy.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
+from proxy.recording import leftovers, lines
+from proxy.selection import settings
+from proxy.stores import expressions, sqlite_codec
+from proxy.surface import calls, http1_request, http2, http2_stream
+from tests.fuzz.places import played
+from tests.fuzz.targets import NAMES, target
+
+Spoils = Callable[[pytest.MonkeyPatch], object]
+
+
+def puts(place: Any, name: str, value: Any) -> Spoils:
+    return lambda patch: patch.setattr(place, name, value)
+
+
+def wraps(place: Any, name: str, change: Callable[[Any], Any]) -> Spoils:
+    """What it comes to is changed."""
+    plain = getattr(place, name)
+    return puts(place, name, lambda *some, **named: change(plain(*some, **named)))
+
+
+def _forgets_a_byte(reader: Any, data: bytes) -> None:
+    _ON_BODY(reader, data[:-1])
+
+
+_ON_BODY = http1_request.RequestReader.on_body
+_ENDED = http2_stream.Stream.request_ended
+_TAKES = http2_stream.Stream.take_data
+_END = upstream.Connection._end
+
+
+def _keeps_connection(connection: Any, sink: Any, body: bytes) -> None:
+    connection._keeps_alive = True
+    _END(connection, sink, body)
+
+
+def _takes_any_length(stream: Any) -> None:
+    stream._told_bytes = None
+    _ENDED(stream)
+
+
+SPOILT: dict[str, tuple[str, Spoils]] = {
+    "a body without its last byte": ("http1_requests", puts(http1_request.RequestReader, "on_body", _forgets_a_byte)),
+    "the last of two headers": (
+        "http1_requests",
+        puts(
+            http1_request.RequestReader,
+            "on_header",
+            lambda reader, name, value: reader._headers.update({name.lower(): value}),
+        ),
+    ),
+    "an answer's last byte": ("http1_answers", puts(relay, "_OURS_ALONE", frozenset())),
+    "a connection that is kept": ("http1_answers", puts(upstream.Connection, "_end", _keeps_connection)),
+    "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
+    "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
+    "events of others": ("chat_events", puts(chat_usage, "_MARKS", (b"\n",))),
+    "usage by pieces": ("chat_events", wraps(streams._Events, "take", lambda whole: whole[: len(whole) // 2])),
+    "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
+    "a body of any length": ("http2", puts(http2_stream.Stream, "request_ended", _takes_any_length)),
+    "a body over HTTP/2 without its last byte": (
+        "http2",
+        puts(http2_stream.Stream, "take_data", lambda stream, data: _TAKES(stream, data[:-1])),
+    ),
+    "the first of two members": ("body_changes", puts(json_splice, "_name", lambda *_: "")),
+    "a member at the wrong place": ("body_changes", wraps(json_splice, "replaced", lambda data: data + b" ,")),
+    "others' entries": ("body_changes", puts(request_metadata, "PREFIX", "price_keeper-")),
+    "a bound below the truth": ("worst_case", puts(tally, "REQUEST", -100_000)),
+    "a limit that is not put in": ("worst_case", puts(outputs, "_put", lambda body, *_: body)),
+    "one answer for many": ("worst_case", puts(outputs, "_times", lambda *_: 1)),
+    "what a cache read": (
+        "usage",
+        puts(usual, "plain_usage", lambda input, output, cached: bodies.Usage(input, output)),
+    ),
+    "a negative count": ("usage", puts(bodies, "_checked", lambda value: value if type(value) is int else 0)),
+    "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_PLAIN", b"no such name")),
+    "units of one assessment": ("guardrails", wraps(guardrail_traces, "_told", lambda told: told[:1])),
+    "ids that are sent raw": ("paths", puts(model_path, "encoded", lambda id: id)),
+    "every header": ("paths", puts(calls, "_OF_BEDROCK", b"x-")),
+    "names that come twice": ("control_bodies", puts(control_bodies, "_once_each", dict)),
+    "quotas that are nobody's": ("control_bodies", puts(settings._Checking, "every_quota", lambda *_: None)),
+    "signatures": ("tokens", puts(tokens, "_CHECKS", {"verify_signature": False})),
+    "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
+    "lines that are not there": (
+        "config",
+        wraps(problems.Problems, "lines", lambda told: [f"config.yaml:9999: {told}"]),
+    ),
+    "words that are none": ("config", puts(problems, "one_line", lambda text: f"{text}\n")),
+    "lines without their checksum": ("journal", puts(lines, "_values", lambda text: orjson.loads(text[9:] or b"[]"))),
+    "calls that count twice": ("journal", puts(leftovers.Found, "leave_to", lambda *_: None)),
+    "numbers that are rounded": ("values", wraps(sqlite_codec, "number", lambda value: float(value))),
+    "a kind that is another": ("values", puts(expressions, "number", str)),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_it_is_told(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, spoils = SPOILT[what]
+    one = target(name)
+    spoils(monkeypatch)
+    assert any(_is_told(one, path.read_bytes()) for path in played(name))
+
+
+def _is_told(one: Callable[[bytes], None], data: bytes) -> bool:
+    """By an oracle, or since what is spoilt is raised about."""
+    try:
+        one(data)
+    except Exception:
+        return True
+    return False
+
+
+def test_every_target_is_among_them() -> None:
+    assert {name for name, _ in SPOILT.values()} == set(NAMES)
