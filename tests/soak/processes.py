@@ -51,7 +51,7 @@ class Watched:
 
     name: str
     pid: int
-    kept: Member
+    member: Member
     samples: list[Sample] = field(default_factory=list)
 
     def sample(self, at: float) -> None:
@@ -59,12 +59,8 @@ class Watched:
             found = own_bytes(self.pid) / 2**20, descriptors(self.pid), threads(self.pid)
             self.samples.append(Sample(at, *found))
 
-    def middle(self, kind: str, since: float, until: float) -> float:
-        found = [getattr(each, kind) for each in self.samples if since <= each.at < until]
-        return float(median(found)) if found else 0.0
-
     async def tasks(self) -> Counter[str]:
-        file = tasks_file(self.kept.kept, self.pid)
+        file = tasks_file(self.member.kept, self.pid)
         file.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         deadline = time.monotonic() + TELLING_SECONDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -35,6 +36,7 @@ CALLERS, ROUNDS, ROUND_SECONDS = 48, 3, 8.0  # while it is found out how fast it
 FAIR_AFTER = 0.93  # of the time: from then on nothing goes wrong
 FLIPS_AFTER = {FLIPPING: {"premium": 0.25}, SPENDING: {"premium": 0.5, "economy": 0.75}}  # of the time, about
 SETTLED = 0.25  # of the time: from then on memory is to stay as it is
+A_LITTLE = Decimal(10_000)  # micro-USD, of whoever's day has just begun
 GATHERING_SECONDS = 2.0
 REST_SECONDS = 120.0  # at most, after the load: connections are kept for a while
 QUIET_SECONDS = 180.0  # within which whatever is under way has ended
@@ -119,7 +121,7 @@ class Soak:
         spent = await self.people.spent_usd_micros(app)
         quotas = dict.fromkeys(MODELS, AMPLE)
         for label, more in times.items():
-            quotas[label] = int(spent[label] * Decimal(1 + more))
+            quotas[label] = int(spent.get(label, A_LITTLE) * Decimal(1 + more))
         await self.people.put(app, quotas=quotas)
 
     async def _go_on(self, rate: float) -> list[Watched]:
@@ -154,10 +156,8 @@ class Soak:
         left = await under_way(self.members, QUIET_SECONDS)
         faults, joined = left.pop("our_fault"), left.pop("joined")
         self.verdict.figures["retries that joined their call, since the last restart of each"] = joined
-        self.verdict.none(
-            "what is still under way when nobody calls any more",
-            [f"{name} {count}" for name, count in left.items() if count],
-        )
+        busy = [f"{name} {count}" for name, count in left.items() if count]
+        self.verdict.none("what is still under way when nobody calls any more", busy)
         self.verdict.none("refusals for a fault of the sidecar's own", int(faults))
         patience = min(REST_SECONDS, self.seconds)
         after = [await rested(each, first, patience) for each, first in zip(processes, before, strict=True)]
@@ -207,7 +207,7 @@ class Soak:
         figures["connections that said nothing, shown out"] = people.silent_shown_out
         self.verdict.none("connections that said nothing and were left alone", people.silent_left_alone)
         figures |= {f"befell, {kind}": count for kind, count in sorted(self.weather.befell.items())}
-        injected = sum((each.injected for each in (*self.bedrocks, *self.stores)), start=type(told.asked)())
+        injected = sum((each.injected for each in (*self.bedrocks, *self.stores)), start=Counter[str]())
         figures["faults at the socket"] = injected.total()
         figures |= {f"socket, {kind}": count for kind, count in sorted(injected.items())}
         figures["processes killed, stopped or restarted"] = sum(len(member.ends) for member in self.members)

@@ -102,13 +102,13 @@ async def check_hard_budget(
         name = Name(scope, label, period)
         item = await store.get(name.bucket, consistent=True)
         assert item is not None, f"there is no bucket of {name}"
-        bucket, spent = Bucket.of(item), await spent_so_far(store, name)
+        bucket, spent, billed = Bucket.of(item), await spent_so_far(store, name), served.get(label, 0)
         holds = [Hold.of(row.item) async for row in every_row(store, name.holds)]
         verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
-        verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * served[label] / bucket.quota, 3)
+        verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * billed / bucket.quota, 3)
         allowed = bucket.quota + unheld.get(label, 0)
-        if spent > allowed or served[label] > bucket.quota:
-            passed.append(f"{label}: {spent} recorded and {served[label]} served of {bucket.quota}")
+        if spent > allowed or billed > bucket.quota:
+            passed.append(f"{label}: {spent} recorded and {billed} served of {bucket.quota}")
         parts = bucket.left + sum(hold.out for hold in holds) + bucket.base
         if parts != bucket.quota or bucket.left + unheld.get(label, 0) < 0:
             broken.append(f"{label}: {bucket}, {holds}")

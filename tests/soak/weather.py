@@ -50,7 +50,6 @@ class Weather:
     befell: Counter[str] = field(default_factory=Counter)
     has_rolled: asyncio.Event = field(default_factory=asyncio.Event)  # the first restart of all, one after the other
     troubles: list[str] = field(default_factory=list)  # what a sidecar did not do as it should
-    pauses: list[tuple[float, float]] = field(default_factory=list)
 
     async def blow(self, until: float) -> None:
         """Each kind once before any comes again."""
@@ -149,16 +148,14 @@ class Weather:
         await member.reload(member.version + 1)
 
     async def _reload_spoilt(self, point: float, _: float) -> None:
-        member = _one_of(self.members, point)
-        await member.reload_spoilt()
+        await _one_of(self.members, point).reload_spoilt()
 
     async def _pause(self, point: float, seconds: float) -> None:
         member = _one_of(self.members, point)
-        began, pids = time.time(), member.pids
+        pids = member.pids
         member.signal(signal.SIGSTOP, pids)
         await asyncio.sleep(min(seconds, 8))
         member.signal(signal.SIGCONT, pids)
-        self.pauses.append((began, time.time()))
 
     async def _kill(self, point: float, seconds: float) -> None:
         member = self.members[-1]
@@ -167,13 +164,11 @@ class Weather:
         await member.start()
 
     async def _kill_worker(self, point: float, seconds: float) -> None:
-        member = self.members[1]
-        await member.kill_worker(1)
+        await self.members[1].kill_worker(1)
         await asyncio.sleep(1 + point * min(seconds, 2))
 
     async def _restart(self, _: float, __: float) -> None:
-        member = self.members[-1]
-        await restarted(member)
+        await restarted(self.members[-1])
 
 
 async def restarted(member: Member) -> None:
