@@ -64,7 +64,11 @@ class Aggregator:
         since = -1 if self._has_looked_back else -KEEP_SHARDS_SECONDS // DAY_SECONDS
         today = datetime.fromtimestamp(now, UTC).date()
         days = [today + timedelta(days=offset) for offset in range(since, 2)]
-        active = await listed(self._store, days)
+        try:
+            active = await listed(self._store, days)
+        except StoreError as failure:
+            _log.warning("totals are not brought up to date: %s", failure)
+            return
         self._higher &= {found.counter for found in active}
         for found in active:
             midnight = datetime.combine(found.last_written, time(), UTC)
