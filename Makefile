@@ -106,6 +106,7 @@ fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times a
 soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine, and a minute without a store
 	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \
 	  tests/faults/test_recording_kill.py tests/faults/test_hard_budget_kill.py tests/faults/test_store_outage.py
+	PRICE_KEEPER_KILLS=30 PRICE_KEEPER_STOPPED_SECONDS=60 PRICE_KEEPER_AFFLICTED_SECONDS=20 $(BIN)/python -m pytest -s tests/faults/test_process_*.py
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .
