@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 import orjson
 
-from proxy.errors import OurFault, Refusal
+from proxy.errors import Busy, OurFault, Refusal
 from proxy.exchange import Header, Responder
 from proxy.logs import about
 
 _JSON = (b"content-type", b"application/json")
+_INTERNAL = "an internal error; the sidecar's log has its cause"
+OUT_OF_MEMORY = Busy("the sidecar has no memory left for this request; try again", retry_after=1)
 _log = logging.getLogger("proxy.answers")
 _USELESS_TO_REPEAT = (b"x-should-retry", b"false")  # obeyed by the clients of Anthropic and OpenAI
 
@@ -34,7 +36,7 @@ def answer_failure(responder: Responder, told: Sequence[Header], failure: Except
     if not isinstance(failure, Refusal):
         number = told[0][1].decode()
         _log.error("request %s failed: %s", number, type(failure).__name__, extra=about(number, failure))
-        failure = OurFault("an internal error; the sidecar's log has its cause")
+        failure = OUT_OF_MEMORY if isinstance(failure, MemoryError) else OurFault(_INTERNAL)
     refuse(responder, failure, tuple(told))
     return failure
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from proxy import dataplane
 from proxy.alerts.composed import add_to as add_alerts
 from proxy.alerts.composed import opened_alerts
+from proxy.aside import Aside
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials, HandsOut
 from proxy.auth.control_service import control_service
@@ -29,7 +28,7 @@ from proxy.config import Store as StoreConfig
 from proxy.control import api
 from proxy.control.calls import Route
 from proxy.control.composed import parts_of
-from proxy.control.health import Readiness
+from proxy.control.health import Check, Readiness
 from proxy.control.parts import Parts
 from proxy.control.probes import probes
 from proxy.control.serving import Control, listening, listening_within
@@ -66,8 +65,6 @@ DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute th
 # look at the calls under way again and again would cost each of them a fortieth.
 COLLECTED_AFTER = (20_000, 20, 20)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
 # A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
@@ -185,8 +182,7 @@ async def run(
             parts.add_to(core.telemetry)
             reloading.add(parts.prepared)
             served.started(parts)
-        checks = {"store": store.probe, "journal": core.recording.recorder.check, "revocation": core.revocation.check}
-        readiness.started({**checks, **crew.checks()}, reloading.checks)
+        readiness.started({**_checks(core, data), **crew.checks()}, reloading.checks)
         reloading.started(tasks)
         await on_started(Started(None if data is None else data.address, control, tokens, store))
         await stop.comes()
@@ -339,6 +335,15 @@ async def _data_port(
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 
+def _checks(core: _Core, data: _DataPort | None) -> dict[str, Check]:
+    checks: dict[str, Check] = {
+        "store": core.store.probe,
+        "journal": core.recording.recorder.check,
+        "revocation": core.revocation.check,
+    }
+    return checks if data is None else checks | {"bedrock": data.forwarder.reach.check}
+
+
 async def _handing_out(core: _Core, role: Role, running: AsyncExitStack) -> HandsOut:
     is_revoked = core.revocation.is_revoked
     if role != "sidecar":
@@ -354,23 +359,3 @@ async def _bedrock(
     if config.upstream.endpoint == dataplane.SIMULATED:
         return await running.enter_async_context(dataplane.simulated(clock))
     return await dataplane.real(config.upstream, environ, clock, tasks)
-
-
-class Aside(ThreadPoolExecutor):
-    """For `asyncio.to_thread`: threads that the end of the process does not wait for.
-
-    Some work may never end, as that of a provider of credentials; for what must be done, its owner waits.
-    """
-
-    def submit(self, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-
-        def do() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work(*arguments, **named))
-                except BaseException as failure:  # it is for whoever waits
-                    future.set_exception(failure)
-
-        Thread(target=do, daemon=True).start()
-        return future

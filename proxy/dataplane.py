@@ -23,7 +23,7 @@ from proxy.config.prices import PSEUDO_LABELS
 from proxy.errors import ConfigError
 from proxy.forwarding import model_path
 from proxy.forwarding.counting import Counting
-from proxy.forwarding.credentials import RENEW_SECONDS, FixedCredentials, ProvidedCredentials
+from proxy.forwarding.credentials import RENEW_SECONDS, USELESS_SECONDS, FixedCredentials, ProvidedCredentials
 from proxy.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
@@ -74,6 +74,7 @@ class Bedrock:
     url: str | None  # None: each region's own
     authorizer: Authorizer
     simulated_prefix: bytes | None = None
+    credentials: ProvidedCredentials | None = None
 
 
 @asynccontextmanager
@@ -93,12 +94,15 @@ async def real(config: Upstream, environ: Mapping[str, str], clock: Clock, tasks
     credentials = ProvidedCredentials()
     await credentials.renew()
     tasks.every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
-    return Bedrock(config.endpoint, SignatureV4(credentials, clock.now))
+    tasks.every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
+    return Bedrock(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
 
 
 def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks, outbox: Outbox) -> Forwarder:
     """Whoever asks for it closes it, when nothing is under way any more."""
     forwarder = Forwarder(bedrock.authorizer, clock, put=outbox.put)
+    if bedrock.credentials is not None:
+        bedrock.credentials.on_renewed = forwarder.reach.renewed
     tasks.every("time of upstream calls", CHECK_SECONDS, forwarder.check_time)
     return forwarder
 

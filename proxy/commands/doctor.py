@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from proxy.app import Aside
+from proxy.aside import Aside
 from proxy.clock import SystemClock
 from proxy.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
 from proxy.commands.dev import config_in

@@ -19,17 +19,9 @@ from proxy.doctor.reaching import unreached
 from proxy.errors import ConfigError
 from proxy.forwarding.credentials import FixedCredentials
 from proxy.forwarding.forwarder import Authorizer, BearerKey, Call, SignatureV4, Target
+from proxy.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
 
 _STALE = (b"Signature expired", b"Signature not yet current")
-_CREDENTIALS = frozenset(
-    (
-        "ExpiredTokenException",
-        "IncompleteSignatureException",
-        "InvalidSignatureException",
-        "MissingAuthenticationTokenException",
-        "UnrecognizedClientException",
-    )
-)
 
 
 def upstream_checks(patient: Patient) -> list[Check]:
@@ -81,10 +73,10 @@ def _signed(authorizer: Authorizer, place: Place, path: str) -> bytes:
 
 def _judged(answered: Answered, place: Place, patient: Patient) -> Finding:
     where = place.endpoint.host
-    kind = answered.headers.get("x-amzn-errortype", "").partition(":")[0].rpartition("#")[2]
+    kind = kind_of(answered.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
     if any(words in answered.body for words in _STALE):
         return trouble(f"{where} refuses our signature: its time is off", "set the clock of this machine right")
-    if kind in _CREDENTIALS:
+    if kind in NOT_OUR_CREDENTIALS:
         return trouble(f"{where} refuses our credentials: {kind}", _renew(patient))
     if kind == "AccessDeniedException":
         actions = "bedrock:InvokeModel, bedrock:InvokeModelWithResponseStream and bedrock:GetAsyncInvoke"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from proxy.errors import ConfigError, UpstreamAway
 from proxy.forwarding.sigv4 import Credentials
 
 RENEW_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
+USELESS_SECONDS = 2.0  # between two looks while there are none, or Bedrock refuses them
+
+Find: TypeAlias = Callable[[], Any]
 
 _log = logging.getLogger("proxy.forwarding")
 
@@ -18,6 +21,9 @@ _log = logging.getLogger("proxy.forwarding")
 class CredentialSource(Protocol):
     def current(self) -> Credentials:
         """Raises UpstreamAway when there are none."""
+
+    def refused(self) -> None:
+        """Bedrock does not take them."""
 
 
 class FixedCredentials:
@@ -27,19 +33,39 @@ class FixedCredentials:
     def current(self) -> Credentials:
         return self._credentials
 
+    def refused(self) -> None:
+        pass
+
 
 class ProvidedCredentials:
-    """`find` asks botocore's chain, which may read files and call services; it runs in a thread of its own."""
+    """`chain` makes botocore's, which when asked may read files and call services; that is done in a thread."""
 
-    def __init__(self, find: Callable[[], Any] | None = None) -> None:
-        self._find = find or _botocore_chain()
+    def __init__(self, chain: Callable[[], Find] | None = None) -> None:
+        self._chain = chain or _botocore_chain
+        self._find = self._chain()
         self._current: Credentials | None = None
         self._is_first = True
+        self._is_refused = False
+        self._told = ""
+        self.on_renewed: Callable[[], None] = _nothing
 
     def current(self) -> Credentials:
         if self._current is None:
             raise UpstreamAway("the sidecar has no AWS credentials to call Bedrock with", retry_after=5)
         return self._current
+
+    def refused(self) -> None:
+        self._is_refused = True
+
+    async def renew_useless(self) -> None:
+        """Those that are refused, or not there, sooner than others. Of those that it has found a chain reads a file
+        only once, so another one is made: somebody may have put good ones there."""
+        if self._is_refused:
+            self._is_refused = False  # until Bedrock says so again
+            self._find = await asyncio.to_thread(self._chain)
+        elif self._current is not None:
+            return
+        await self.renew()
 
     async def renew(self) -> None:
         """Keeps the last ones when there are no newer: it is for Bedrock to say that they have expired.
@@ -50,20 +76,30 @@ class ProvidedCredentials:
         try:
             found = await asyncio.to_thread(self._find)
         except Exception as failure:  # providers raise whatever their sources do
-            _log.warning("AWS credentials could not be renewed: %s", type(failure).__name__)
+            # What it says may hold a secret. Botocore itself raises this kind for one reason alone.
+            why = "what came is expired" if type(failure) is RuntimeError else type(failure).__name__
+            self._tell(f"AWS credentials could not be renewed: {why}")
             return
         if found is None:
-            _log.warning("no AWS credentials were found")
+            self._tell("no AWS credentials were found")
             return
         try:
             renewed = _stripped(found)
         except ValueError as failure:
             if is_first:
                 raise ConfigError([f"the AWS credentials cannot be used: {failure}"]) from None
-            _log.warning("new AWS credentials cannot be used: %s", failure)
+            self._tell(f"new AWS credentials cannot be used: {failure}")
             return
+        self._told = ""
         if renewed != self._current:  # the signer keeps its key as long as it is given the same object
             self._current = renewed
+            self.on_renewed()
+
+    def _tell(self, trouble: str) -> None:
+        """Once, however often they are looked for."""
+        if trouble != self._told:
+            self._told = trouble
+            _log.warning("%s", trouble)
 
 
 def _stripped(found: Any) -> Credentials:
@@ -72,7 +108,11 @@ def _stripped(found: Any) -> Credentials:
     return Credentials((found.access_key or "").strip(), (found.secret_key or "").strip(), token)
 
 
-def _botocore_chain() -> Callable[[], Any]:
+def _nothing() -> None:
+    """Nobody wants to hear of it."""
+
+
+def _botocore_chain() -> Find:
     from botocore.session import Session  # 75 ms that those without AWS need not pay
 
     session = Session()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,18 @@ from proxy.clock import Clock
 from proxy.errors import ConfigError, SlowDown, UpstreamAway
 from proxy.exchange import Header, Responder
 from proxy.forwarding.credentials import CredentialSource
-from proxy.forwarding.relay import Outcome, Relay
+from proxy.forwarding.reach import Reach
+from proxy.forwarding.relay import FORBIDDEN, Outcome, Relay
 from proxy.forwarding.relay import Tap as Watcher
 from proxy.forwarding.sigv4 import Signer
 from proxy.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
 from proxy.traffic import Lane
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
-TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 
 _SIGNED: Final = frozenset({"conte", "x-amz"})
 
-_log = logging.getLogger("proxy.forwarding")
+_NOT_TAKEN: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 
 
 class Target(NamedTuple):
@@ -60,7 +59,13 @@ class Tap(Watcher, Protocol):
 
 class Authorizer(Protocol):
     def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
-        """The head's lines that prove who calls, each ending in CRLF."""
+        """The head's lines that prove who calls, each ending in CRLF. Raises UpstreamAway when it cannot be proved."""
+
+    def check(self) -> object:
+        """Raises UpstreamAway when it could not be proved now."""
+
+    def refused(self) -> None:
+        """Bedrock does not take what these lines prove."""
 
 
 class BearerKey:
@@ -74,6 +79,12 @@ class BearerKey:
 
     def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
         return self._lines
+
+    def check(self) -> None:
+        pass
+
+    def refused(self) -> None:
+        pass
 
 
 class SignatureV4:
@@ -91,6 +102,12 @@ class SignatureV4:
         credentials = self._credentials.current()
         return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
 
+    def check(self) -> object:
+        return self._credentials.current()
+
+    def refused(self) -> None:
+        self._credentials.refused()
+
 
 class Forwarder:
     def __init__(
@@ -106,14 +123,16 @@ class Forwarder:
         self._known: frozenset[Endpoint] | None = None
         self._pools: dict[Endpoint, Pool] = {}
         self._hosts: dict[Endpoint, str] = {}
-        self._told: dict[Endpoint, float] = {}  # when it was last said of one that it cannot be reached
+        self.reach = Reach(clock, authorizer.check)
 
     async def forward(
         self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, before: Outcome | None = None
     ) -> Outcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown. `before` is how
         the first target's answer ended, if that has been tried already."""
-        was_throttled = before is not None and self._is_to_go_on(before, tap) and before.status == THROTTLED
+        last = 0  # status for which an answer was held back
+        if before is not None and self._is_to_go_on(before, call.targets[0], tap):
+            last = before.status
         loop = asyncio.get_running_loop()
         for number, target in enumerate(call.targets):
             if number == 0 and before is not None:
@@ -135,10 +154,12 @@ class Forwarder:
             tap.sent_to(target)
             connection.call(relay, head, body)
             outcome = await ended
-            if not self._is_to_go_on(outcome, tap):
+            if not self._is_to_go_on(outcome, target, tap):
                 return outcome
-            was_throttled = was_throttled or outcome.status == THROTTLED
-        if was_throttled:
+            last = outcome.status or last
+        if last == FORBIDDEN:
+            raise UpstreamAway(_NOT_TAKEN, retry_after=5)
+        if last == THROTTLED:
             raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamAway("Bedrock cannot be reached", retry_after=1)
 
@@ -158,10 +179,12 @@ class Forwarder:
         connection.call(relay, head, body)
         return True
 
-    @staticmethod
-    def _is_to_go_on(outcome: Outcome, tap: Tap) -> bool:
+    def _is_to_go_on(self, outcome: Outcome, target: Target, tap: Tap) -> bool:
         """With the next target."""
         if outcome.held_back:
+            if outcome.status == FORBIDDEN:
+                self.reach.refused(target.endpoint, outcome.trouble)
+                self._authorizer.refused()
             tap.not_carried_out()
             return True
         if not outcome.status:
@@ -172,14 +195,16 @@ class Forwarder:
     async def _connection(self, endpoint: Endpoint) -> Connection | None:
         """Where an endpoint is, is for the log alone: callers need not know what is inside."""
         pool = self._pool(endpoint)
+        connection = pool.idle()
+        if connection is not None:
+            return connection
         try:
-            return pool.idle() or await pool.connect()
+            connection = await pool.connect()
         except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter
-            now = self._clock.monotonic()
-            if now - self._told.get(endpoint, now - TOLD_SECONDS) >= TOLD_SECONDS:
-                self._told[endpoint] = now
-                _log.warning("%s:%d gets no calls: %s", endpoint.host, endpoint.port, failure)
+            self.reach.missed(pool, failure)
             return None
+        self.reach.reached(endpoint)
+        return connection
 
     def _relay(
         self,
@@ -228,7 +253,7 @@ class Forwarder:
             pool.check_time()
             if self._known is not None and endpoint not in self._known and pool.is_unused:
                 del self._pools[endpoint], self._hosts[endpoint]
-                self._told.pop(endpoint, None)
+                self.reach.forgets(endpoint)
 
     def knows(self, endpoints: Collection[Endpoint]) -> None:
         """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""

@@ -10,6 +10,20 @@ from proxy.exchange import Header, Responder
 from proxy.forwarding.upstream import Connection
 from proxy.traffic import Lane
 
+FORBIDDEN: Final = 403
+_KIND: Final = b"x-amzn-errortype"
+
+# What AWS calls it when it does not take a signature, which is ours and not the caller's: his never travels upstream.
+NOT_OUR_CREDENTIALS: Final = frozenset(
+    (
+        "ExpiredTokenException",
+        "IncompleteSignatureException",
+        "InvalidSignatureException",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    )
+)
+
 # The framing is each connection's own; every other header of Bedrock's reaches the caller.
 _OURS_ALONE: Final = frozenset(
     {
@@ -47,7 +61,7 @@ class Tap(Protocol):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How an answer came to its end. `held_back`: nothing of it was shown to the caller, and the call was surely not
-    carried out."""
+    carried out; if its status is `FORBIDDEN` the trouble is with our own credentials."""
 
     status: int  # 0 when not even a head came
     is_whole: bool
@@ -58,6 +72,18 @@ class Outcome:
 _GOOD: Final = Outcome(200, True, False)  # as most are
 
 
+def kind_of(value: bytes) -> str:
+    """From what a header says of an error: services put a name space around its name."""
+    return value.decode("latin-1").partition(":")[0].rpartition("#")[2]
+
+
+def _refusal_of_us(headers: list[Header]) -> str:
+    """What is the trouble with our credentials, and when by AWS's clock; empty if it is with something else."""
+    found = dict(headers)
+    kind = kind_of(found.get(_KIND, b""))
+    return f"{kind}, on {found.get(b'date', b'').decode('latin-1')}" if kind in NOT_OUR_CREDENTIALS else ""
+
+
 def _has_other_coding(headers: list[Header]) -> bool:
     return any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in headers)
 
@@ -65,7 +91,7 @@ def _has_other_coding(headers: list[Header]) -> bool:
 class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
 
-    __slots__ = ("_added", "_began", "_connection", "_drained_bytes", "_held_back", "_is_drained", "_is_held_back",
+    __slots__ = ("_added", "_began", "_connection", "_drained_bytes", "_held_back", "_hidden", "_is_drained",
                  "_is_over", "_lane", "_now", "_over", "_responder", "_status", "_tap")  # fmt: skip
 
     def __init__(
@@ -92,7 +118,7 @@ class Relay:
         self._lane = lane
         self._began = began
         self._status = 0
-        self._is_held_back = False
+        self._hidden = ""  # why nothing of the answer is shown
         self._is_drained = False
         self._drained_bytes = 0
         self._is_over = False
@@ -104,8 +130,12 @@ class Relay:
     def head(self, status: int, headers: list[Header]) -> None:
         self._status = status
         if status == self._held_back:
-            self._is_held_back = True
+            self._hidden = "throttled"
             return
+        if status == FORBIDDEN:
+            self._hidden = _refusal_of_us(headers)
+            if self._hidden:
+                return
         found = dict(headers)
         if b"transfer-encoding" in found and _has_other_coding(headers):
             self._status = 0
@@ -127,7 +157,7 @@ class Relay:
             connection = self._connection  # which may carry another call before this is over
             sent, first, last = connection.called_at, connection.answered_at, connection.since
         try:
-            if not self._is_held_back:
+            if not self._hidden:
                 if data:
                     self._tap.data(data)
                 if is_last:
@@ -136,20 +166,21 @@ class Relay:
         finally:  # whoever waits must be told in any case
             if is_last:
                 self._took(self._status, sent, first, last)
-                self._end(_GOOD if self._status == 200 else Outcome(self._status, True, self._is_held_back))
+                hidden = self._hidden
+                self._end(_GOOD if self._status == 200 else Outcome(self._status, True, bool(hidden), hidden))
 
     def broken(self, why: str) -> None:
         self._is_over = True
         try:
-            if self._status and not self._is_held_back:
+            if self._status and not self._hidden:
                 self._tap.end(False)
                 connection = self._connection
                 self._took(0, connection.called_at, connection.answered_at, connection.since)
                 # A clean end would look like success to most clients.
                 self._responder.abort()
         finally:
-            is_held_back = self._is_held_back or not (self._status or self._connection.is_written)
-            self._end(Outcome(self._status, False, is_held_back, why))
+            is_held_back = bool(self._hidden) or not (self._status or self._connection.is_written)
+            self._end(Outcome(self._status, False, is_held_back, self._hidden or why))
 
     def _show(self, data: bytes, is_last: bool) -> None:
         if self._is_drained:
@@ -166,7 +197,7 @@ class Relay:
 
     def _took(self, status: int, sent: float, first: float, last: float) -> None:
         lane = self._lane
-        if lane is not None and not self._is_held_back:
+        if lane is not None and not self._hidden:
             lane.answered(status, self._began, sent, first, last, self._now())
 
     def _end(self, outcome: Outcome) -> None:

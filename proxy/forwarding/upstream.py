@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 import httptools
 
 from proxy.exchange import Header
+from proxy.forwarding.names import Name
 
 CONNECT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
 FIRST_BYTE_SECONDS = 600.0  # a long answer without streaming is silent until it is whole
@@ -263,6 +264,7 @@ class Pool:
         self.put = put
         self.now = now
         self._tls = tls
+        self._name = Name(endpoint.host, endpoint.port)
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
         self._connecting = 0
@@ -277,21 +279,36 @@ class Pool:
         return None
 
     async def connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        host, port, _ = self.endpoint
-        making = loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
+        """Raises CannotConnect, and UnicodeError of what can be no host's name."""
+        where = f"{self.endpoint.host}:{self.endpoint.port}"
         self._connecting += 1
         try:
-            transport, connection = await asyncio.wait_for(making, CONNECT_SECONDS)
-        except (OSError, TimeoutError) as failure:
-            raise CannotConnect(f"cannot reach {host}:{port}: {failure or 'no answer'}") from None
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await self._connected()
+        except OSError as failure:
+            raise CannotConnect(f"cannot reach {where}: {str(failure) or 'no answer'}") from None
         finally:
             self._connecting -= 1
         if not connection.is_usable:
-            raise CannotConnect(f"{host}:{port} closes connections at once")
-        _watch(transport.get_extra_info("socket"))
+            raise CannotConnect(f"{where} closes connections at once")
+        _watch(connection.transport.get_extra_info("socket"))
         self._busy.add(connection)
         return connection
+
+    async def _connected(self) -> Connection:
+        """To the first address that takes it. Raises OSError, of which a time-out is one."""
+        loop, (host, port, is_tls) = asyncio.get_running_loop(), self.endpoint
+        trouble = OSError("its name has no address")
+        for address in await self._name.addresses():
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self), address, port, ssl=self._tls, server_hostname=host if is_tls else None
+                )
+            except OSError as failure:
+                trouble = failure
+            else:
+                return connection
+        raise trouble
 
     def free(self, connection: Connection) -> None:
         self._busy.discard(connection)

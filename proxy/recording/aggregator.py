@@ -67,7 +67,7 @@ class Aggregator:
         try:
             active = await listed(self._store, days)
         except StoreError as failure:
-            _log.warning("no total is brought up to date, as the store does not say which there are: %s", failure)
+            _log.warning("totals are not brought up to date: %s", failure)
             return
         self._higher &= {found.counter for found in active}
         for found in active:

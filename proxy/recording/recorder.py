@@ -135,11 +135,15 @@ class Recorder:
         """Whether it is known of all that was flushed that it is in the store."""
         return not self._waiting
 
-    async def check(self) -> None:
-        """Raises CannotRecord with what keeps spend from being recorded."""
+    async def check(self) -> str | None:
+        """Raises CannotRecord with what keeps spend from being recorded; tells of what waits for a person."""
         if self.journal.trouble:
             raise CannotRecord(f"the journal cannot be written: {self.journal.trouble}")
         self.admit()
+        if self.store_trouble:
+            raise CannotRecord("spend cannot be flushed, and waits in the journal; the log says why")
+        left = len(self.sender.left)
+        return f"what the store did not take, {left} segments, waits for a person; the log says why" if left else None
 
     def take_over(self, found: Iterable[Sealed]) -> None:
         """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our

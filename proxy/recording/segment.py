@@ -7,10 +7,12 @@ leaves zeros behind its last line. `close` cuts them off. Where a file system ma
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import Final
@@ -62,7 +64,10 @@ class Segment:
 
     def _write(self, data: bytes) -> None:
         if self._is_mapped and self._at + len(data) > self._end:
-            self._open_window(len(data))
+            try:
+                self._open_window(len(data))
+            except MemoryError:  # for whoever writes it is as good as a disk that is full
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
         if self._window is None:
             self._put(data, self._start)
             self._start += len(data)
@@ -90,7 +95,7 @@ class Segment:
         a_page = needed + -needed % ALLOCATIONGRANULARITY
         *generous, exact = sorted({wished, min(wished, a_page), needed}, reverse=True)
         for room in generous:
-            with suppress(OSError):
+            with suppress(OSError, MemoryError):
                 self._put(bytes(max(0, start + room - taken)), taken)
                 return room
         self._put(bytes(max(0, start + exact - taken)), taken)
@@ -107,7 +112,7 @@ class Segment:
             raise
 
     def _go_on_without_window(self, failure: OSError) -> None:
-        _log.warning("the file system of %s maps no files, so each line is written: %s", self.path, failure.strerror)
+        _tell_of_no_window(str(self.path.parent), str(failure.strerror))
         window, size = self._window, self.size
         self._is_mapped, self._window = False, None
         self._start, self._at, self._end = size, 0, 0
@@ -148,6 +153,11 @@ class Segment:
             self.path.unlink(missing_ok=True)
         finally:
             self.close()
+
+
+@lru_cache(64)  # and so once: it may come with every segment
+def _tell_of_no_window(folder: str, why: str) -> None:
+    _log.warning("files in %s cannot be mapped, so each line is written by itself: %s", folder, why)
 
 
 def sync_file(path: Path, flags: int = os.O_RDONLY) -> None:

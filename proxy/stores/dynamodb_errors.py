@@ -107,6 +107,11 @@ _REASONS = {
 }
 
 
+# How DynamoDB says that a table's key is another than that of what is asked or written.
+_OTHER_KEY = ("does not match the schema", "Missing the key ", "Type mismatch for key ", "missed key schema element")
+_ANOTHER_KEY = "a table in DynamoDB has another key than it should; see: price-keeper tables check"
+
+
 class Garbled(BotoCoreError):  # type: ignore[misc]
     """What came back is not DynamoDB speaking; botocore alone would read an empty answer out of it."""
 
@@ -180,6 +185,8 @@ def _from_answer(response: Mapping[str, Any]) -> StoreError:
         return StoreUnavailable("a transaction of the same token is under way", maybe_applied=True)
     if code == "ResourceNotFoundException":
         return StoreMisconfigured("a table is missing in DynamoDB; make it with: price-keeper tables create")
+    if code == "ValidationException" and _is_of_another_key(message):
+        return StoreMisconfigured(_ANOTHER_KEY)
     if code in _BAD_CREDENTIALS:
         return NotAllowed(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -188,8 +195,15 @@ def _from_answer(response: Mapping[str, Any]) -> StoreError:
     return Rejected(f"DynamoDB rejects the request: {code}: {message}")
 
 
+def _is_of_another_key(message: str) -> bool:
+    """Then the table is at fault, not what was asked: it may be mended, and so must be asked again."""
+    return any(words in message for words in _OTHER_KEY)
+
+
 def _cancelled(entries: list[Mapping[str, Any]], message: str) -> StoreError:
     for entry in entries:
+        if _is_of_another_key(entry.get("Message") or ""):
+            return StoreMisconfigured(_ANOTHER_KEY)
         if entry.get("Code") not in _REASONS:
             return Rejected(f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}")
     if not entries:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
+from proxy.answers import OUT_OF_MEMORY
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Request
 from proxy.surface.bodies import HEADER_BYTES, add_part, joined, weight_of
@@ -70,7 +71,10 @@ class RequestReader:
             self._decline_upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError as failure:
-            self._connection.stop_hearing(self._refusal or InvalidRequest(f"this is no HTTP request: {failure}"))
+            refusal = OUT_OF_MEMORY if isinstance(failure.__context__, MemoryError) else None
+            self._connection.stop_hearing(
+                self._refusal or refusal or InvalidRequest(f"this is no HTTP request: {failure}")
+            )
             return
         if self.is_in_body:
             if not was_in_body:

@@ -25,6 +25,11 @@ def add_to(telemetry: Telemetry, traffic: Traffic, joining: Joining, listener: L
     telemetry.add(metrics.STREAMS, lambda: listener.open_streams)
     telemetry.add(metrics.UNDER_WAY, lambda: listener.under_way)
     telemetry.add(metrics.HELD_BYTES, lambda: listener.held_bytes)
+    reach = forwarder.reach
+    telemetry.add(
+        metrics.UPSTREAM_TROUBLE,
+        lambda: [({"kind": "refused"}, reach.is_refused), ({"kind": "away"}, reach.places_away)],
+    )
     telemetry.add(
         metrics.UPSTREAM,
         lambda: [({"state": state}, n) for state, n in zip(("busy", "idle"), forwarder.connections, strict=True)],

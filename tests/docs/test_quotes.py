@@ -38,10 +38,10 @@ def test_a_quote_is_what_the_code_says(quote: str) -> None:
 
 
 def is_said(quote: str) -> bool:
-    if quote.endswith(THE_LOG):
-        return is_said(quote.removesuffix(THE_LOG)) and f"…{THE_LOG}" in templates()
     pattern = re.compile(".*".join(map(re.escape, quote.split("…"))))
-    return any(pattern.fullmatch(each) for each in templates())
+    if any(pattern.fullmatch(each) for each in templates()):
+        return True
+    return quote.endswith(THE_LOG) and f"…{THE_LOG}" in templates() and is_said(quote.removesuffix(THE_LOG))
 
 
 def test_what_nothing_says_is_found_out() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.forwarding import forwarder as module
+from proxy.forwarding import reach as module
 from proxy.forwarding.upstream import Endpoint
 from tests.support.connecting import Make, connecting
 from tests.support.rig import Rig, Through, between, nowhere, on_both_loops, plain, sends, upstream

@@ -66,7 +66,7 @@ FREE_PORTS = ("--port", "0", "--control-port", "0")
 def test_dev_needs_nothing_and_stops_when_told(tmp_path: Path, stop: signal.Signals) -> None:
     with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
         assert get(f"{running.control}/health") == (200, {"status": "ok"})
-        checks = {"store": "ok", "journal": "ok", "revocation": "ok"}
+        checks = {"store": "ok", "journal": "ok", "revocation": "ok", "bedrock": "ok"}
         assert get(f"{running.control}/ready") == (200, {"status": "ready", "checks": checks})
         assert (tmp_path / "data" / "price-keeper.db").exists()
         assert running.stop(stop) == 0

@@ -56,7 +56,7 @@ def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
     assert sum(recorded.values()) == CALLS
     assert crew.ready() == (
         200,
-        {"store": "ok", "journal": "ok", "revocation": "ok", "worker 1": "ok", "worker 2": "ok"},
+        {"store": "ok", "journal": "ok", "revocation": "ok", "bedrock": "ok", "worker 1": "ok", "worker 2": "ok"},
     )
     text = crew.metrics()
     assert text.endswith(f"\nprice_keeper_workers_up {WORKERS}\n")

@@ -95,12 +95,12 @@ class Sidecar:
 
 
 @contextmanager
-def sidecar(*arguments: str, folder: Path, **environment: str) -> Iterator[Sidecar]:
-    """Started as by a user; ended whatever happens."""
+def sidecar(*arguments: str, folder: Path, around: tuple[str, ...] = (), **environment: str) -> Iterator[Sidecar]:
+    """Started as by a user; ended whatever happens. `around` is a command that starts it, and becomes it."""
     output, errors = folder / "sidecar.out", folder / "sidecar.err"
     with output.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "proxy.cli", *arguments],
+            [*around, sys.executable, "-m", "proxy.cli", *arguments],
             cwd=folder,
             env=surroundings(environment),
             stdin=subprocess.DEVNULL,

@@ -52,6 +52,8 @@ class Lineup:
     store: dict[str, Any]
     port: int = field(default_factory=free_port)
     options: tuple[str, ...] = ()  # of `serve`
+    around: tuple[str, ...] = ()  # a command that starts it
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -83,7 +85,8 @@ class Lineup:
     @contextmanager
     def serving(self) -> Iterator[Sidecar]:
         keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
-        with sidecar("serve", *self.options, folder=self.folder, PRICE_KEEPER_JWT_SECRET=SECRET, **keys) as running:
+        environment = {"PRICE_KEEPER_JWT_SECRET": SECRET, **keys, **self.environment}
+        with sidecar("serve", *self.options, folder=self.folder, around=self.around, **environment) as running:
             yield running
 
     def token(self) -> str:

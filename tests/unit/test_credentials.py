@@ -34,7 +34,7 @@ class Chain:
 
 
 async def test_none_yet_is_a_clear_refusal() -> None:
-    provided = ProvidedCredentials(Chain(None))
+    provided = ProvidedCredentials(lambda: Chain(None))
     with pytest.raises(UpstreamAway, match="no AWS credentials"):
         provided.current()
     await provided.renew()
@@ -43,7 +43,7 @@ async def test_none_yet_is_a_clear_refusal() -> None:
 
 
 async def test_new_ones_take_the_place_of_old_ones() -> None:
-    provided = ProvidedCredentials(Chain(_frozen(1), _frozen(2)))
+    provided = ProvidedCredentials(lambda: Chain(_frozen(1), _frozen(2)))
     await provided.renew()
     assert provided.current() == Credentials("KEY1", "secret")
     await provided.renew()
@@ -52,7 +52,7 @@ async def test_new_ones_take_the_place_of_old_ones() -> None:
 
 async def test_the_same_ones_stay_the_same_object() -> None:
     """The signer keeps its key for as long as it is given the same object."""
-    provided = ProvidedCredentials(Chain(_frozen(1), _frozen(1)))
+    provided = ProvidedCredentials(lambda: Chain(_frozen(1), _frozen(1)))
     await provided.renew()
     first = provided.current()
     await provided.renew()
@@ -60,16 +60,40 @@ async def test_the_same_ones_stay_the_same_object() -> None:
 
 
 async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    provided = ProvidedCredentials(Chain(_frozen(1), RuntimeError("secret-in-the-message"), None))
+    provided = ProvidedCredentials(lambda: Chain(_frozen(1), OSError("secret-in-the-message"), None))
     await provided.renew()
     with caplog.at_level(logging.WARNING, "proxy.forwarding"):
         await provided.renew()
         await provided.renew()
     assert provided.current().access_key == "KEY1"
     assert [record.getMessage() for record in caplog.records] == [
-        "AWS credentials could not be renewed: RuntimeError",
+        "AWS credentials could not be renewed: OSError",
         "no AWS credentials were found",
     ]
+
+
+async def test_expired_ones_in_place_of_old_ones_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    expired = RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
+    provided = ProvidedCredentials(lambda: Chain(_frozen(1), expired, expired, _frozen(2), expired))
+    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+        for _ in range(5):
+            await provided.renew()
+    assert [record.getMessage() for record in caplog.records] == [
+        "AWS credentials could not be renewed: what came is expired"
+    ] * 2
+
+
+async def test_when_they_are_refused_the_chain_is_made_anew() -> None:
+    chains = [Chain(_frozen(1), _frozen(1)), Chain(_frozen(2))]
+    provided, renewed = ProvidedCredentials(lambda: chains.pop(0)), []
+    provided.on_renewed = lambda: renewed.append(provided.current().access_key)
+    await provided.renew()
+    await provided.renew_useless()
+    assert renewed == ["KEY1"]
+    provided.refused()
+    await provided.renew_useless()
+    await provided.renew_useless()
+    assert renewed == ["KEY1", "KEY2"]
 
 
 async def test_botocores_own_chain_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,7 +112,8 @@ def _given(access: Any, secret: Any, token: Any) -> SimpleNamespace:
 
 
 async def test_the_new_line_that_ends_a_file_is_no_part_of_a_secret() -> None:
-    provided = ProvidedCredentials(Chain(_given("KEY\n", " secret\r\n", "token\n"), _given("KEY", "secret", "")))
+    chain = Chain(_given("KEY\n", " secret\r\n", "token\n"), _given("KEY", "secret", ""))
+    provided = ProvidedCredentials(lambda: chain)
     await provided.renew()
     assert provided.current() == Credentials("KEY", "secret", "token")
     await provided.renew()
@@ -107,14 +132,14 @@ UNUSABLE = [
 @pytest.mark.parametrize("values", UNUSABLE)
 async def test_what_cannot_be_used_is_told_at_the_start_and_not_shown(values: Any) -> None:
     with pytest.raises(ConfigError, match="the AWS credentials cannot be used: ") as refused:
-        await ProvidedCredentials(Chain(_given(*values))).renew()
+        await ProvidedCredentials(lambda: Chain(_given(*values))).renew()
     assert all(value not in str(refused.value) for value in values[1:] if value)
     assert refused.value.__cause__ is None
 
 
 @pytest.mark.parametrize("values", UNUSABLE)
 async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCaptureFixture) -> None:
-    provided = ProvidedCredentials(Chain(_frozen(1), _given(*values), _frozen(2)))
+    provided = ProvidedCredentials(lambda: Chain(_frozen(1), _given(*values), _frozen(2)))
     await provided.renew()
     with caplog.at_level(logging.WARNING, "proxy.forwarding"):
         await provided.renew()

@@ -182,3 +182,35 @@ def test_a_hole_that_a_power_cut_left_costs_the_lines_in_it_and_no_other(tmp_pat
     assert found.values == [[1], [4], [5]]
     assert found.spoilt == 2  # the second line, and what may have been the last
     assert found.end == len(torn) - 16
+
+
+def test_without_memory_for_room_it_is_as_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps the journal owes the line then, and writes it later."""
+    segment, write = Segment(tmp_path, NAME), os.pwrite
+
+    def none(*_: Any) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(os, "pwrite", none)
+    with pytest.raises(OSError, match="Cannot allocate memory") as refused:
+        segment.append(b"[1]")
+    assert refused.value.errno == errno.ENOMEM
+    monkeypatch.setattr(os, "pwrite", write)
+    segment.append(b"[2]")
+    segment.close()
+    assert lines_in(segment.path.read_bytes()).values == [[2]]
+
+
+def test_that_files_cannot_be_mapped_is_told_once_and_not_of_every_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_descriptor(*_: Any, **__: Any) -> mmap:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "mmap", no_descriptor)
+    for name in (NAME, NAME[:-1] + "W", NAME[:-1] + "X"):
+        segment = Segment(tmp_path, name)
+        segment.append(b"[1]")
+        segment.close()
+    told = f"files in {tmp_path} cannot be mapped, so each line is written by itself: Too many open files"
+    assert [record.getMessage() for record in caplog.records] == [told]

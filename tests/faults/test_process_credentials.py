@@ -1,0 +1,71 @@
+"""AWS credentials of the sidecar's own that expire, cannot be refreshed, and come back: no caller's are to blame."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from proxy.simulator import DEFAULT_KEYS
+from tests.support.afflicted import Trial, asked, by_hand, checks, counted, metric, tried, until
+from tests.support.crashing import Lineup, Load
+
+REFUSED = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+NOT_READY = "Bedrock refuses the sidecar's own AWS credentials; the log says why"
+NONE = "the sidecar has no AWS credentials to call Bedrock with"
+NEW_TOKEN, OLD_TOKEN = "a session token that is good", "a session token that is not"
+
+
+@contextmanager
+def signing(folder: Path, token: str, good_for: float) -> Iterator[tuple[Trial, Lineup, Path]]:
+    """A sidecar whose credentials come from a command, of which a test has the file that it prints."""
+    file = folder / "credentials.json"
+    provide(file, token, good_for)
+    (folder / "aws").write_text(f"[default]\ncredential_process = cat {file}\n")
+    with tried(folder, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
+        lineup = trial.lineup()
+        lineup.environment = {
+            "AWS_CONFIG_FILE": str(folder / "aws"),
+            "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+        }
+        yield trial, lineup, file
+
+
+def provide(file: Path, token: str, good_for: float) -> None:
+    until_when = datetime.now(UTC) + timedelta(seconds=good_for)
+    keys = {"AccessKeyId": DEFAULT_KEYS.access_key, "SecretAccessKey": DEFAULT_KEYS.secret_key}
+    expiry = {"SessionToken": token.replace(" ", "-"), "Expiration": until_when.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    file.write_text(json.dumps({"Version": 1, **keys, **expiry}))
+
+
+def test_callers_are_not_told_as_if_it_were_of_theirs_and_it_mends_by_itself(tmp_path: Path) -> None:
+    with signing(tmp_path, OLD_TOKEN, -60) as (trial, lineup, file), lineup.serving() as running:
+        token = lineup.token()
+        assert asked(lineup, token) == (503, "ServiceUnavailableException", NONE)
+        until(lambda: checks(running.control)["bedrock"] == NONE)
+        assert running.errors.count("\n") == running.errors.count("could not be renewed: what came is expired") == 1
+        provide(file, OLD_TOKEN, 3600)  # by its own word it is good, and Bedrock does not take it
+        until(lambda: asked(lineup, token)[2] != NONE)
+        refused = [asked(lineup, token) for _ in range(20)]
+        assert set(refused) == {(503, "ServiceUnavailableException", REFUSED)}
+        until(lambda: checks(running.control)["bedrock"] == NOT_READY)
+        assert metric(running.control, 'upstream_trouble{kind="refused"}') == 1
+        said = "127.0.0.1 refuses the sidecar's own AWS credentials: UnrecognizedClientException, on "
+        assert running.errors.count(said) == 1
+        with Load(lineup, 2, random.Random(20261119)) as load:  # with tokens that stay as they are
+            provide(file, NEW_TOKEN, 3600)
+            until(lambda: len(load.whole) > 20)
+        until(lambda: checks(running.control)["bedrock"] == "ok")
+        assert metric(running.control, 'upstream_trouble{kind="refused"}') == 0
+        assert running.stop() == 0
+        served = trial.served()
+    assert set(load.whole) == set(served)
+    assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+    print(
+        f"{len(refused)} calls refused, {load.broken} more under load; {len(load.whole)} answered once good ones came"
+    )

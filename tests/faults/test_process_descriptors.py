@@ -1,0 +1,88 @@
+"""Out of file descriptors: newcomers are turned away, what is under way goes on, nothing spins, floods or is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from tests.support.afflicted import asked, by_hand, checks, counted, processor_seconds, told, tried, until
+from tests.support.crashing import Load
+
+SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
+STRANGERS = 80  # connections
+CALLS = 20
+SPARE = 2
+
+
+def test_none_are_left_for_a_while(tmp_path: Path) -> None:
+    """A few are still there when the limit falls; the strangers take them."""
+    with tried(tmp_path) as trial:
+        lineup = trial.lineup()
+        with lineup.serving() as running, Load(lineup, 3, random.Random(20261119)) as load, ExitStack() as strangers:
+            until(lambda: len(load.whole) > 20)
+            pid, token = running.process.pid, lineup.token()
+            limit = _limited(pid, len(os.listdir(f"/proc/{pid}/fd")) + SPARE)
+            for _ in range(STRANGERS):
+                strangers.enter_context(closing(socket.create_connection(("127.0.0.1", lineup.port), 5)))
+            began, worked, answered = time.monotonic(), processor_seconds(pid), len(load.whole)
+            time.sleep(SECONDS)
+            answers = Counter(asked(lineup, token)[0] for _ in range(CALLS))
+            turned_away = CALLS - answers[200]
+            while_away, worked = len(load.whole) - answered, processor_seconds(pid) - worked
+            assert worked < 0.8 * (time.monotonic() - began)  # the load alone takes a part; a loop that spins, all
+            assert set(answers) <= {0, 200, 503}
+            assert turned_away
+            assert while_away > 10  # who is connected is served
+            strangers.close()
+            _limited(pid, limit)
+            until(lambda: set(checks(running.control).values()) == {"ok"})
+            answers += Counter(asked(lineup, token)[0] for _ in range(CALLS))
+            assert answers[200] >= CALLS
+            load.__exit__()
+            assert running.stop() == 0
+            assert running.errors.count("\n") <= 4, running.errors
+        served = trial.served()
+    assert set(load.whole) <= set(served)
+    assert len(served) == len(load.whole) + answers[200]  # nobody was turned away from what was paid for
+    assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+    print(f"{while_away} calls answered meanwhile, {turned_away} of {CALLS} newcomers turned away")
+
+
+def _limited(pid: int, soft: int) -> int:
+    """The limit so far."""
+    before, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    return before
+
+
+def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path) -> None:
+    with tried(tmp_path) as trial:
+        lineup = trial.lineup()
+        lineup.around = ("prlimit", "--nofile=96")
+        with lineup.serving() as running:
+            token, control = lineup.token(), int(running.control.rpartition(":")[2])
+            with _strangers(lineup.port):
+                assert told(running.control, "/ready")[0] == 200
+            until(lambda: asked(lineup, token)[0] == 200)
+            with _strangers(control):
+                assert [asked(lineup, token)[0] for _ in range(CALLS)] == [200] * CALLS
+            until(lambda: told(running.control, "/ready")[0] == 200)
+            assert running.stop() == 0
+            assert "Too many open files" not in running.errors
+        served = trial.served()
+    assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+
+
+@contextmanager
+def _strangers(port: int) -> Iterator[None]:
+    with ExitStack() as strangers:
+        for _ in range(2 * STRANGERS):
+            strangers.enter_context(closing(socket.create_connection(("127.0.0.1", port), 5)))
+        yield

@@ -1,0 +1,83 @@
+"""SIGSTOP, and SIGCONT a while later: nobody takes over what a stopped sidecar has, others are served, all is exact.
+
+A few seconds in `make test`, a minute by PRICE_KEEPER_STOPPED_SECONDS. Hard budgets: `test_hard_budget_kill.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.afflicted import by_hand, checks, configure, counted, tried, until
+from tests.support.commands import price_keeper
+from tests.support.crashing import SECRET, Lineup, Load
+from tests.support.workers import is_gone, serving
+
+SECONDS = float(os.environ.get("PRICE_KEEPER_STOPPED_SECONDS", "2"))
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) -> None:
+    with tried(tmp_path) as trial:
+        one, other = trial.lineup("one"), trial.lineup("other")
+        with one.serving() as pausing, other.serving() as going:
+            with Load(one, 3, random.Random(1)) as paused, Load(other, 3, random.Random(2)) as served:
+                until(lambda: len(paused.whole) > 20 and len(served.whole) > 20)
+                with stopped(pausing.process.pid):
+                    time.sleep(0.2)  # for what had been sent before
+                    still, so_far = len(paused.whole), len(served.whole)
+                    taken = price_keeper(
+                        "replay", str(one.journal), folder=other.folder, PRICE_KEEPER_JWT_SECRET=SECRET
+                    )
+                    assert (taken.returncode, "another process writes to the journal" in taken.stderr) == (1, True)
+                    time.sleep(SECONDS)
+                    assert len(paused.whole) == still
+                    meanwhile = len(served.whole) - so_far
+                until(lambda: len(paused.whole) > still + 20)
+                until(lambda: set(checks(pausing.control).values()) == {"ok"})
+            assert (pausing.stop(), going.stop()) == (0, 0)
+        everything = trial.served()
+    assert meanwhile > 20
+    assert served.broken == 0
+    assert set(paused.whole) | set(served.whole) <= set(everything)
+    assert counted(tmp_path / "price-keeper.db") == by_hand(everything)
+    print(f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, {paused.broken} of its own broken, nothing lost")
+
+
+def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_path: Path) -> None:
+    with tried(tmp_path) as trial:
+        lineup = trial.lineup()
+        lineup.options = ("--workers", "2")
+        with serving(lineup) as crew:
+            until(lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values()))
+            with stopped(crew.pids[1]):
+                crew.running.process.kill()
+                until(lambda: is_gone(crew.pids[0]))  # which notices, and brings to its end what it has
+                lineup.options = ()
+                configure(lineup, listen={"data": "127.0.0.1:0"})  # the port is still the stopped one's
+                _run_once(lineup)
+                assert (lineup.journal / "worker-1").is_dir()
+            until(lambda: is_gone(crew.pids[1]))
+        _run_once(lineup)
+        assert not (lineup.journal / "worker-1").exists()
+        assert counted(tmp_path / "price-keeper.db") == by_hand(trial.served())
+
+
+def _run_once(lineup: Lineup) -> None:
+    """Whoever starts on a journal takes over what former workers left, at once."""
+    with lineup.serving() as running:
+        assert running.stop() == 0
+        assert "estimated" not in running.errors

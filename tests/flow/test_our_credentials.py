@@ -1,0 +1,100 @@
+"""What Bedrock says of the sidecar's own credentials: no caller hears it as if it were about his; all else he does."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from proxy.errors import UpstreamAway
+from proxy.forwarding import reach as module
+from proxy.forwarding.relay import NOT_OUR_CREDENTIALS
+from tests.flow.test_failover import OK, asked, told
+from tests.support.rig import Through, between, nowhere, on_both_loops, plain, sends, upstream
+from tests.support.wire import said
+
+OURS = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+MESSAGE = b'{"message": "The security token included in the request is expired"}'
+
+
+def refusal(kind: str, status: int = 403) -> bytes:
+    return plain(MESSAGE, status, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nx-amzn-ErrorType: %b\r\n" % kind.encode())
+
+
+@pytest.mark.parametrize("kind", [*sorted(NOT_OUR_CREDENTIALS), "ExpiredTokenException:http://internal.amazon.com/"])
+@on_both_loops
+async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
+    async with upstream(sends(refusal(kind))) as server, between(Through(server.endpoint)) as rig:
+        for protocol in ("h1", "h2"):
+            heard = await asked(rig, protocol)
+            assert said(heard, 503, "ServiceUnavailableException") == OURS
+            assert heard[b"retry-after"] == b"5"
+            assert b"expired" not in heard.body
+        lines = told(rig)
+        assert len(lines) == 1
+        assert f"refuses the sidecar's own AWS credentials: {kind.partition(':')[0]}, on Thu, 01 Jan 1970" in lines[0]
+        assert len(server.calls) == 2
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_the_next_place_of_the_label_may_take_them(protocol: str) -> None:
+    async with (
+        upstream(sends(refusal("UnrecognizedClientException"))) as first,
+        upstream(sends(OK)) as second,
+        between(Through(first.endpoint, second.endpoint)) as rig,
+    ):
+        heard = await asked(rig, protocol)
+        assert (heard.status, heard.body) == (200, b"all is well")
+        assert len(told(rig)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("AccessDeniedException", 403), ("ExpiredTokenException", 400), ("", 403)]
+)
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+@on_both_loops
+async def test_whatever_else_bedrock_says_goes_on_unchanged(protocol: str, kind: str, status: int) -> None:
+    async with upstream(sends(refusal(kind, status))) as server, between(Through(server.endpoint)) as rig:
+        heard = await asked(rig, protocol)
+        assert (heard.status, heard.body) == (status, MESSAGE)
+        assert heard[b"x-amzn-errortype"] == kind.encode()
+        assert told(rig) == []
+
+
+@on_both_loops
+async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
+    gone = nowhere()
+    async with upstream(sends(OK)) as server:
+        through = Through(gone)
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            reach = through.forwarder.reach
+            await asked(rig)
+            with pytest.raises(UpstreamAway, match="cannot be reached; the log says why"):
+                await reach.check()
+            through.to(gone, server.endpoint)
+            await asked(rig)
+            assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
+            with socket.create_server((gone.host, gone.port)):
+                assert await reach.check() is None
+            assert len(told(rig)) == 1
+
+
+@on_both_loops
+async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None:
+    async with upstream(sends(refusal("ExpiredTokenException"))) as server:
+        through = Through(server.endpoint)
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            reach = through.forwarder.reach
+            assert await reach.check() is None
+            await asked(rig)
+            with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
+                await reach.check()
+            await rig.pass_time(module.REFUSED_SECONDS)
+            assert await reach.check() is None
+            await asked(rig)
+            assert len(told(rig)) == 2  # it is said anew
+            reach.renewed()
+            assert await reach.check() is None

@@ -1,0 +1,196 @@
+"""Sidecars in trouble that is not of their making, and their books beside those of the Bedrock that they called."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import sqlite3
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import boto3
+import yaml
+
+from proxy.recording.aggregator import summed
+from proxy.recording.entries import PICO_PER_MICRO, Counts
+from proxy.stores import sqlite_codec
+from proxy.stores.cloudformation import attribute_definitions, key_schema
+from proxy.stores.schema import TABLES, Table
+from tests.support.crashing import MODELS, PRICES, SCOPE, Lineup
+from tests.support.simulated import BedrockProcess, bedrock_process, read_ledger
+from tests.support.workers import TURN
+
+SECONDS = 30.0
+
+
+@dataclass
+class Trial:
+    """One Bedrock and one store, and whoever calls the one and counts in the other."""
+
+    folder: Path
+    bedrock: BedrockProcess
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger"
+
+    def lineup(self, name: str = "a", store: dict[str, Any] | None = None, **sections: Any) -> Lineup:
+        """One sidecar's place. `sections` are laid over those of its configuration."""
+        folder = self.folder / name
+        folder.mkdir()
+        lineup = Lineup(folder, self.bedrock.url, store or {"path": str(self.folder / "price-keeper.db")})
+        lineup.write_config()
+        if sections:
+            configure(lineup, **sections)
+        return lineup
+
+    def served(self) -> dict[str, dict[str, Any]]:
+        """What ran at Bedrock, by request."""
+        return {entry["request_id"]: entry for entry in read_ledger(self.ledger) if entry.get("usage")}
+
+
+@contextmanager
+def tried(folder: Path, *options: str) -> Iterator[Trial]:
+    """`options` are Bedrock's."""
+    with bedrock_process("--ledger", str(folder / "ledger"), *options) as bedrock:
+        yield Trial(folder, bedrock)
+
+
+def configure(lineup: Lineup, **sections: Any) -> None:
+    file = lineup.folder / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for name, section in sections.items():
+        config[name] = config.get(name, {}) | section if isinstance(section, dict) else section
+    file.write_text(yaml.safe_dump(config))
+
+
+def by_hand(served: dict[str, dict[str, Any]]) -> dict[str, Counts]:
+    """What Bedrock says that it served, priced by hand: by label."""
+    labels = {model: label for label, model in MODELS.items()}
+    sums: dict[str, Counts] = {}
+    for entry in served.values():
+        label = labels[entry["model"]]
+        usage, prices = entry["usage"], PRICES[label]
+        tokens = tuple(usage[name] for name in Counts._fields if name.endswith("_tokens"))
+        pico = sum(count * round(price * 10**6) for count, price in zip(tokens, prices.values(), strict=True))
+        sums[label] = sums.get(label, Counts()).plus(Counts(1, 0, *tokens, 0, pico))
+    return sums
+
+
+def counted(file: Path) -> dict[str, Counts]:
+    """What SQLite's file holds, by label, of all days and shards."""
+    items: dict[str, list[Any]] = {}
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        for pk, item in connection.execute('SELECT pk, item FROM "usage-agg-sharded"'):
+            scope, _, rest = pk.partition("#LABEL#")
+            if scope == SCOPE.key:
+                items.setdefault(rest.partition("#")[0], []).append(sqlite_codec.decode(item))
+    return {label: _counts(summed(found)) for label, found in items.items()}
+
+
+def _counts(sums: dict[str, Any]) -> Counts:
+    pico = int(sums.pop("cost_usd_micros") * PICO_PER_MICRO)
+    return Counts(**{name: int(number) for name, number in sums.items()}, pico=pico)
+
+
+def told(url: str, path: str) -> tuple[int, str]:
+    """By the control port; 0 where it gives no answer."""
+    try:
+        with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+    except OSError as failure:
+        return 0, str(failure)
+
+
+def checks(url: str) -> dict[str, str]:
+    """Of readiness."""
+    _, body = told(url, "/ready")
+    return dict(json.loads(body)["checks"]) if body.startswith("{") else {"control port": body}
+
+
+def until(holds: Callable[[], object], seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def asked(lineup: Lineup, token: str, seconds: float = 10.0) -> tuple[int, str, str]:
+    """One call on a connection of its own: its status, the kind of error and what is said of it. 0: no answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", lineup.port, timeout=seconds)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    try:
+        connection.request("POST", "/model/premium/converse", TURN, headers)
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as failure:
+        return 0, type(failure).__name__, str(failure)
+    finally:
+        connection.close()
+    if answer.status == 200:
+        return 200, "", ""
+    return answer.status, answer.headers.get("x-amzn-errortype", ""), str(json.loads(body)["message"])
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process, so far."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def metric(url: str, name: str) -> float:
+    """Of one that has one sample; `name` goes with its labels."""
+    _, text = told(url, "/metrics")
+    return next(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"price_keeper_{name} ")
+    )
+
+
+def tables_made(endpoint: str, prefix: str, without: str = "") -> None:
+    """DynamoDB's, as the schema wants them; but for one."""
+    client = dynamodb(endpoint)
+    for table in TABLES.values():
+        if table.name != without:
+            table_made(client, prefix, table)
+
+
+def table_made(client: Any, prefix: str, table: Table) -> None:
+    client.create_table(
+        TableName=prefix + table.name,
+        KeySchema=key_schema(table),
+        AttributeDefinitions=attribute_definitions(table),
+        BillingMode="PAY_PER_REQUEST",
+    )
+
+
+def dynamodb(endpoint: str) -> Any:
+    return boto3.client("dynamodb", endpoint_url=endpoint, region_name="us-east-1")
+
+
+def used_in_dynamodb(endpoint: str, prefix: str) -> dict[str, int]:
+    """Of all scopes, labels, days and shards; money in pico-dollars."""
+    pages = dynamodb(endpoint).get_paginator("scan").paginate(TableName=f"{prefix}usage-agg-sharded")
+    items = [item for page in pages for item in page["Items"]]
+    micros = sum(Decimal(item["cost_usd_micros"]["N"]) for item in items)
+    used = {"requests": sum(int(item["requests"]["N"]) for item in items)}
+    return used | {"pico": int(micros * PICO_PER_MICRO)}
+
+
+def counted_by_day(file: Path) -> dict[str, int]:
+    """Requests in SQLite's file, by the day on which they count."""
+    found: Counter[str] = Counter()
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        for day, item in connection.execute('SELECT sk, item FROM "usage-agg-sharded"'):
+            found[day] += int(sqlite_codec.decode(item)["requests"])
+    return dict(found)
