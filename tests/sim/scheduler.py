@@ -7,7 +7,6 @@ it goes on. What depends on where things lie in memory, as the order of a set of
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -35,14 +34,11 @@ class Process(Protocol):
 
 
 class Turn:
-    __slots__ = ("_when", "arguments", "callback", "context")
+    __slots__ = ("_when", "arguments", "callback")
 
-    def __init__(
-        self, callback: Callable[..., Any], arguments: tuple[Any, ...], context: Any, when: float = 0.0
-    ) -> None:
+    def __init__(self, callback: Callable[..., Any], arguments: tuple[Any, ...], when: float = 0.0) -> None:
         self.callback: Callable[..., Any] | None = callback
         self.arguments = arguments
-        self.context = context
         self._when = when
 
     def cancel(self) -> None:
@@ -88,8 +84,10 @@ class Loop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.scheduler.now
 
+    # Nothing here has a context of its own.
+
     def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> Any:
-        turn = Turn(callback, arguments, context or contextvars.copy_context())
+        turn = Turn(callback, arguments)
         self.scheduler.ready.append((self, turn))
         return turn
 
@@ -97,12 +95,21 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
         least = TICK if delay > 0 else 0.0  # or who sleeps a rounding error on and on would stop all time
-        return self.call_at(self.scheduler.now + max(delay, least), callback, *arguments, context=context)
+        return self.call_at(self.scheduler.now + (delay if delay > least else least), callback, *arguments)
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
-        turn = Turn(callback, arguments, context or contextvars.copy_context(), when)
-        self.scheduler.later(when, self, turn)
+        turn = Turn(callback, arguments, when)
+        scheduler = self.scheduler
+        heapq.heappush(scheduler.later, (when, next(scheduler.order), self, turn))
         return turn
+
+    async def sleep(self, seconds: float) -> None:
+        awake: asyncio.Future[None] = asyncio.Future(loop=self)
+        turn = self.call_later(seconds, _wake, awake)
+        try:
+            await awake
+        finally:
+            turn.cancel()
 
     def create_future(self) -> Any:
         return NumberedFuture(next(self._numbers), self)
@@ -153,14 +160,19 @@ class Scheduler:
         self.failures: list[BaseException] = []
         self.turns = 0
         self.thread_seconds = thread_seconds
-        self._later: list[tuple[float, int, Loop, Turn]] = []
-        self._order = count()
-
-    def later(self, when: float, loop: Loop, turn: Turn) -> None:
-        heapq.heappush(self._later, (when, next(self._order), loop, turn))
+        self.later: list[tuple[float, int, Loop, Turn]] = []
+        self.order = count()
+        self._running: Loop | None = None
 
     def run_until(self, until: float) -> None:
-        ready, later = self.ready, self._later
+        try:
+            self._run_until(until)
+        finally:
+            self._running = None
+            asyncio._set_running_loop(None)
+
+    def _run_until(self, until: float) -> None:
+        ready, later = self.ready, self.later
         while True:
             while ready:
                 self._take(*ready.popleft())
@@ -168,7 +180,8 @@ class Scheduler:
                 break
             when, _, loop, turn = heapq.heappop(later)
             if turn.callback is not None:
-                self.now = max(self.now, when)
+                if when > self.now:
+                    self.now = when
                 self._take(loop, turn)
         self.now = max(self.now, until)
 
@@ -192,18 +205,24 @@ class Scheduler:
         if self.turns > MOST_TURNS:
             raise RuntimeError(f"some task never waits, so time cannot pass: {_who(callback)}")
         self.current = process
-        asyncio._set_running_loop(loop)
+        if loop is not self._running:
+            self._running = loop
+            asyncio._set_running_loop(loop)
         try:
-            turn.context.run(callback, *turn.arguments)
+            callback(*turn.arguments)
         except Killed:
             pass
         except Exception as failure:
             self.failures.append(failure)
         finally:
-            asyncio._set_running_loop(None)
             self.current = None
         if process is not None and process.is_dead:
             process.bury()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _who(callback: Any) -> str:

@@ -24,7 +24,7 @@ from tests.sim.sidecar import Clock, Life, Sidecar
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-WAITS = (0.0, 0.01, 0.2, 1.0, 1.0, 3.0, 3.0, 12.0)
+WAITS = (0.0, 0.01, 0.2, 1.0, 1.0, 2.0, 3.0, 9.0)
 
 
 class Script:

@@ -19,6 +19,7 @@ from proxy.limits.store_time import StoreTime
 from proxy.metering.price_updates import Tariffs
 from proxy.recording.composed import Recording, opened_recording
 from proxy.recording.entries import Intent
+from proxy.selection.spent import NEVER
 from proxy.selection.standing import Standing
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
@@ -40,17 +41,17 @@ class Clock:
     """A machine's: its wall clock may be wrong."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world, self._scheduler = world, world.scheduler
         self.wrong_by = 0.0
 
     def now(self) -> float:
         return self._world.wall() + self.wrong_by
 
     def monotonic(self) -> float:
-        return self._world.scheduler.now
+        return self._scheduler.now
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await (asyncio.get_running_loop().sleep(seconds) if seconds > 0 else asyncio.sleep(0))  # type: ignore[attr-defined]
 
 
 class Sidecar:
@@ -109,6 +110,8 @@ class Life:
             self.world.limits.is_exact = False
         if self.is_ready and any(not h.lease.is_empty or h.open for h in self.leasing._holders.values()):
             self.world.limits.is_exact = False
+        if self.calls and (self.world.settings.limits or {}).get("mode") == "exact":  # what they told will never be settled
+            self.world.limits.is_exact = False
         self.is_ready = False
         self.is_over = True
 
@@ -145,9 +148,12 @@ class Life:
             self.leasing = ToldLeasing(self.limiter, clock, tasks)
             self.limiter.books = self.leasing.books = world.limits
             self.limiter.life = self.leasing.life = self.number
-            tasks.every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
+            if setup.limits is not None:
+                tasks.every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
             recording = await running.enter_async_context(opened_recording(config, store, clock))
             self.recording: Recording = recording
+            # To look back over a month of days is mostly time.
+            recording.aggregator._has_looked_back = world.chance.random() < 0.9
             self.standings = Standings(config, store, recording.recorder, clock, tasks)
             self._opens_port(config, store)
             recording.start(config, tasks)
@@ -196,7 +202,7 @@ class Life:
         journal = replace(
             self.world.config.journal,
             dir=str(self.machine.folder),
-            fsync_interval_ms=1000,
+            fsync_interval_ms=3000,
             max_unflushed_usd=Decimal(setup.max_unflushed_usd),
         )
         return replace(self.world.config, journal=journal, on_store_down=setup.on_store_down)
@@ -253,8 +259,9 @@ class Life:
     def _standings(self) -> list[Standing]:
         """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
         knows whose budget it is, nor over how many shards it is spread."""
-        found = {id(payer.standing): payer.standing for payer, _ in self.standings._payers.values()}
-        return [each for each in found.values() if each.plan.calendar == self.world.calendar]
+        found = {id(payer.standing): (payer.standing, watch) for payer, watch in self.standings._payers.values()}
+        calendar = self.world.calendar
+        return [each for each, watch in found.values() if each.plan.calendar == calendar and watch.money_old > -NEVER]
 
     def _is_seen_in_time(self, name: Name, standing: Any, now: float) -> None:
         """As long as nothing keeps it from looking, what was spent is known after a flush and an interval."""

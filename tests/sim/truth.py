@@ -106,6 +106,7 @@ class Truth:
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
         self.is_quota_lowered = False
+        self._hard_rows: dict[Key, Item] = {}
         self.has_wrong_clock = False
         self.spent_at: dict[Name, float] = {}
         self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
@@ -193,7 +194,9 @@ class Truth:
         elif key.table == STICKY and item is not None and was is not None and sticky.LABEL in was:
             places = [(cast(int, each[sticky.VERSION]), cast(int, each[sticky.INDEX])) for each in (was, item)]
             self.check("the active label never goes back", places[0] <= places[1], key, *places)
-        elif key.table == BUCKETS and item is not None and key.sk == "BUCKET#RATE":
+        elif key.table == BUCKETS and item is not None and key.sk != "BUCKET#RATE":
+            self._hard_rows[key] = item
+        elif key.table == BUCKETS and item is not None:
             for each in item:
                 if each.endswith(TOKENS):
                     capacity = cast(int, item[each.removesuffix(TOKENS) + CAPACITY])
@@ -223,12 +226,10 @@ class Truth:
 
     # Hard budgets.
 
-    def check_hard(self, items: Mapping[Key, Item]) -> None:
+    def check_hard(self) -> None:
         out: Sums[rows.Name] = Sums()
         buckets: dict[rows.Name, rows.Bucket] = {}
-        for key, item in items.items():
-            if key.table != BUCKETS or key.sk == "BUCKET#RATE":
-                continue
+        for key, item in self._hard_rows.items():
             kind, _, rest = key.sk.removeprefix("BUCKET#").partition("#")
             label, _, rest = rest.partition("#")
             if kind == "HARD":

@@ -153,7 +153,7 @@ class World:
         """Raises Violation."""
         for life in self.running:
             life.check()
-        self.truth.check_hard(self.store.items)
+        self.truth.check_hard()
         if self.are_limits_bound:
             for name, ledger in self.limits.ledgers.items():
                 self.truth.check("a limit is kept", ledger.beyond <= 1e-6, name, ledger)
