@@ -112,6 +112,8 @@ class Ending:
         store = cast(Store, self.world.admin())
         aggregator = Aggregator(store, Clock(self.world), 0.0)
         await aggregator.run()
+        if self.world.has_clock_far_off:  # a total is taken for final an hour after its day
+            return
         for name, flushed in self.truth.flushed.items():
             key = total_key(Counter(*name, self.world.setup.shards))
             item: Any = self.world.store.items.get(key) or {}

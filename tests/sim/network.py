@@ -25,6 +25,7 @@ LATEST_SECONDS = 240.0  # that something which was sent is still on its way: a t
 STALE_TABLES = frozenset({"daily-total"})  # whose reads need not be consistent
 
 # What becomes of one request. The first three did nothing; after the others nobody knows, or nothing is wrong.
+WRITTEN = ("sticky-state", "daily-total", "request-dedup", "rate-buckets")  # tables, of a transaction the first
 FAULTS = ("refused", "throttled", "conflict", "lost", "unheard", "late", "slow", "twice")
 
 
@@ -60,10 +61,11 @@ class Weather:
         self._chance, self._odds = chance, odds
         self.is_cut_off = False
         self.next: list[str] = []
+        self.aimed: dict[str, str] = {}  # by table: of the next write to it
         self.met: Counter[str] = Counter()
 
-    def fault(self, verb: str) -> str:
-        found = self._drawn()
+    def fault(self, verb: str, table: str) -> str:
+        found = (self.aimed.pop(table, "") if verb in WRITES else "") or self._drawn()
         if found == "conflict" and verb != "transact":
             found = "throttled"
         if found:
@@ -83,7 +85,7 @@ class Weather:
         return ""
 
     def is_fine(self) -> None:
-        self.is_cut_off, self._odds, self.next = False, {}, []
+        self.is_cut_off, self._odds, self.next, self.aimed = False, {}, [], {}
 
 
 class Wire:
@@ -180,7 +182,7 @@ class Wire:
     ) -> Any:
         self.asked += 1
         answer = asyncio.get_running_loop().create_future()
-        fault, chance = self._weather.fault(verb), self._chance
+        fault, chance = self._weather.fault(verb, key.table), self._chance
         there, back = chance.uniform(*LATENCY), chance.uniform(*LATENCY)
         if fault == "slow":
             back += chance.uniform(0.3, 5.0)

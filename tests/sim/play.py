@@ -43,8 +43,9 @@ class Outcome:
 
 
 @contextmanager
-def stage() -> Iterator[Path]:
-    """For any number of seeds: a folder, in memory where there is such a place, and nothing said or collected meanwhile."""
+def stage(*, is_tidied: bool = True) -> Iterator[Path]:
+    """For any number of seeds: a folder, in memory where there is such a place, and nothing said or collected meanwhile.
+    `is_tidied`: so that the process may go on with something else."""
     in_memory = Path("/dev/shm")
     logging.disable(logging.CRITICAL)
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that ended with their process
@@ -60,9 +61,10 @@ def stage() -> Iterator[Path]:
         ):
             yield Path(folder)
     finally:
-        gc.enable()
-        gc.collect()
-        gc.unfreeze()
+        if is_tidied:
+            gc.collect()
+            gc.enable()
+            gc.unfreeze()
         sys.unraisablehook = hook
         logging.disable(logging.NOTSET)
 
@@ -70,8 +72,10 @@ def stage() -> Iterator[Path]:
 _played = 0
 
 
-def played(seed: int, folder: Path, focus: str | None = None, *, keeps_trace: bool = False) -> Outcome:
-    """On a stage."""
+def played(
+    seed: int, folder: Path, focus: str | None = None, *, keeps_trace: bool = False, is_collected: bool = True
+) -> Outcome:
+    """On a stage. `is_collected`: its garbage, after some seeds."""
     global _played
     setup = setup_of(seed, focus)
     place = folder / "world"
@@ -94,7 +98,7 @@ def played(seed: int, folder: Path, focus: str | None = None, *, keeps_trace: bo
     outcome.faults, outcome.checks = dict(world.gone_wrong()), dict(world.truth.checks)
     outcome.turns = world.scheduler.turns
     _played += 1
-    if _played % COLLECTED_AFTER == 0:
+    if is_collected and _played % COLLECTED_AFTER == 0:
         gc.collect()
     return outcome
 

@@ -56,7 +56,8 @@ class Script:
             "room again": (2, self._has_room),
             "a partition": (2, self._cuts_off),
             "its end": (3, self._joins),
-            "a fault of the store": (8, self._meets),
+            "faults of the store": (6, self._meets),
+            "a fault of a write": (6, self._meets_at_a_write),
             "bedrock goes": (1, self._bedrock_goes),
             "bedrock comes": (2, self._bedrock_comes),
             "a clock jumps": (1, self._jumps),
@@ -103,7 +104,7 @@ class Script:
 
     def _call(self, life: Life, invocation: int | None = None) -> None:
         some = self.chance.choice
-        label, caller = some(LABELS), self.chance.randrange(len(self.setup.callers))
+        label, caller = some(self.setup.asked), self.chance.randrange(len(self.setup.callers))
         most = some((None, 10, 300, 2000)) if self.setup.enforcement != "hard" else some((10, 100, 600))
         asked = request(label, caller, some((10, 200, 2000)), most, some((1, 20, 150, 300, 999)), invocation)
         life.takes(next(self.world.numbers), asked)
@@ -163,7 +164,7 @@ class Script:
         if life is None or life.loop.is_stopped:
             return False
         self._troubled("stops")
-        life.loop.is_stopped = True
+        life.loop.is_stopped = life.is_out_of_time = True
         return True
 
     def _goes_on(self) -> object:
@@ -210,8 +211,9 @@ class Script:
     def _jumps(self) -> None:
         machine = self._machine()
         machine.clock.wrong_by += self.chance.choice((-3600.0, -5.0, -1.0, 1.0, 5.0, 3600.0))
+        self.world.has_clock_far_off |= abs(machine.clock.wrong_by) > 3000
         if machine.life is not None:
-            machine.life.has_wrong_clock = True
+            machine.life.is_out_of_time = True
         self.world.is_soft_bound_kept = False
         self._troubled("clocks that jump")
 
@@ -226,6 +228,10 @@ class Script:
     def _meets(self) -> None:
         machine = self._machine()
         machine.weather.next += [self.chance.choice(network.FAULTS)] * self.chance.choice((1, 1, 2, 4))
+        self.world.troubled()
+
+    def _meets_at_a_write(self) -> None:
+        self._machine().weather.aimed[self.chance.choice(network.WRITTEN)] = self.chance.choice(network.FAULTS)
         self.world.troubled()
 
     def _bedrock_goes(self) -> None:

@@ -86,7 +86,7 @@ class Life:
         self.is_dead = self.is_ready = self.is_over = self.is_stopping = False
         self.under_way: dict[int, Intent] = {}
         self.calls: dict[int, Told] = {}
-        self.has_wrong_clock = bool(abs(machine.clock.wrong_by) > 2.5)
+        self.is_out_of_time = bool(abs(machine.clock.wrong_by) > 2.5)
         self.wire: Wire | None = None
         self._task = self.loop.create_task(self._lives())
         self._task.add_done_callback(self._ends)
@@ -104,16 +104,20 @@ class Life:
             return
         self.world.trace(self.name, "is dead")
         self.disk.bury()
+        self.world.limits.is_exact &= not self._leaves_limits_open()
         self.world.truth.dies(self)
         self.world.limits.forget(self.number)
-        if self.is_ready and (self.limiter.pending or any(h.asking for h in self.leasing._holders.values())):
-            self.world.limits.is_exact = False
-        if self.is_ready and any(not h.lease.is_empty or h.open for h in self.leasing._holders.values()):
-            self.world.limits.is_exact = False
-        if self.calls and (self.world.settings.limits or {}).get("mode") == "exact":  # what they told will never be settled
-            self.world.limits.is_exact = False
         self.is_ready = False
         self.is_over = True
+
+    def _leaves_limits_open(self) -> bool:
+        """Something was taken or used that it has not told the store, and never will."""
+        if not self.is_ready:
+            return False
+        holders = self.leasing._holders.values()
+        is_owed = any(not each.lease.is_empty or each.open or each.asking is not None for each in holders)
+        is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
+        return bool(self.limiter.pending or is_owed or (is_exact and (self.calls or self.under_way)))
 
     def _ends(self, task: asyncio.Task[None]) -> None:
         self.world.trace(self.name, "ends", type(task.exception()).__name__)
@@ -205,7 +209,8 @@ class Life:
             fsync_interval_ms=3000,
             max_unflushed_usd=Decimal(setup.max_unflushed_usd),
         )
-        return replace(self.world.config, journal=journal, on_store_down=setup.on_store_down)
+        totals = replace(self.world.config.aggregator, interval_secs=setup.aggregate_secs)
+        return replace(self.world.config, journal=journal, aggregator=totals, on_store_down=setup.on_store_down)
 
     async def _drained(self) -> None:
         """Nobody new is let in; calls under way have some time."""

@@ -107,7 +107,7 @@ class Truth:
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
         self.is_quota_lowered = False
         self._hard_rows: dict[Key, Item] = {}
-        self.has_wrong_clock = False
+        self.is_out_of_time = False
         self.spent_at: dict[Name, float] = {}
         self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
         self._spans: dict[str, list[Span]] = {}
@@ -130,7 +130,7 @@ class Truth:
         for counter in intent.account.counters:
             if counter.is_hold:
                 self.held[_held_by(counter)] += intent.pico
-            if not life.has_wrong_clock:
+            if not life.is_out_of_time:
                 self.check("a call belongs to the day on which it began", self._covers(counter, intent), counter)
 
     def _covers(self, counter: Any, intent: Intent) -> bool:

@@ -73,6 +73,7 @@ class World:
         self.calendar = known_zone(setup.zone), Period(setup.period), setup.quota_scope, setup.shards
         self.last_trouble = -1e9
         self.is_soft_bound_kept = not any(abs(each) > 2.5 for each in setup.wrong_by)
+        self.has_clock_far_off = any(abs(each) > 3000 for each in setup.wrong_by)
         self.are_limits_bound = True
         self._chance_bytes = random.Random(f"{setup.seed} of names")
         self.machines = [Sidecar(self, number) for number in range(setup.sidecars)]
