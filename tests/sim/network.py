@@ -225,7 +225,7 @@ class Wire:
             if there > 1:
                 self._truth.late.append((arriving, arrive))
             if fault == "twice" and verb in WRITES:
-                again = self._world.call_later(there + chance.choice((0.001, 0.1, 5.0, 100.0)), arrive, False)
+                again = self._world.call_later(there + chance.choice((0.001, 0.1, 5.0, 30.0, 100.0)), arrive, False)
                 self._truth.late.append((again, arrive))
         if fails is not None:
             waits = PATIENCE_SECONDS if fault in ("lost", "late", "unheard") else back

@@ -231,7 +231,8 @@ class Script:
         self.world.troubled()
 
     def _meets_at_a_write(self) -> None:
-        self._machine().weather.aimed[self.chance.choice(network.WRITTEN)] = self.chance.choice(network.FAULTS)
+        table = "sticky-state" if self.setup.focus == "sticky" else self.chance.choice(network.WRITTEN)
+        self._machine().weather.aimed[table] = self.chance.choice(network.FAULTS)
         self.world.troubled()
 
     def _bedrock_goes(self) -> None:

@@ -78,7 +78,7 @@ def setup_of(seed: int, focus: str | None = None) -> Setup:
         limits=limits if limited else None,
         app_limits=chance.random() < 0.5,
         starts_at=_starts_at(chance, zone, period),
-        steps=some((20, 30, 45, 70)),
+        steps=70 if focus == "sticky" else some((20, 30, 45, 70)),
         odds={} if is_calm else _some_of(chance, network.FAULTS, (0.02, 0.1, 0.3)),
         ways=_some_of(chance, bedrock.WAYS[1:], (0.05, 0.2)),
         tells_time=limited and chance.random() < 0.9,
@@ -102,8 +102,7 @@ def _quotas(chance: random.Random, enforcement: str) -> dict[str, int]:
 
 def _quickly_spent(chance: random.Random) -> dict[str, int]:
     """One label after the other, within a minute or two."""
-    first = chance.choice((10_000, 30_000))
-    return {"premium": first, "standard": first // 4, "economy": 10 * first}
+    return {"premium": chance.choice((2_000, 10_000)), "standard": chance.choice((5_000, 10_000)), "economy": 10**6}
 
 
 def _starts_at(chance: random.Random, zone: str, period: str) -> float:
