@@ -11,6 +11,7 @@ from unittest import mock
 
 from proxy.errors import StoreUnavailable
 from proxy.hard import rows
+from proxy.hard.holds import Holds
 from proxy.hard.purse import IDLE_SECONDS, Purse
 from proxy.limits.sending import Sending, Transaction
 from proxy.limits.store_time import StoreTime
@@ -22,19 +23,19 @@ from proxy.recording.turns import Turns
 from proxy.selection import policy, sticky
 from proxy.selection.spent import Spent
 from proxy.selection.standing import Standing
+from proxy.selection.standings import Standings
 from proxy.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 from tests.sim.play import Outcome, played
 
-FIRST_SEED = 10_000
-
 
 class Mistake(NamedTuple):
-    """In what is to be replaced, of what; and in which worlds that shows."""
+    """In what is to be replaced, of what; in which worlds that shows, and from which seed on it was soon found."""
 
     place: Any
     name: str
     instead: Callable[..., Any]
     focus: str
+    seed: int = 10_000
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
     """How many seeds it took, and what was found; None: nothing."""
     with made(mistake):
         for number in range(most):
-            outcome = played(FIRST_SEED + number, folder, mistake.focus)
+            outcome = played(mistake.seed + number, folder, mistake.focus)
             if outcome.failure:
                 return number + 1, outcome
     return most, None
@@ -124,6 +125,25 @@ async def _at_any_time(_: Any, __: float) -> AsyncIterator[bool]:
     yield True
 
 
+# Those that the simulator found when they were in the product.
+
+
+def _cannot_end(journal: Any) -> None:
+    journal._segment.sync()
+    journal._segment.close()
+
+
+def _met_by_defaults(standings: Any, name: Any) -> bool:
+    return bool(standings._is_met(name))
+
+
+def _never_sound_again(holds: Any, name: Any) -> None:
+    if holds._is_unsound:
+        raise OSError("its holds could not be synced")
+    _write_name(holds, name)
+
+
+_write_name = Holds._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
@@ -142,4 +162,7 @@ MISTAKES = {
     "holds given back before all is flushed": Mistake(Recorder, "has_leftovers", property(lambda _: False), "hard"),
     "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits"),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", lambda time: time._clock.now(), "limits"),
+    "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
+    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft"),
+    "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard"),
 }

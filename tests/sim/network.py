@@ -153,8 +153,10 @@ class Wire:
         await self._ask("put", put.key, work)
 
     async def update(self, update: Update) -> Item:
+        quotas = dict(self.seen.quotas)  # as they were known when it was sent
+
         def work() -> Item:
-            self._truth.about_to_move(self.seen, update)
+            self._truth.about_to_move(quotas, update)
             found: Item = at_once(self.store.update(update))
             return found
 

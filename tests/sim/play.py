@@ -43,30 +43,25 @@ class Outcome:
 
 
 @contextmanager
-def stage(*, is_tidied: bool = True) -> Iterator[Path]:
+def stage() -> Iterator[Path]:
     """For any number of seeds: a folder, in memory where there is such a place, and nothing said or collected meanwhile.
-    `is_tidied`: so that the process may go on with something else."""
+    To be had in a process of its own, which has the disks of all others on it."""
     in_memory = Path("/dev/shm")
     logging.disable(logging.CRITICAL)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that ended with their process
+    sys.unraisablehook = lambda _: None  # of coroutines that ended with their process
+    warnings.simplefilter("ignore", RuntimeWarning)  # of what never came to its turn
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         with (
-            warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # of what never came to its turn
             tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as folder,
             disks(),
             mock.patch.object(composed, "Journal", lambda *given: ToldJournal(DISKS.scheduler.current, *given)),
         ):
             yield Path(folder)
     finally:
-        if is_tidied:
-            gc.collect()
-            gc.enable()
-            gc.unfreeze()
-        sys.unraisablehook = hook
-        logging.disable(logging.NOTSET)
+        gc.enable()
 
 
 _played = 0

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from tests.sim.mutations import MISTAKES, seeds_until_found
 from tests.sim.play import Outcome, played, stage
 
 CHUNK = 25  # seeds, after which a process ends: it is let go with all it holds, which is quicker than to tidy up
@@ -21,7 +22,7 @@ SHOWN = 5  # failures
 
 def play_some(seeds: list[int], focus: str | None, over: float) -> list[Outcome]:
     found = []
-    with stage(is_tidied=False) as folder:
+    with stage() as folder:
         for seed in seeds:
             if time.monotonic() < over:
                 found.append(played(seed, folder, focus, is_collected=False))
@@ -30,9 +31,8 @@ def play_some(seeds: list[int], focus: str | None, over: float) -> list[Outcome]
     return found
 
 
-def play_many(chunks: Iterator[list[int]], focus: str | None, seconds: float) -> Iterator[Outcome]:
-    """On all cores, until there are no more seeds or the time is over."""
-    cores = len(os.sched_getaffinity(0))
+def play_many(chunks: Iterator[list[int]], focus: str | None, seconds: float, cores: int) -> Iterator[Outcome]:
+    """Until there are no more seeds or the time is over."""
     over, under_way = time.monotonic() + seconds, deque[Any]()
     with multiprocessing.get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
         while True:
@@ -47,7 +47,8 @@ def play_many(chunks: Iterator[list[int]], focus: str | None, seconds: float) ->
 
 
 class Report:
-    def __init__(self) -> None:
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
         self.seeds = self.turns = 0
         self.simulated = 0.0
         self.began = time.monotonic()
@@ -75,7 +76,7 @@ class Report:
 
     def tell(self) -> None:
         took, used = time.monotonic() - self.began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        processor, cores = used.ru_utime + used.ru_stime, len(os.sched_getaffinity(0))
+        processor, cores = used.ru_utime + used.ru_stime, self.cores
         print(f"{self.seeds} seeds in {took:.1f} s: {self.seeds / took * 60:.0f} a minute, ", end="")
         print(f"{self.seeds / processor * 60 * cores:.0f} if nothing else ran on these {cores} cores")
         print(f"{self.simulated / 3600:.1f} hours of simulated time, {self.turns} turns, {sum(self.events.values())} events")
@@ -103,6 +104,25 @@ def one(seed: int, focus: str | None, *, is_traced: bool) -> int:
     return 1 if outcome.failure else 0
 
 
+def hashes(seeds: range) -> int:
+    with stage() as folder:
+        for seed in seeds:
+            print(played(seed, folder).trace_hash)
+    return 0
+
+
+def mistakes(most: int) -> int:
+    """Whether each is found."""
+    missed = 0
+    with stage() as folder:
+        for name, mistake in MISTAKES.items():
+            seeds, outcome = seeds_until_found(mistake, folder, most)
+            missed += outcome is None
+            told = "not found" if outcome is None else outcome.failure[:100]
+            print(f"{seeds:>4} {name}: {told}", flush=True)
+    return 1 if missed else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.run", description=__doc__)
     parser.add_argument("--seed", type=int, help="play this one alone")
@@ -111,13 +131,21 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed of many (%(default)s)")
     parser.add_argument("--seeds", type=int, help="how many")
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long (%(default)s), unless a number is given")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--cores", type=int, default=cores, help="how many processes play (%(default)s)")
+    parser.add_argument("--hashes", action="store_true", help="show the hash of each trace, and nothing else")
+    parser.add_argument("--mistakes", type=int, metavar="SEEDS", help="look for each of those in mutations.py instead")
     given = parser.parse_args()
+    if given.mistakes is not None:
+        return mistakes(given.mistakes)
     if given.seed is not None:
         return one(given.seed, given.focus, is_traced=given.trace)
+    if given.hashes:
+        return hashes(range(given.first, given.first + given.seeds))
     last = None if given.seeds is None else given.first + given.seeds
-    report = Report()
+    report = Report(given.cores)
     seconds = given.seconds if given.seeds is None else float("inf")
-    for outcome in play_many(_chunks(given.first, last), given.focus, seconds):
+    for outcome in play_many(_chunks(given.first, last), given.focus, seconds, given.cores):
         report.add(outcome)
     report.tell()
     return 1 if report.failures else 0

@@ -52,12 +52,12 @@ class Script:
             "a drain": (2, self._drains),
             "going on": (4, self._goes_on),
             "a full disk": (1 * journal, self._fills),
-            "a disk that cannot sync": (1, self._cannot_sync),
+            "a disk that cannot sync": (1 + journal, self._cannot_sync),
             "room again": (2, self._has_room),
             "a partition": (2, self._cuts_off),
             "its end": (3, self._joins),
             "faults of the store": (6, self._meets),
-            "a fault of a write": (6, self._meets_at_a_write),
+            "a fault of a write": (30 if self.setup.focus == "sticky" else 6, self._meets_at_a_write),
             "bedrock goes": (1, self._bedrock_goes),
             "bedrock comes": (2, self._bedrock_comes),
             "a clock jumps": (1, self._jumps),
@@ -231,8 +231,10 @@ class Script:
         self.world.troubled()
 
     def _meets_at_a_write(self) -> None:
-        table = "sticky-state" if self.setup.focus == "sticky" else self.chance.choice(network.WRITTEN)
-        self._machine().weather.aimed[table] = self.chance.choice(network.FAULTS)
+        table, fault = self.chance.choice(network.WRITTEN), self.chance.choice(network.FAULTS)
+        if self.setup.focus == "sticky":  # which is seldom written, and may go back only by what comes late
+            table, fault = "sticky-state", self.chance.choice(("late", "twice"))
+        self._machine().weather.aimed[table] = fault
         self.world.troubled()
 
     def _bedrock_goes(self) -> None:

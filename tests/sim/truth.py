@@ -202,13 +202,13 @@ class Truth:
                     capacity = cast(int, item[each.removesuffix(TOKENS) + CAPACITY])
                     self.check("no bucket holds more than it can", cast(int, item[each]) <= capacity, key, each)
 
-    def about_to_move(self, reader: Reader, update: Update) -> None:
+    def about_to_move(self, quotas: Mapping[str, Mapping[str, Any]], update: Update) -> None:
         """The active label, for good: only when it is really spent."""
         left = update.set.get("previous_model_label")
         if update.key.table != STICKY or left is None:
             return
         name = Name(update.key.pk, str(left), update.key.sk)
-        known = [each.get(str(left), 0) for each in reader.quotas.values()]
+        known = [each.get(str(left), 0) for each in quotas.values()]
         quota = min(known, default=0) * PICO_PER_MICRO
         self.check("a label is left for good when it is spent", self.pico[name] >= quota, name, self.pico[name], quota)
 
