@@ -1,4 +1,4 @@
-"""What the disks of simulated processes do: they fill up, break, and are in the middle of something when a process dies.
+"""What the disks of simulated processes do: they fill up, break, and have written half of a line when a process dies.
 
 The files are real, in memory where there is such a place; what is asked of the system goes through here first.
 """

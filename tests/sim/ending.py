@@ -222,4 +222,3 @@ class Ending:
             bucket = rows.Bucket.of(item)
             whole = bucket.left + bucket.base + sum_ == bucket.quota
             self.truth.check("what nobody spent is there again", whole, name, bucket, sum_)
-

@@ -1,4 +1,4 @@
-"""Plays seeds: `python -m tests.sim.run --seconds 60`, on all cores; `--seed 7 --trace` plays one and shows all of it."""
+"""Plays seeds: `python -m tests.sim.run --seconds 60` on all cores, or `--seed 7 --trace`: one, and shows all of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 from tests.sim.mutations import MISTAKES, seeds_until_found
@@ -21,11 +21,9 @@ SHOWN = 5  # failures
 
 
 def play_some(seeds: list[int], focus: str | None, over: float) -> list[Outcome]:
-    found = []
     with stage() as folder:
-        for seed in seeds:
-            if time.monotonic() < over:
-                found.append(played(seed, folder, focus, is_collected=False))
+        in_time = takewhile(lambda _: time.monotonic() < over, seeds)
+        found = [played(seed, folder, focus, is_collected=False) for seed in in_time]
     for outcome in found:
         outcome.recent = outcome.recent if outcome.failure else []
     return found
@@ -79,7 +77,8 @@ class Report:
         processor, cores = used.ru_utime + used.ru_stime, self.cores
         print(f"{self.seeds} seeds in {took:.1f} s: {self.seeds / took * 60:.0f} a minute, ", end="")
         print(f"{self.seeds / processor * 60 * cores:.0f} if nothing else ran on these {cores} cores")
-        print(f"{self.simulated / 3600:.1f} hours of simulated time, {self.turns} turns, {sum(self.events.values())} events")
+        hours, events = self.simulated / 3600, sum(self.events.values())
+        print(f"{hours:.1f} hours of simulated time, {self.turns} turns, {events} events")
         for what, counts in (("calls", self.calls), ("faults", self.faults), ("checks", self.checks)):
             print(f"{sum(counts.values())} {what}")
             for name, number in sorted(counts.items(), key=lambda each: (-each[1], each[0])):
@@ -130,7 +129,9 @@ def main() -> int:
     parser.add_argument("--focus", help="of all worlds: soft, hard, limits, journal, calm or mixed")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed of many (%(default)s)")
     parser.add_argument("--seeds", type=int, help="how many")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for how long (%(default)s), unless a number is given")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for how long (%(default)s), unless a number is given"
+    )
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--cores", type=int, default=cores, help="how many processes play (%(default)s)")
     parser.add_argument("--hashes", action="store_true", help="show the hash of each trace, and nothing else")

@@ -1,7 +1,7 @@
 """Simulated time for many processes: each has an event loop of its own, and all take their turns in one order.
 
-A process that is killed never takes another turn, so nothing of it is cleaned up. One that is stopped takes its turns when
-it goes on. What depends on where things lie in memory, as the order of a set of tasks, goes by numbers here.
+A process that is killed never takes another turn, so nothing of it is cleaned up. One that is stopped takes its turns
+when it goes on. What depends on where things lie in memory, as the order of a set of tasks, goes by numbers here.
 """
 
 from __future__ import annotations

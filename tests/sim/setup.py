@@ -55,7 +55,9 @@ def setup_of(seed: int, focus: str | None = None) -> Setup:
     some = chance.choice
     zone, period = some(ZONES), some(("day", "day", "day", "week", "month"))
     is_calm = focus == "calm"
-    enforcement = {"hard": "hard", "soft": "soft", "sticky": "soft", "calm": "soft"}.get(focus) or some(("soft", "soft", "hard", "shadow"))
+    enforcement = {"hard": "hard", "soft": "soft", "sticky": "soft", "calm": "soft"}.get(focus) or some(
+        ("soft", "soft", "hard", "shadow")
+    )
     sidecars = some((1, 2, 2, 3, 3, 4))
     limited = focus == "limits" or (focus == "mixed" and chance.random() < 0.4)
     rpm, burst = some((12, 60, 240)), some((5, 20, 60))
@@ -96,7 +98,11 @@ def _quotas(chance: random.Random, enforcement: str) -> dict[str, int]:
     """A call of the dearest label costs some cents, and may cost ten times that under a hard budget."""
     top = (200_000, 600_000, 3_000_000) if enforcement == "hard" else (2_000, 10_000, 60_000)
     first = chance.choice(top)
-    chain = {"premium": first, "standard": chance.choice((0, first // 4, first)), "economy": chance.choice((100, first))}
+    chain = {
+        "premium": first,
+        "standard": chance.choice((0, first // 4, first)),
+        "economy": chance.choice((100, first)),
+    }
     return dict(list(chain.items())[: chance.choice((1, 2, 3, 3, 3))])
 
 

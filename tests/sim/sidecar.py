@@ -51,7 +51,8 @@ class Clock:
         return self._scheduler.now
 
     async def sleep(self, seconds: float) -> None:
-        await (asyncio.get_running_loop().sleep(seconds) if seconds > 0 else asyncio.sleep(0))  # type: ignore[attr-defined]
+        loop: Any = asyncio.get_running_loop()
+        await (loop.sleep(seconds) if seconds > 0 else asyncio.sleep(0))
 
 
 class Sidecar:
@@ -178,12 +179,10 @@ class Life:
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
         tariffs = Tariffs(config, store, None, clock)
         admitting = dataplane.admitting(config, store, clock, tasks, self.leasing)
-        hard = dataplane.hard_budgets(
-            config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder
-        )
+        hard = dataplane.hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
         self.hard = hard
         bedrock = dataplane.Bedrock("http://bedrock", cast(Any, None))
-        with mock.patch.object(dataplane, "_identify", lambda *_: ByHeader(world.setup.callers)):
+        with mock.patch.object(dataplane, "_identify", return_value=ByHeader(world.setup.callers)):
             self.pipeline = dataplane.pipeline(
                 config,
                 store,
@@ -274,7 +273,9 @@ class Life:
         if spent_at is None or world.last_trouble > spent_at - 120 or not world.is_soft_bound_kept:
             return
         most = world.longest_delay(standing.plan.normal_secs)
-        world.truth.check("a soft quota is passed for no longer than stated", now - spent_at <= most, name, now - spent_at)
+        world.truth.check(
+            "a soft quota is passed for no longer than stated", now - spent_at <= most, name, now - spent_at
+        )
 
     def check(self) -> None:
         """What it counts is no less than what it can know, and what is under way is what it says."""
@@ -289,7 +290,9 @@ class Life:
                 told = self.name, name, spent.known, least, spent._as_of, self.wire.seen.known.get(name)
                 truth.check("nobody counts less than it can know", not is_less, *told)
                 expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.budgets)
-                truth.check("what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected)
+                truth.check(
+                    "what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected
+                )
 
 
 def _expected(intent: Intent) -> int:

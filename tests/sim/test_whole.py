@@ -1,4 +1,4 @@
-"""Whole fleets from seeds: what has to hold does, each mistake that is made on purpose is found, and a seed is a run."""
+"""Whole fleets from seeds: what has to hold does, each mistake made on purpose is found, and a seed is one run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What really happened, beside what the processes and the store say: every invariant is checked against it.
 
-Told by the journal what each call came to when that is written, by Bedrock what it billed, by the store what changes there.
+The journal tells what each call came to when that is written, Bedrock what it billed, the store what changes in it.
 """
 
 from __future__ import annotations

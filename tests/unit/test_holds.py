@@ -61,9 +61,12 @@ async def test_after_a_sync_that_failed_all_names_go_to_another_file(
 ) -> None:
     """What a later sync of the first one says proves nothing."""
 
+    synced: list[int] = []  # by the number of the file on its disk
+
     def broken(_: int) -> None:
         raise OSError(5, "Input/output error")
 
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(os.fstat(file).st_ino))
     holds, path, names = Holds(tmp_path, HOLDER), tmp_path / f"holds-{HOLDER}", [a_name(), a_name("MONTH#202611")]
     await holds.name(names[0])
     with monkeypatch.context() as patch:
@@ -71,12 +74,11 @@ async def test_after_a_sync_that_failed_all_names_go_to_another_file(
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
                 await holds.name(names[1])
-    before = path.stat().st_ino
     await holds.name(names[1])
     lines = lines_in(path.read_bytes())
     assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
-    assert path.stat().st_ino != before
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert synced[-2] != synced[0]  # another file, and then the folder
+    assert files(tmp_path) == [path.name]
 
 
 async def test_a_process_that_dies_before_another_file_is_there_leaves_nothing_behind(
@@ -90,9 +92,9 @@ async def test_a_process_that_dies_before_another_file_is_there_leaves_nothing_b
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output"):
             await holds.name(a_name())
-    assert len(list(tmp_path.iterdir())) == 2
+    assert files(tmp_path) == [f"holds-{HOLDER}", f"new-holds-{HOLDER}"]
     await give_back_former(cast(Store, MemoryStore()), SystemPace(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == []
 
 
 # Closing, on every engine that isolates transactions.
