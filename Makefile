@@ -102,6 +102,7 @@ image-root: $(VENV)/.dev ## carries out the Dockerfile without Docker, in build/
 
 fuzz: $(VENV)/.dev   ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
+	$(BIN)/python -m tests.sim.run --seconds 300
 
 soak: $(VENV)/.dev   ## a hundred kills of a sidecar under load, on each engine, and a minute without a store
 	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \

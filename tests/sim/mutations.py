@@ -1,4 +1,7 @@
-"""The product with a mistake in it, on purpose: each of these the simulator has to find, or it proves nothing."""
+"""The product with a mistake in it, on purpose: each of these the simulator has to find, or it proves nothing.
+
+The last ones were in the product until the simulator found them; their seeds are those that show them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from proxy.errors import StoreUnavailable
 from proxy.hard import rows
 from proxy.hard.holds import Holds
 from proxy.hard.purse import IDLE_SECONDS, Purse
+from proxy.limits.lease import Lease
 from proxy.limits.sending import Sending, Transaction
 from proxy.limits.store_time import StoreTime
 from proxy.recording import aggregator, flush, leftovers
@@ -120,6 +124,10 @@ def _not_at_once(spent: Any, expected: int, pico: int) -> None:
     spent._pending += pico
 
 
+def _by_its_own_clock(time: Any) -> float:
+    return float(time._clock.now())
+
+
 @asynccontextmanager
 async def _at_any_time(_: Any, __: float) -> AsyncIterator[bool]:
     yield True
@@ -152,17 +160,20 @@ MISTAKES = {
     "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal"),
     "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal"),
     "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal"),
-    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft"),
+    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 10_032),
     "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky"),
     "sticky fallback on what is only under way": Mistake(Standing, "due_to_move", _on_what_is_under_way, "sticky"),
     "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
-    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft"),
-    "money given back without a number": Mistake(rows, "given_back", _without_number, "hard"),
+    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_011),
+    "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(Purse, "tick", _by_time_out, "hard"),
-    "holds given back before all is flushed": Mistake(Recorder, "has_leftovers", property(lambda _: False), "hard"),
-    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits"),
-    "refill by a machine's own clock": Mistake(StoreTime, "_seconds", lambda time: time._clock.now(), "limits"),
+    "holds given back before all is flushed": Mistake(
+        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_010
+    ),
+    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_025),
+    "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
-    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft"),
-    "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard"),
+    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_012),
+    "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
+    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_015),
 }
