@@ -112,6 +112,7 @@ fuzz: $(VENV)/.fuzz  ## ten minutes of coverage-guided fuzzing of all that stran
 
 fuzz-properties: $(VENV)/.dev ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
 	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
+	$(BIN)/python -m tests.sim.run --seconds 300
 
 soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundred kills on each engine, a minute without a store
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)

@@ -25,6 +25,7 @@ from proxy.stores.again import until_nobody_was_faster
 from proxy.stores.contract import Store
 
 PREFIX = "holds-"
+NEW_PREFIX = "new-"
 KEPT_PREFIX = "kept-holds-"  # of a journal that lost lines: nobody knows what was spent, so nothing goes back
 AT_A_TIME = 16  # holds that are given back
 
@@ -39,7 +40,7 @@ class Holds:
         self._folder = folder
         self._path = folder / f"{PREFIX}{holder}"
         self._size = 0
-        self._named: set[Name] = set()
+        self._named: dict[Name, None] = {}
         self._writing = asyncio.Lock()
         self._is_unsound = False
 
@@ -47,33 +48,50 @@ class Holds:
         """It is on the disk then. Raises OSError."""
         async with self._writing:
             if name not in self._named:
-                await asyncio.to_thread(self._write, line(orjson.dumps([*name])))
-                self._named.add(name)
+                await asyncio.to_thread(self._write, name)
+                self._named[name] = None
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, name: Name) -> None:
+        """A file that could not be synced makes way for another: what a later sync of it says proves nothing."""
         if self._is_unsound:
-            raise OSError("its holds could not be synced")  # what a later sync says proves nothing
-        file = os.open(self._path, OPENED, 0o600)
-        try:
-            self._put(file, data)  # over what an earlier try may have left there
-            self._is_unsound = True
-            os.fsync(file)
+            other = _instead_of(self._path)
+            other.unlink(missing_ok=True)
+            self._write_to(other, b"".join(map(_line, (*self._named, name))), 0)
+            other.rename(self._path)
+            sync_folder(self._folder)
+        else:
+            self._write_to(self._path, _line(name), self._size)
             if not self._named:
                 sync_folder(self._folder)
-            self._is_unsound = False
+        self._is_unsound = False
+
+    def _write_to(self, path: Path, data: bytes, at: int) -> None:
+        file = os.open(path, OPENED, 0o600)
+        try:
+            self._put(file, data, at)  # over what an earlier try may have left there
+            self._is_unsound = True  # until all of it is known to be on the disk
+            os.fsync(file)
         finally:
             os.close(file)
-        self._size += len(data)
+        self._size = at + len(data)
 
-    def _put(self, file: int, data: bytes) -> None:
-        at = self._size
+    def _put(self, file: int, data: bytes, at: int) -> None:
         while data:
             written = os.pwrite(file, data, at)
             at, data = at + written, data[written:]
 
     async def give_back(self, store: Store, clock: Clock) -> int:
         """At the end, when all that this run spent is in the store and it can spend no more. Raises StoreError."""
-        return await _given_back(store, clock, self._path) if self._named else 0
+        return await _given_back(store, clock, self._path)
+
+
+def _line(name: Name) -> bytes:
+    return line(orjson.dumps([*name]))
+
+
+def _instead_of(path: Path) -> Path:
+    """What comes in the place of a file that could not be synced."""
+    return path.with_name(f"{NEW_PREFIX}{path.name}")
 
 
 async def give_back_former(store: Store, clock: Clock, folder: Path, but: str = "") -> int:
@@ -113,7 +131,8 @@ async def _given_back(store: Store, clock: Clock, path: Path) -> int:
 
     names = [name for name in await asyncio.to_thread(_names, path) if not name.is_long_over(clock.now())]
     back = sum(await asyncio.gather(*map(closed, names)))
-    await asyncio.to_thread(path.unlink, missing_ok=True)
+    for each in (_instead_of(path), path):
+        await asyncio.to_thread(each.unlink, missing_ok=True)
     return back
 
 

@@ -299,6 +299,15 @@ class Lease:
         for place, gain in enumerate(self._gain):
             self._promised[place] = max(0, self._promised[place] - int(gain * period)) if is_short else 0
 
+    def debt(self, need: Costs | None = None) -> Costs | None:
+        """What is owed, below zero, where a bucket hardly ever has as much at once as that and the next call take."""
+        owed = tuple(min(0, held) for held in self.held)
+        for place, amount in enumerate(owed):
+            least = need[place] if need is not None else self._mean_cost(place)
+            if amount and 2 * (least - amount) > self._capacity[place]:
+                return owed
+        return None
+
     # When nobody calls.
 
     def is_idle(self, now: float) -> bool:

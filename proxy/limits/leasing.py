@@ -186,6 +186,8 @@ class Leasing:
         return Admission(WAITED, holder.buckets, holder.lease.names, wanted, holder)
 
     def _ask(self, holder: Holder, need: Costs | None) -> asyncio.Event:
+        if (owed := holder.lease.debt(need)) is not None:
+            self._pay(holder, owed)
         over = holder.asking = asyncio.Event()
         self._tasks.once(self._top_up(holder, holder.lease.plan(self._now(), need), over))
         return over
@@ -309,6 +311,11 @@ class Leasing:
         given, used = holder.lease.hand_over(amounts)
         self.counts.given_back += 1
         await self._limiter.adjust(holder.buckets, {name: -amount for name, amount in given.items()}, used)
+
+    def _pay(self, holder: Holder, owed: Costs) -> None:
+        """A debt is never refused, as more would be that had to come with it: what the bucket earns next pays it."""
+        given, used = holder.lease.hand_over(owed)
+        self._adjust_soon(holder.buckets, {name: -amount for name, amount in given.items()}, used)
 
     def _adjust_soon(self, buckets: Buckets, taken: Amounts, used: Amounts) -> None:
         self._tasks.once(self._limiter.adjust(buckets, taken, used))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,8 +204,10 @@ class Journal:
         return sealed
 
     def close(self) -> None:
-        """What is still open stays so, and is counted as estimated by whoever comes next."""
-        self._segment.sync()
+        """What is still open stays so, and is counted as estimated by whoever comes next. A disk that cannot sync keeps
+        nobody from ending: what is written, the next process finds."""
+        with suppress(OSError):  # `sync` has told of it
+            self.sync()
         self._segment.close()
 
     def _following(self, before: str) -> Segment:

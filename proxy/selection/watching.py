@@ -130,7 +130,10 @@ class Watching:
             has_money = True
             is_soon = moment - watch.looked_at < self._aggregator_seconds
             is_near = is_old or has_new_labels or is_soon or standing.is_stale or standing.is_near
+            calendar = standing.plan.calendar
             is_certain = await (self.looks.read_shards if is_near else self.looks.read_totals)(standing)
+            if standing.plan.calendar != calendar:  # and perhaps over more shards than were read
+                return False
             self._took_money(watch, moment)
             if is_certain:
                 await self._move(watch, item)

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -56,17 +56,45 @@ async def test_a_name_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, mo
     assert (lines.values, lines.spoilt) == ([[*name]], 0)
 
 
-async def test_after_a_sync_that_failed_no_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_sync_that_failed_all_names_go_to_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a later sync of the first one says proves nothing."""
+
+    synced: list[int] = []  # by the number of the file on its disk
+
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    holds, path, names = Holds(tmp_path, HOLDER), tmp_path / f"holds-{HOLDER}", [a_name(), a_name("MONTH#202611")]
+    await holds.name(names[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", broken)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                await holds.name(names[1])
+    await holds.name(names[1])
+    lines = lines_in(path.read_bytes())
+    assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
+    assert synced[-2] != synced[0]  # another file, and then the folder
+    assert files(tmp_path) == [path.name]
+
+
+async def test_a_process_that_dies_before_another_file_is_there_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: int) -> None:
         raise OSError(5, "Input/output error")
 
     holds = Holds(tmp_path, HOLDER)
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", broken)
+    monkeypatch.setattr("os.fsync", broken)
+    for _ in range(2):
         with pytest.raises(OSError, match="Input/output"):
             await holds.name(a_name())
-    with pytest.raises(OSError, match="could not be synced"):
-        await holds.name(a_name())
+    assert files(tmp_path) == [f"holds-{HOLDER}", f"new-holds-{HOLDER}"]
+    await give_back_former(cast(Store, MemoryStore()), SystemPace(), tmp_path)
+    assert files(tmp_path) == []
 
 
 # Closing, on every engine that isolates transactions.

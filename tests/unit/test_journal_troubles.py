@@ -96,6 +96,20 @@ async def test_a_segment_that_does_not_close_well_is_flushed(
     assert (await rec.counted(), len(rec.segments())) == ((2, 782), 1)
 
 
+async def test_a_disk_that_cannot_sync_keeps_nobody_from_ending(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "journal"
+    async with recording(folder, exact_store) as rec:
+        rec.begin(guess=3)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", refused(errno.EIO))
+            rec.journal.close()
+    assert any("cannot be synced" in each.message for each in caplog.records)
+    left = recover(folder)
+    assert (left.estimated, left.spoilt, [each.seal.pico for each in left.sealed]) == (1, 0, [3])
+
+
 async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it(
     rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

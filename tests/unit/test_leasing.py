@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import cast
 
 import pytest
 
 from proxy.errors import Busy, StoreUnavailable, Throttled
-from proxy.limits.leasing import WAIT_SECONDS
-from proxy.limits.limiter import NORMAL, RETRY, Grant
+from proxy.limits.bucket import Bucket, Limit
+from proxy.limits.leasing import WAIT_SECONDS, Leasing
+from proxy.limits.limiter import NORMAL, RETRY, Grant, Limiter
+from proxy.stores.contract import Key, Store
+from proxy.tasks import Tasks
 from tests.support.leasing import BUCKETS, COSTS, Desk, buckets, no, run
+from tests.support.limits import BusyStore, LeapingLoop, LoopClock, leaping
 
 
 def test_the_first_call_waits_and_the_next_ones_do_not() -> None:
@@ -379,3 +385,25 @@ def test_if_all_have_calls_under_way_a_new_caller_is_served_exactly() -> None:
         assert (await desk.admit("two")).how == "exact"
 
     run(work, most_callers=1)
+
+
+@pytest.mark.parametrize("used", [900_000, 2_000_000])
+def test_a_call_that_used_more_than_its_bucket_holds_keeps_nobody_out_for_good(used: int) -> None:
+    """Though somebody keeps asking, so that what is owed never goes back as of one who is idle."""
+    of = [Bucket(Key("rate-buckets", "app", "BUCKET#RATE"), (Limit("tpm", 500_000, 6_000_000, 60_000),), 1)]
+    costs, owed = {"tpm": 250_000}, used - 500_000
+
+    async def work(loop: LeapingLoop) -> None:
+        clock, chance = LoopClock(loop), random.Random(1)
+        async with Tasks(clock) as tasks:
+            store = cast(Store, BusyStore(clock, chance))
+            limiter = Limiter(store, lambda: round(clock.now() * 1000), clock, chance.uniform)
+            leasing = Leasing(limiter, clock, tasks, chance.random)
+            leasing.settle(await leasing.admit("web", of, costs), {"tpm": used})
+            began = loop.time()
+            while not (await leasing.admit("web", of, costs)).is_admitted:
+                assert loop.time() < began + owed / 100_000 + 15
+                await asyncio.sleep(1)
+            assert loop.time() >= began + owed / 100_000
+
+    leaping(work)

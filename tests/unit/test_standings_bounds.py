@@ -75,6 +75,61 @@ async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: P
         assert (await one.decide(met)).label == "premium"
 
 
+async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_the_next_call(one: Sidecar) -> None:
+    """However seldom it calls: each of its calls finds what is known too old, and waits for a look."""
+    who = caller()
+    more: dict[str, Any] = {"quota_scope": "ORG", "agg_shard_count": 16}
+    await budget(one.store._store, who.org, QUOTAS, **more)
+    asked: list[str] = []
+
+    async def first_in_vain(verb: str) -> None:
+        asked.append(verb)
+        if len(asked) == 1:
+            raise Rejected("not this one")
+
+    one.store.before = first_in_vain
+    await one.spend(who, 1)
+    await one.looked()
+    await one.clock.advance(1000)
+    await one.spend(who, 2)
+    (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
+    assert counter == Counter(f"ORG#{who.org}", "premium", DAY, 16)
+
+
+async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_taken_for_all(
+    one: Sidecar, two: Sidecar
+) -> None:
+    """Who is met anew meanwhile does not go by it."""
+    who = caller()
+    await one.decide(who)
+    await one.looked()
+    await budget(one.store._store, who.org, {"premium": 40, "standard": 5}, agg_shard_count=64)
+    for _ in range(30):
+        await two.spend(who, 1 * USD)
+        await two.recorder.flush()
+    gate, asked = asyncio.Event(), list[str]()
+
+    async def the_second_hangs(verb: str) -> None:
+        asked.append(verb)
+        if verb == "get_many" and asked.count(verb) == 2:  # after the settings, the shards
+            await gate.wait()
+
+    one.store.before = the_second_hangs
+    await one.clock.advance(limits.SETTINGS_SECONDS)
+    watch = next(iter(one.standings._watches.values()))
+    one.standings.watching.look(watch)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    meeting = asyncio.create_task(one.standings.learned(who))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    gate.set()
+    await meeting
+    await one.looked()
+    payer = await one.payer(who)
+    assert payer.standing.spent("premium").known == 30 * USD
+
+
 async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: Sidecar) -> None:
     web, batch = caller(), caller()
     batch = caller("batch", web.org)

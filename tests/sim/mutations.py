@@ -1,0 +1,179 @@
+"""The product with a mistake in it, on purpose: each of these the simulator has to find, or it proves nothing.
+
+The last ones were in the product until the simulator found them; their seeds are those that show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from proxy.errors import StoreUnavailable
+from proxy.hard import rows
+from proxy.hard.holds import Holds
+from proxy.hard.purse import IDLE_SECONDS, Purse
+from proxy.limits.lease import Lease
+from proxy.limits.sending import Sending, Transaction
+from proxy.limits.store_time import StoreTime
+from proxy.recording import aggregator, flush, leftovers
+from proxy.recording.journal import Journal
+from proxy.recording.recorder import Recorder
+from proxy.recording.sender import Sender
+from proxy.recording.turns import Turns
+from proxy.selection import policy, sticky
+from proxy.selection.spent import Spent
+from proxy.selection.standing import Standing
+from proxy.selection.standings import Standings
+from proxy.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
+from tests.sim.play import Outcome, played
+
+
+class Mistake(NamedTuple):
+    """In what is to be replaced, of what; in which worlds that shows, and from which seed on it was soon found."""
+
+    place: Any
+    name: str
+    instead: Callable[..., Any]
+    focus: str
+    seed: int = 10_000
+
+
+@contextmanager
+def made(mistake: Mistake) -> Iterator[None]:
+    with mock.patch.object(mistake.place, mistake.name, mistake.instead):
+        yield
+
+
+def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, Outcome | None]:
+    """How many seeds it took, and what was found; None: nothing."""
+    with made(mistake):
+        for number in range(most):
+            outcome = played(mistake.seed + number, folder, mistake.focus)
+            if outcome.failure:
+                return number + 1, outcome
+    return most, None
+
+
+_writes, _following, _send_part, _once = flush.writes, Journal._following, Sender._send_part, Sending._once
+_given_back, _tick = rows.given_back, Purse.tick
+
+
+def _without_marker(*arguments: Any) -> list[Any]:
+    marker, *rest = _writes(*arguments)
+    assert isinstance(marker, Put)
+    return [replace(marker, condition=None), *rest]
+
+
+def _without_estimates(found: Any) -> Any:
+    found.open.clear()
+    return _brought_to_its_end(found)
+
+
+_brought_to_its_end = leftovers._brought_to_its_end
+
+
+def _without_carried(journal: Any, before: str) -> Any:
+    under_way, journal._open = journal._open, {}
+    try:
+        return _following(journal, before)
+    finally:
+        journal._open = under_way
+
+
+async def _lost_is_good(sender: Any, *arguments: Any) -> None:
+    with suppress(StoreUnavailable):
+        await _send_part(sender, *arguments)
+
+
+async def _without_token(sending: Any, transaction: Transaction) -> None:
+    transaction.token, token = None, transaction.token  # type: ignore[assignment]
+    try:
+        await _once(sending, transaction)
+    finally:
+        transaction.token = token
+
+
+def _without_number(*arguments: Any) -> list[Any]:
+    hold, bucket = _given_back(*arguments)
+    assert isinstance(hold, Update)
+    return [replace(hold, condition=None), bucket]
+
+
+async def _by_time_out(purse: Any) -> None:
+    """What nobody has called for of late goes back, also what calls under way may still cost."""
+    if purse.in_flight and purse._clock.monotonic() - purse._used_at >= IDLE_SECONDS:
+        async with purse._writing:
+            await purse._give_back(purse.free + purse.in_flight)
+    await _tick(purse)
+
+
+def _on_what_is_under_way(standing: Any, index: int) -> int | None:
+    plan = standing.plan
+    if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
+        return None
+    found = policy.moved_on(index, plan.ordering, lambda label: standing.spent(label).taken, plan.quotas)
+    return found if found > index else None
+
+
+def _not_at_once(spent: Any, expected: int, pico: int) -> None:
+    spent.in_flight -= expected
+    spent._pending += pico
+
+
+def _by_its_own_clock(time: Any) -> float:
+    return float(time._clock.now())
+
+
+@asynccontextmanager
+async def _at_any_time(_: Any, __: float) -> AsyncIterator[bool]:
+    yield True
+
+
+# Those that the simulator found when they were in the product.
+
+
+def _cannot_end(journal: Any) -> None:
+    journal._segment.sync()
+    journal._segment.close()
+
+
+def _met_by_defaults(standings: Any, name: Any) -> bool:
+    return bool(standings._is_met(name))
+
+
+def _never_sound_again(holds: Any, name: Any) -> None:
+    if holds._is_unsound:
+        raise OSError("its holds could not be synced")
+    _write_name(holds, name)
+
+
+_write_name = Holds._write
+_ANY = any_of(ItemMissing(), ItemExists())
+
+MISTAKES = {
+    "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal"),
+    "a lost answer taken for a good one": Mistake(Sender, "_send_part", _lost_is_good, "journal"),
+    "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal"),
+    "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal"),
+    "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal"),
+    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 10_032),
+    "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky"),
+    "sticky fallback on what is only under way": Mistake(Standing, "due_to_move", _on_what_is_under_way, "sticky"),
+    "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
+    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_011),
+    "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
+    "money of calls under way given back by time-out": Mistake(Purse, "tick", _by_time_out, "hard"),
+    "holds given back before all is flushed": Mistake(
+        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_010
+    ),
+    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_025),
+    "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
+    "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
+    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_012),
+    "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
+    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_015),
+}

@@ -1,0 +1,299 @@
+"""A sidecar in simulated time: composed as the real one is, of the same parts, from its journal to its pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
+
+from proxy import dataplane
+from proxy.config import Config
+from proxy.errors import JournalUnusable
+from proxy.exchange import Request
+from proxy.limits.leasing import SWEEP_SECONDS
+from proxy.limits.store_time import StoreTime
+from proxy.metering.price_updates import Tariffs
+from proxy.recording.composed import Recording, opened_recording
+from proxy.recording.entries import Intent
+from proxy.selection.spent import NEVER
+from proxy.selection.standing import Standing
+from proxy.selection.standings import Standings
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.sim.bedrock import ByHeader, SimulatedForwarder, Told
+from tests.sim.disk import Disk
+from tests.sim.ledger import ToldLeasing, ToldLimiter
+from tests.sim.network import Weather, Wire
+from tests.sim.scheduler import Loop
+from tests.sim.truth import Name
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+DRAIN_SECONDS = 20.0
+
+
+class Clock:
+    """A machine's: its wall clock may be wrong."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._scheduler = world, world.scheduler
+        self.wrong_by = 0.0
+
+    def now(self) -> float:
+        return self._world.wall() + self.wrong_by
+
+    def monotonic(self) -> float:
+        return self._scheduler.now
+
+    async def sleep(self, seconds: float) -> None:
+        loop: Any = asyncio.get_running_loop()
+        await (loop.sleep(seconds) if seconds > 0 else asyncio.sleep(0))
+
+
+class Sidecar:
+    """One machine, on which a sidecar lives, dies and lives again."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number, self.name = world, number, f"s{number}"
+        self.folder: Path = world.folder / self.name
+        self.clock = Clock(world)
+        self.weather = Weather(world.chance, world.setup.odds)
+        self.is_disk_full = False
+        self.life: Life | None = None
+
+    def start(self) -> None:
+        self.life = Life(self)
+
+    @property
+    def running(self) -> Life | None:
+        return self.life if self.life is not None and self.life.is_ready else None
+
+
+class Life:
+    """One run of the process."""
+
+    def __init__(self, machine: Sidecar) -> None:
+        world = machine.world
+        self.machine, self.world, self.name = machine, world, machine.name
+        self.number = next(world.lives)
+        self.loop = Loop(world.scheduler, self)
+        self.disk = Disk()
+        self.disk.is_full = machine.is_disk_full
+        self.is_dead = self.is_ready = self.is_over = self.is_stopping = False
+        self.under_way: dict[int, Intent] = {}
+        self.calls: dict[int, Told] = {}
+        self.is_out_of_time = bool(abs(machine.clock.wrong_by) > 2.5)
+        self.wire: Wire | None = None
+        self._task = self.loop.create_task(self._lives())
+        self._task.add_done_callback(self._ends)
+
+    # Its end.
+
+    def die(self) -> None:
+        """Between two turns."""
+        if not self.is_dead:
+            self.is_dead = True
+            self.bury()
+
+    def bury(self) -> None:
+        if self.is_over:
+            return
+        self.world.trace(self.name, "is dead")
+        self.disk.bury()
+        self.world.limits.is_exact &= not self._leaves_limits_open()
+        self.world.truth.dies(self)
+        self.world.limits.forget(self.number)
+        self.is_ready = False
+        self.is_over = True
+
+    def _leaves_limits_open(self) -> bool:
+        """Something was taken or used that it has not told the store, and never will."""
+        if not self.is_ready:
+            return False
+        holders = self.leasing._holders.values()
+        is_owed = any(not each.lease.is_empty or each.open or each.asking is not None for each in holders)
+        is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
+        return bool(self.limiter.pending or is_owed or (is_exact and (self.calls or self.under_way)))
+
+    def _ends(self, task: asyncio.Task[None]) -> None:
+        self.world.trace(self.name, "ends", type(task.exception()).__name__)
+        if task.exception() is not None and not isinstance(task.exception(), JournalUnusable):
+            self.world.scheduler.failures.append(task.exception())
+        if not self.is_dead:
+            self.die()
+
+    # Its life, as `proxy/app.py` has it.
+
+    async def _lives(self) -> None:
+        world, clock = self.world, self.machine.clock
+        setup, config = world.setup, self._config()
+        self.stop = asyncio.Event()
+        async with AsyncExitStack() as running:
+            self.tasks = tasks = await running.enter_async_context(Tasks(clock))
+            time = StoreTime(clock)
+            self.wire = Wire(
+                self.name,
+                world.store,
+                world.truth,
+                world.loop,
+                self.machine.weather,
+                world.chance,
+                world.trace,
+                time if setup.tells_time else None,
+                world.wall,
+                clock.now,
+            )
+            store = cast(Store, self.wire)
+            self.limiter = ToldLimiter(store, time.now_ms, clock)
+            self.leasing = ToldLeasing(self.limiter, clock, tasks)
+            self.limiter.books = self.leasing.books = world.limits
+            self.limiter.life = self.leasing.life = self.number
+            if setup.limits is not None:
+                tasks.every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
+            recording = await running.enter_async_context(opened_recording(config, store, clock))
+            self.recording: Recording = recording
+            # To look back over a month of days is mostly time.
+            recording.aggregator._has_looked_back = world.chance.random() < 0.9
+            self.standings = Standings(config, store, recording.recorder, clock, tasks)
+            self._opens_port(config, store)
+            recording.start(config, tasks)
+            self.is_ready = True
+            world.trace(self.name, "is ready", len(recording.leftovers.sealed), recording.leftovers.estimated)
+            await self.stop.wait()
+            await self._drained()
+            try:
+                await recording.finish()
+            finally:
+                await self.leasing.stop()
+                self.forwarder.close()
+            await asyncio.sleep(0)
+
+    def _opens_port(self, config: Config, store: Store) -> None:
+        clock, tasks, recording, world = self.machine.clock, self.tasks, self.recording, self.world
+        journal = recording.recorder.journal
+        self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
+        tariffs = Tariffs(config, store, None, clock)
+        admitting = dataplane.admitting(config, store, clock, tasks, self.leasing)
+        hard = dataplane.hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
+        self.hard = hard
+        bedrock = dataplane.Bedrock("http://bedrock", cast(Any, None))
+        with mock.patch.object(dataplane, "_identify", return_value=ByHeader(world.setup.callers)):
+            self.pipeline = dataplane.pipeline(
+                config,
+                store,
+                cast(Any, None),
+                cast(Any, None),
+                bedrock,
+                clock,
+                self.forwarder,
+                recording.recorder,
+                tariffs,
+                self.standings,
+                tasks,
+                admitting,
+                hard,
+                cast(Any, object()),
+            )
+
+    def _config(self) -> Config:
+        setup = self.world.setup
+        journal = replace(
+            self.world.config.journal,
+            dir=str(self.machine.folder),
+            fsync_interval_ms=3000,
+            max_unflushed_usd=Decimal(setup.max_unflushed_usd),
+        )
+        totals = replace(self.world.config.aggregator, interval_secs=setup.aggregate_secs)
+        return replace(self.world.config, journal=journal, aggregator=totals, on_store_down=setup.on_store_down)
+
+    async def _drained(self) -> None:
+        """Nobody new is let in; calls under way have some time."""
+        self.is_stopping = True
+        for _ in range(int(DRAIN_SECONDS)):
+            if not self.calls:
+                return
+            await asyncio.sleep(1)
+
+    # For the world.
+
+    def takes(self, number: int, request: Request) -> Told:
+        """A call, the short way where that can be."""
+        told = self.calls[number] = Told()
+
+        def begin() -> None:
+            request.taken_at = self.loop.time()
+            if not self.pipeline.at_once(request, told, over):  # type: ignore[misc]
+                self.tasks.once(long_way())
+
+        def over() -> None:
+            self.calls.pop(number, None)
+            self.world.call_is_over(self, number, told)
+
+        async def long_way() -> None:
+            try:
+                await self.pipeline(request, told)
+            finally:
+                over()
+
+        self.loop.call_soon(begin)
+        return told
+
+    def about_to_begin(self, intent: Intent) -> None:
+        """None takes a soft quota for less spent than it can know, and none goes by what is too old."""
+        wire, truth, now = self.wire, self.world.truth, self.world.scheduler.now
+        if wire is None:
+            return
+        for standing in self._standings():
+            for label, quota in standing.plan.quotas.items():
+                spent = standing.spent(label)
+                if spent not in intent.account.budgets or standing.plan.enforcement != "soft":
+                    continue
+                name = Name(standing.scope.key, label, standing.span.key)
+                least = truth.least(wire.seen, name, spent._as_of)
+                is_known = least is None or least < quota
+                truth.check("no call begins on a quota that is known to be spent", is_known, name, least, quota)
+                truth.check("what is taken is less than the quota", spent.taken < quota, name, spent.taken, quota)
+                self._is_seen_in_time(name, standing, now)
+
+    def _standings(self) -> list[Standing]:
+        """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
+        knows whose budget it is, nor over how many shards it is spread."""
+        found = {id(payer.standing): (payer.standing, watch) for payer, watch in self.standings._payers.values()}
+        calendar = self.world.calendar
+        return [each for each, watch in found.values() if each.plan.calendar == calendar and watch.money_old > -NEVER]
+
+    def _is_seen_in_time(self, name: Name, standing: Any, now: float) -> None:
+        """As long as nothing keeps it from looking, what was spent is known after a flush and an interval."""
+        world, spent_at = self.world, self.world.truth.spent_at.get(name)
+        if spent_at is None or world.last_trouble > spent_at - 120 or not world.is_soft_bound_kept:
+            return
+        most = world.longest_delay(standing.plan.normal_secs)
+        world.truth.check(
+            "a soft quota is passed for no longer than stated", now - spent_at <= most, name, now - spent_at
+        )
+
+    def check(self) -> None:
+        """What it counts is no less than what it can know, and what is under way is what it says."""
+        if self.wire is None or not self.is_ready:
+            return
+        truth = self.world.truth
+        for standing in self._standings():
+            for label, spent in standing._spent.items():
+                name = Name(standing.scope.key, label, standing.span.key)
+                least = truth.least(self.wire.seen, name, spent._as_of)
+                is_less = least is not None and spent.known < least
+                told = self.name, name, spent.known, least, spent._as_of, self.wire.seen.known.get(name)
+                truth.check("nobody counts less than it can know", not is_less, *told)
+                expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.budgets)
+                truth.check(
+                    "what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected
+                )
+
+
+def _expected(intent: Intent) -> int:
+    return intent.pico if intent.expected is None else intent.expected

@@ -1,0 +1,55 @@
+"""Whole fleets from seeds: what has to hold does, each mistake made on purpose is found, and a seed is one run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.compiled import IS_COMPILED
+from tests.support.effort import tries
+
+ROOT = Path(__file__).parents[2]
+SEEDS = tries(60)
+SOON = 40  # seeds in which a mistake is found at the latest; most are in the first few
+
+pytestmark = pytest.mark.skipif(
+    IS_COMPILED, reason="puts other methods in the places of those that compiled callers call directly"
+)
+
+
+def played(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as it has the disks of a whole fleet on it."""
+    command = [sys.executable, "-m", "tests.sim.run", *arguments]
+    environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_what_has_to_hold_does_whatever_goes_wrong() -> None:
+    found = played("--seeds", str(SEEDS), "--cores", "1")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert f"{SEEDS} seeds in" in found.stdout
+    assert "0 failures" in found.stdout
+
+
+def test_each_mistake_is_found() -> None:
+    """Or the simulator could not tell a fleet that keeps its promises from one that does not."""
+    found = played("--mistakes", str(SOON))
+    lines = re.findall(r"^ *(\d+) (.*): (.*)$", found.stdout, re.MULTILINE)
+    assert len(lines) >= 19, found.stderr
+    assert [name for _, name, told in lines if told == "not found"] == []
+    assert found.returncode == 0
+
+
+def test_a_seed_is_the_same_run_to_the_last_byte_in_every_process() -> None:
+    """Whatever the order of sets is, and whatever was played before it."""
+    first, second = (played("--hashes", "--seeds", "6", hash_seed=each) for each in ("1", "2"))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    hashes = first.stdout.split()
+    assert len(set(hashes)) == 6
+    assert hashes[-1] in played("--seed", "5", hash_seed="3").stdout

@@ -1,0 +1,287 @@
+"""What really happened, beside what the processes and the store say: every invariant is checked against it.
+
+The journal tells what each call came to when that is written, Bedrock what it billed, the store what changes in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Sums
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NamedTuple, cast
+from zoneinfo import ZoneInfo
+
+from proxy.calendar_days import Span, span_of_key
+from proxy.hard import rows
+from proxy.limits.bucket import CAPACITY, TOKENS
+from proxy.recording.aggregator import COUNTED, STAMP
+from proxy.recording.entries import PICO_PER_MICRO, Intent, Receipt
+from proxy.recording.flush import COST, pico_of
+from proxy.recording.journal import Journal
+from proxy.selection import sticky
+from proxy.selection.spent import MARGIN_SECONDS
+from proxy.stores.contract import Item, Key, Put, Update, Write
+from tests.sim.scheduler import Killed
+
+SHARDS, TOTALS, STICKY, BUCKETS = "usage-agg-sharded", "daily-total", "sticky-state", "rate-buckets"
+LATE_MS = 15_000  # after the end of its period: a call that had to wait may be written down
+
+
+class Violation(AssertionError):
+    """Something that must never happen."""
+
+
+class Name(NamedTuple):
+    """Of a counter, however many shards it has."""
+
+    scope: str
+    label: str
+    period: str
+
+
+def name_of(key: Key) -> Name:
+    scope, _, rest = key.pk.partition("#LABEL#")
+    return Name(scope, rest.partition("#SH#")[0], key.sk)
+
+
+@dataclass
+class Flushed:
+    """What came into the store of one counter, and after each flush: the sum, and that of each process."""
+
+    pico: int = 0
+    requests: int = 0
+    by_owner: Sums[str] = field(default_factory=Sums)
+    history: list[tuple[int, dict[str, int]]] = field(default_factory=lambda: [(0, {})])
+
+
+class Reader:
+    """What one process can know: by counter, as of when it was read, at which place of the history."""
+
+    def __init__(self, truth: Truth, owner: str) -> None:
+        self._truth = truth
+        self.owner = owner
+        self.known: dict[Name, dict[float, int]] = {}
+        self.at: dict[Name, float] = {}  # when each was last read, by simulated time
+        self.positions: dict[Name, int] = {}
+        self.quotas: dict[str, Mapping[str, Any]] = {}  # by scope of the settings, as last read
+
+    def read(
+        self, keys: Sequence[Key], found: Sequence[Item | None], began: float, positions: Mapping[Name, int]
+    ) -> None:
+        for key, item in zip(keys, found, strict=True):
+            if key.table == SHARDS:
+                name = name_of(key)
+                place = self.positions[name] = positions.get(name, 0)
+                self.at[name] = self._truth.now()
+                known = self.known.setdefault(name, {})
+                known[began + MARGIN_SECONDS] = known[began] = place
+            elif key.table == TOTALS:
+                self.at[name_of(key)] = self._truth.now()
+                if item is not None:
+                    stamp = float(cast(Decimal, item[STAMP]))
+                    self.known.setdefault(name_of(key), {})[stamp] = self._truth.of_total[key, stamp]
+            elif key.table == "config" and item is not None and "quotas" in item:
+                self.quotas[key.pk] = cast("Mapping[str, Any]", item["quotas"])
+
+    def put(self, put: Put) -> None:
+        if put.key.table == TOTALS:
+            stamp, place = float(cast(Decimal, put.item[STAMP])), self.positions.get(name_of(put.key), 0)
+            before = self._truth.of_total.get((put.key, stamp), place)
+            self._truth.of_total[put.key, stamp] = min(before, place)
+
+
+class Truth:
+    def __init__(self, now: Callable[[], float], zones: Sequence[ZoneInfo]) -> None:
+        self.now, self.zones = now, zones
+        self.violations: list[str] = []
+        self.checks: Sums[str] = Sums()
+        self.counted: Sums[tuple[str, Name]] = Sums()  # pico-dollars that a budget was told of, by whom
+        self.pico: Sums[Name] = Sums()
+        self.requests: Sums[Name] = Sums()
+        self.known_pico = 0  # what Bedrock told and was written down
+        self.flushed: dict[Name, Flushed] = {}
+        self.of_total: dict[tuple[Key, float], int] = {}
+        self.held: Sums[tuple[rows.Name, str]] = Sums()  # by budget and holder: what its calls cost or may cost
+        self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
+        self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
+        self.is_quota_lowered = False
+        self._hard_rows: dict[Key, Item] = {}
+        self.is_out_of_time = False
+        self.spent_at: dict[Name, float] = {}
+        self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
+        self._spans: dict[str, list[Span]] = {}
+
+    def check(self, what: str, holds: bool, *told: object) -> None:
+        self.checks[what] += 1
+        if not holds:
+            self.violations.append(f"{what}: {' '.join(map(str, told))}")
+
+    def of_reader(self, owner: str) -> Reader:
+        return Reader(self, owner)
+
+    def positions(self) -> dict[Name, int]:
+        return {name: len(flushed.history) - 1 for name, flushed in self.flushed.items()}
+
+    # What journals tell.
+
+    def begins(self, life: Any, number: int, intent: Intent) -> None:
+        life.under_way[number] = intent
+        for counter in intent.account.counters:
+            if counter.is_hold:
+                self.held[_held_by(counter)] += intent.pico
+            if not life.is_out_of_time:
+                self.check("a call belongs to the day on which it began", self._covers(counter, intent), counter)
+
+    def _covers(self, counter: Any, intent: Intent) -> bool:
+        spans = self._spans.get(counter.own_period)
+        if spans is None:  # by the org's own zone, or that of the defaults while nobody knows the org's
+            spans = self._spans[counter.own_period] = [span_of_key(counter.own_period, zone) for zone in self.zones]
+        at = intent.started_ms
+        return any(span.start * 1000 <= at < span.end * 1000 + LATE_MS for span in spans)
+
+    def ends(self, life: Any, number: int, receipt: Receipt | None) -> None:
+        intent = life.under_way.pop(number)
+        counts = None if receipt is None else receipt.counts
+        if counts is not None and not counts.estimated_requests:
+            self.known_pico += counts.pico
+        self._records(life, intent, 0 if counts is None else counts.pico, counts is not None)
+
+    def dies(self, life: Any) -> None:
+        """What nobody was told the end of counts as it was taken for."""
+        for number in tuple(life.under_way):
+            intent = life.under_way.pop(number)
+            self._records(life, intent, intent.pico, True)
+
+    def _records(self, life: Any, intent: Intent, pico: int, counts: bool) -> None:
+        is_held = any(counter.is_hold for counter in intent.account.counters)
+        for counter in intent.account.counters:
+            if counter.is_hold:
+                self.held[_held_by(counter)] += pico - intent.pico
+                continue
+            name = Name(*counter[:3])
+            if not is_held:
+                self.unheld[name] += pico
+            if counts:
+                self.counted[life.name, name] += pico if intent.account.budgets else 0
+                self.pico[name] += pico
+                self.requests[name] += 1
+                quota = self.quotas.get(name.label)
+                if quota is not None and self.pico[name] >= quota * PICO_PER_MICRO:
+                    self.spent_at.setdefault(name, self.now())
+
+    # What the store tells.
+
+    def applied(self, owner: str, writes: Sequence[Write]) -> None:
+        for write in writes:
+            if isinstance(write, Update) and write.key.table == SHARDS:
+                name = name_of(write.key)
+                flushed = self.flushed.setdefault(name, Flushed())
+                pico, requests = pico_of(write.add.get(COST, 0)), int(write.add.get("requests", 0))
+                flushed.pico += pico
+                flushed.requests += requests
+                flushed.by_owner[owner] += pico
+                flushed.history.append((flushed.pico, dict(flushed.by_owner)))
+                is_true = flushed.pico <= self.pico[name] and flushed.requests <= self.requests[name]
+                self.check("nothing counts twice", is_true, name, flushed.pico, self.pico[name])
+
+    def changed(self, key: Key, was: Item | None, item: Item | None) -> None:
+        if key.table == TOTALS and item is not None:
+            name = name_of(key)
+            lower = [each for each in COUNTED if item.get(each, 0) < (was or {}).get(each, 0)]  # type: ignore[operator]
+            self.check("totals only grow", not lower, key, lower)
+            self.check("a total is no more than was spent", pico_of(cast(int, item[COST])) <= self.pico[name], key)
+        elif key.table == STICKY and item is not None and was is not None and sticky.LABEL in was:
+            places = [(cast(int, each[sticky.VERSION]), cast(int, each[sticky.INDEX])) for each in (was, item)]
+            self.check("the active label never goes back", places[0] <= places[1], key, *places)
+        elif key.table == BUCKETS and item is not None and key.sk != "BUCKET#RATE":
+            self._hard_rows[key] = item
+        elif key.table == BUCKETS and item is not None:
+            for each in item:
+                if each.endswith(TOKENS):
+                    capacity = cast(int, item[each.removesuffix(TOKENS) + CAPACITY])
+                    self.check("no bucket holds more than it can", cast(int, item[each]) <= capacity, key, each)
+
+    def about_to_move(self, quotas: Mapping[str, Mapping[str, Any]], update: Update) -> None:
+        """The active label, for good: only when it is really spent."""
+        left = update.set.get("previous_model_label")
+        if update.key.table != STICKY or left is None:
+            return
+        name = Name(update.key.pk, str(left), update.key.sk)
+        known = [each.get(str(left), 0) for each in quotas.values()]
+        quota = min(known, default=0) * PICO_PER_MICRO
+        self.check("a label is left for good when it is spent", self.pico[name] >= quota, name, self.pico[name], quota)
+
+    # What a process can know.
+
+    def least(self, reader: Reader, name: Name, as_of: float) -> int | None:
+        """All that it read, and all its own that was not in there; None: it has read nothing of use. What began before
+        anybody knew of a quota, it learns from the store."""
+        place = reader.known.get(name, {}).get(as_of)
+        if place is None:
+            return None
+        history = self.flushed[name].history if name in self.flushed else [(0, {})]
+        total, by_owner = history[place]
+        return total + max(0, self.counted[reader.owner, name] - by_owner.get(reader.owner, 0))
+
+    # Hard budgets.
+
+    def check_hard(self) -> None:
+        out: Sums[rows.Name] = Sums()
+        buckets: dict[rows.Name, rows.Bucket] = {}
+        for key, item in self._hard_rows.items():
+            kind, _, rest = key.sk.removeprefix("BUCKET#").partition("#")
+            label, _, rest = rest.partition("#")
+            if kind == "HARD":
+                buckets[rows.Name(key.pk, label, rest)] = rows.Bucket.of(item)
+                continue
+            period, _, holder = rest.rpartition("#")
+            name, hold = rows.Name(key.pk, label, period), rows.Hold.of(item)
+            out[name] += hold.out
+            spent = self.held[name, holder]
+            self.check("nobody spends what it does not hold", spent <= hold.out, name, holder, spent, hold)
+            self.check("no hold says more than was spent", hold.used <= max(hold.out, spent), name, holder, spent, hold)
+        for name, bucket in buckets.items():
+            sum_ = bucket.left + out[name] + bucket.base
+            self.check("money is in one place", sum_ == bucket.quota, name, bucket, out[name])
+            if not (self.unheld[Name(*name)] or self.is_quota_lowered):
+                self.check("no bucket owes", bucket.left >= 0, name, bucket)
+        held: Sums[rows.Name] = Sums()
+        for (name, _), pico in self.held.items():
+            held[name] += pico
+        for name, pico in held.items():
+            quota = self.quotas.get(name.label, 0) * PICO_PER_MICRO
+            self.check("a hard budget is never passed", pico <= quota, name, pico, quota)
+
+
+def _held_by(counter: Any) -> tuple[rows.Name, str]:
+    holder, period = counter.holder_and_period
+    return rows.Name(counter.scope, counter.label, period), holder
+
+
+class ToldJournal(Journal):
+    """Tells the truth of each call when what became of it is written."""
+
+    def __init__(self, life: Any, *arguments: Any) -> None:
+        self._life, self._truth = life, life.world.truth
+        super().__init__(*arguments)
+
+    def intend(self, intent: Intent) -> int:
+        self._life.about_to_begin(intent)
+        try:
+            number = super().intend(intent)
+        except Killed as killed:
+            if killed.is_whole:
+                self._truth.begins(self._life, self._number, intent)
+            raise
+        self._truth.begins(self._life, number, intent)
+        return number
+
+    def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
+        try:
+            super()._settle(number, intent, receipt)
+        except Killed as killed:
+            if killed.is_whole:
+                self._truth.ends(self._life, number, receipt)
+            raise
+        self._truth.ends(self._life, number, receipt)
