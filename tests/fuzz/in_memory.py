@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -96,22 +97,21 @@ class Complaints(logging.Handler):
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
-
-
-@cache
-def complaints() -> Complaints:
-    found = Complaints()
-    logging.getLogger("proxy").addHandler(found)
-    logging.getLogger("asyncio").addHandler(found)
-    return found
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """On one loop for all, as to make one takes longer than what is done on it."""
-    heard = complaints()
-    heard.lines.clear()
-    found = _loop().run_until_complete(work)
+    heard, loggers = Complaints(), [logging.getLogger(name) for name in ("proxy", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(heard)
+    try:
+        found = _loop().run_until_complete(work)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(heard)
     same(heard.lines, [], "what was complained of")
     return found
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.fuzz.places import AT_WORK, FOUND, HERE, KEPT, inputs
 from tests.fuzz.targets import NAMES, words
@@ -25,6 +26,7 @@ SECONDS = 600
 LONGEST_INPUT = 2048
 SLOWEST_SECONDS = 20  # of one input, on a machine that does other things too
 MOST_MEGABYTES = 1024
+MEMORY = Path("/dev/shm")
 GRACE_SECONDS = 60  # beyond its time, for a child that is to end by itself
 
 _STATE = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+) ft: (\d+) corp: (\d+)/")
@@ -84,9 +86,8 @@ def _fuzzed(name: str, seconds: int) -> Came:
         folder.mkdir(parents=True, exist_ok=True)
     known = inputs(found)
     began = time.monotonic()
-    said, code = _run(
-        [sys.executable, "-m", "tests.fuzz.child", name, *_options(name, seconds)], seconds + GRACE_SECONDS
-    )
+    command = [sys.executable, "-m", "tests.fuzz.child", name, *_options(name, seconds)]
+    said, code = _run(command, seconds + GRACE_SECONDS)
     came = came_of(name, time.monotonic() - began, said, code)
     came.found = tuple(path for path in inputs(found) if path not in known)
     if came.found and not came.trouble:
@@ -118,8 +119,10 @@ def _spelt(word: bytes) -> str:
 
 
 def _run(command: list[str], seconds: int) -> tuple[str, int]:
-    """What it said, and how it ended."""
-    with subprocess.Popen(command, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+    """What it said, and how it ended. It never cleans up, so its files are in a folder of ours."""
+    folder = TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | {"TMPDIR": folder.name}}
+    with folder, subprocess.Popen(command, cwd=HERE.parents[1], **out) as child:
         try:
             said, _ = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
