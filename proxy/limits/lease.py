@@ -74,34 +74,10 @@ def tightest(buckets: Sequence[Bucket]) -> dict[str, Limit]:
 
 
 class Lease:
-    __slots__ = (
-        "_asked_at",
-        "_burst_at",
-        "_capacity",
-        "_chance",
-        "_demand",
-        "_folded_at",
-        "_gain",
-        "_latency",
-        "_left",
-        "_level",
-        "_level_at",
-        "_low",
-        "_offered",
-        "_pauses",
-        "_period",
-        "_promised",
-        "_rate",
-        "_rationed_at",
-        "_renewed_at",
-        "_since",
-        "held",
-        "horizon",
-        "last_call",
-        "names",
-        "not_before",
-        "used",
-    )
+    __slots__ = ("_asked_at", "_burst_at", "_capacity", "_chance", "_demand", "_folded_at", "_gain",
+                 "_latency", "_left", "_level", "_level_at", "_low", "_offered", "_pauses", "_period",
+                 "_promised", "_rate", "_rationed_at", "_renewed_at", "_since", "held", "horizon",
+                 "last_call", "names", "not_before", "used")  # fmt: skip
 
     def __init__(self, buckets: Sequence[Bucket], now: float, chance: Callable[[], float]) -> None:
         """`chance` gives a number in [0, 1): so that a fleet does not come in step."""
@@ -301,11 +277,10 @@ class Lease:
 
     def debt(self, need: Costs | None = None) -> Costs | None:
         """What is owed, below zero, where a bucket hardly ever has as much at once as that and the next call take."""
-        owed = tuple(min(0, held) for held in self.held)
-        for place, amount in enumerate(owed):
+        for place, held in enumerate(self.held):
             least = need[place] if need is not None else self._mean_cost(place)
-            if amount and 2 * (least - amount) > self._capacity[place]:
-                return owed
+            if held < 0 and 2 * (least - held) > self._capacity[place]:
+                return tuple([min(0, each) for each in self.held])
         return None
 
     # When nobody calls.

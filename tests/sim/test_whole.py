@@ -14,7 +14,7 @@ from tests.support.compiled import IS_COMPILED
 from tests.support.effort import tries
 
 ROOT = Path(__file__).parents[2]
-SEEDS = tries(60)
+SEEDS = tries(40)
 SOON = 40  # seeds in which a mistake is found at the latest; most are in the first few
 
 pytestmark = pytest.mark.skipif(
