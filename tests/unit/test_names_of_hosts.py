@@ -1,3 +1,5 @@
+"""Where a host is: one look for all who ask at once, each of whom may give up by himself."""
+
 from __future__ import annotations
 
 import asyncio
