@@ -108,6 +108,7 @@ soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundr
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)
 	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \
 	  tests/faults/test_recording_kill.py tests/faults/test_hard_budget_kill.py tests/faults/test_store_outage.py
+	PRICE_KEEPER_WIRE_SECONDS=300 $(BIN)/python -m pytest -s tests/faults/test_wire_random.py
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .

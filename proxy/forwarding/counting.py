@@ -15,6 +15,7 @@ from proxy.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
 from proxy.forwarding.model_path import Operation
 
 MOST_BYTES = 64 * 1024  # of an answer that holds one number
+SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both
 _CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
 _COUNTED = ("messages", "system", "toolConfig", "additionalModelRequestFields")
 # Beside those, of which the model reads nothing; anything else counts as a token for each byte.
@@ -43,7 +44,14 @@ class Counting:
         sent, beside = await asyncio.to_thread(_request, operation, body) if large else _request(operation, body)
         call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
         answer = _Answer()
-        await self._forwarder.forward(call, answer, (), _Unwatched())
+        try:
+            async with asyncio.timeout(SECONDS):
+                await self._forwarder.forward(call, answer, (), _Unwatched())
+        except TimeoutError:
+            answer.leave()
+            raise UpstreamAway(
+                f"Bedrock did not count the tokens of this call in {SECONDS:g} s", retry_after=1
+            ) from None
         return answer.tokens() + beside
 
 
@@ -67,9 +75,15 @@ class _Answer:
         self._status = 0
         self._body = bytearray()
         self._is_whole = False
+        self._flow: Flow | None = None
 
     def attach(self, flow: Flow) -> None:
-        pass
+        self._flow = flow
+
+    def leave(self) -> None:
+        """What may still come is waited for no longer than what any caller left behind."""
+        if self._flow is not None:
+            self._flow.caller_left()
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:  # noqa: ARG002
         self.has_started, self._status = True, status

