@@ -68,6 +68,7 @@ COLLECTED_AFTER = (20_000, 20, 20)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
 # A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
 OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"

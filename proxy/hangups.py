@@ -17,6 +17,11 @@ def _note(*_: object) -> None:
     _came = True
 
 
+def ignored() -> None:
+    """At the very end, when there is no loop any more to heed them."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def taken() -> bool:
     """Whether one came since the last time that this was asked."""
     global _came

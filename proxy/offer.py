@@ -58,14 +58,16 @@ class Offer:
 
         def take_on() -> None:
             pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
-            self.tariffs, traffic = tariffs, pipeline.traffic
             metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.choosing.metering)
             hard = HardBudgets(config, self._purses, tariffs, Counting(self._forwarder))
+            choosing = dataplane.choosing(config, self._bedrock, recorder, standings, metering, hard, pipeline.traffic)
+            endpoints = dataplane.endpoints_of(config, self._bedrock)
+            # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
-            traffic.tell_apart(labels)
+            pipeline.traffic.tell_apart(labels)
             recorder.journal.tell_apart(labels)
-            self._forwarder.knows(dataplane.endpoints_of(config, self._bedrock))
-            choosing = dataplane.choosing(config, self._bedrock, recorder, standings, metering, hard, traffic)
+            self._forwarder.knows(endpoints)
+            self.tariffs = tariffs
             pipeline.take_on(choosing)
 
         return take_on

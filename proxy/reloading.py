@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
@@ -119,6 +119,8 @@ class Reloading:
             self._refuse(failure.problems)
             return
         except Exception as failure:  # of whatever kind: what it has must stay in force
+            if self._is_over:
+                return
             self._refuse([f"it cannot be taken on: {type(failure).__name__}: {failure}"])
             return
         if self._is_over:
@@ -131,7 +133,7 @@ class Reloading:
         log.warning("SIGHUP: labels and prices are taken on: %s", found.changes)
         tell_fixed(found.fixed)
 
-    def _refuse(self, problems: list[str] | tuple[str, ...]) -> None:
+    def _refuse(self, problems: Sequence[str]) -> None:
         self._is_refused = True
         self._results["refused"] += 1
         tell_refused(problems)
@@ -157,7 +159,7 @@ def _loop_first() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def tell_refused(problems: list[str] | tuple[str, ...]) -> None:
+def tell_refused(problems: Sequence[str]) -> None:
     for problem in problems:
         log.error("SIGHUP: the configuration is refused, and the one before holds: %s", problem)
 

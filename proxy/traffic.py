@@ -35,7 +35,7 @@ STATUSES: Final[tuple[str, ...]] = ("cut", "1xx", "2xx", "3xx", "4xx", "5xx")
 
 
 # Labels by their names, with those that were taken on and given up again since the start of the process.
-MOST_TOLD: Final = 1000
+MOST_TOLD = 1000
 
 
 class Distribution(NamedTuple):

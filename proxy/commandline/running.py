@@ -37,8 +37,8 @@ def _add_serve(root: Parser) -> None:
     serve = root.command(
         "serve",
         "run the sidecar with a configuration",
-        "SIGTERM and Ctrl-C drain it: calls under way are finished first. Try a new configuration with price-keeper "
-        "check-config, and this machine with price-keeper doctor.",
+        "SIGTERM and Ctrl-C drain it: calls under way are finished first. SIGHUP takes on other labels and prices. Try "
+        "a new configuration with price-keeper check-config, and this machine with price-keeper doctor.",
         ("Run with the config.yaml that is here", "price-keeper serve"),
         (
             "A sidecar that makes no tokens, in four processes",

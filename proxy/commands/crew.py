@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import TypeAlias
 
 import uvloop
 
-from proxy import app, dataplane, logs
+from proxy import app, dataplane, hangups, logs
 from proxy.commands.passing import Passing
 from proxy.config import Address, Config
 from proxy.config.renewal import renewed
@@ -121,12 +122,16 @@ class _Serving:
 
         def read() -> Config | None:
             found = self._passing.passed_on()
-            return None if found is None else renewed(own, found)
+            if found is None:
+                return None
+            os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
+            return renewed(own, found)
 
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(app.run(config, self._environ, on_started, role=self._role, place=place, read=read))
         finally:
+            hangups.ignored()
             if os.getppid() != self._supervisor:  # which would have removed it
                 with suppress(OSError):  # others are still there
                     place.sockets.rmdir()

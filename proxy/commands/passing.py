@@ -27,15 +27,17 @@ class Passing:
         self._path = path
         self._environ = environ
         self._folder = folder
-        self._number = 0
+        self._text = ""  # of the one in force, once one was passed on
+        self._good = self._last = 0  # which one that is, and which was the last, of all that were read
 
     # The supervisor's.
 
     def pass_on(self) -> bool:
         """Whether there is something for the workers to read. Nothing that goes wrong here may end the supervisor."""
         try:
-            text, found = self._read()
-            self._tell_workers(text)
+            text = text_of(self._path)
+            found = parse(text, str(self._path), self._environ)
+            self._tell_workers(text, is_good=True)
         except ConfigError as failure:
             tell_refused(failure.problems)
             return self._are_told_of_refusal()
@@ -47,36 +49,37 @@ class Passing:
         tell_fixed(fixed(self.config, found))
         return True
 
-    def _read(self) -> tuple[str, Config]:
-        text = text_of(self._path)
-        return text, parse(text, str(self._path), self._environ)
-
     def _are_told_of_refusal(self) -> bool:
         """So that they can tell who asks them."""
         try:
-            self._tell_workers(None)
+            self._tell_workers(self._text, is_good=False)
         except OSError:
             return False
         return True
 
-    def _tell_workers(self, text: str | None) -> None:
+    def _tell_workers(self, text: str, *, is_good: bool) -> None:
+        """One that a worker has not come to read stays there beside a refusal of the next."""
+        last = self._last + 1
+        good = last if is_good else self._good
         new = self._folder / f"{_NAME}.new"
-        new.write_text(json.dumps([self._number + 1, text]), "utf-8")
+        new.write_text(json.dumps([good, text, last]), "utf-8")
         os.replace(new, self._folder / _NAME)
-        self._number += 1
+        self._text, self._good, self._last = text, good, last
 
     # A worker's.
 
     def passed_on(self) -> Config | None:
-        """None if there is nothing new: hang-ups of a terminal reach workers as well. Raises ConfigError."""
+        """To be asked until it is None, which is that there is nothing new: hang-ups of a terminal reach workers as
+        well. Raises ConfigError for a refusal, of which the supervisor has told."""
         try:
-            number, text = json.loads((self._folder / _NAME).read_text("utf-8"))
+            good, text, last = json.loads((self._folder / _NAME).read_text("utf-8"))
         except FileNotFoundError:
             return None
-        if number == self._number:
-            return None
-        self._number = number
-        if text is None:
-            raise ConfigError([])  # the supervisor has told of the mistakes
-        self.config = renewed(self.config, parse(text, str(self._path), self._environ))
-        return self.config
+        if good > self._good:
+            self._good = self._last = good
+            self.config = renewed(self.config, parse(text, str(self._path), self._environ))
+            return self.config
+        if last > self._last:
+            self._last = last
+            raise ConfigError([])
+        return None

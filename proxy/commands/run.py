@@ -11,7 +11,7 @@ from functools import partial
 
 import uvloop
 
-from proxy import app, logs
+from proxy import app, hangups, logs
 from proxy.commands import crew
 from proxy.commands.places import loaded
 from proxy.config import Config, load
@@ -60,5 +60,8 @@ def run_until_stopped(
     role: app.Role = "both",
     read: Callable[[], Config] | None = None,
 ) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(app.run(config, environ, tell, role=role, read=read))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(app.run(config, environ, tell, role=role, read=read))
+    finally:
+        hangups.ignored()

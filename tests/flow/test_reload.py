@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from proxy.simulator import Keys
-from tests.support.crashing import Copies, Lineup
+from tests.support.commands import sidecar
+from tests.support.crashing import ORG, SECRET, Copies, Lineup
 from tests.support.reloads import (
     AFTER,
     BEFORE,
@@ -264,3 +268,28 @@ def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: Lineup) ->
             caller = caller_of(lineup)
         assert set(models) == {HAIKU}
         caller.client.close()
+
+
+def test_a_control_service_takes_them_on_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
+    lineup = Lineup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=("--role", "control"))
+    lineup.write_config()
+    configure(lineup, BEFORE)
+    put = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "APP", "model_ordering": ["new"], "quotas": {"new": 5}}
+    environment = {"PRICE_KEEPER_JWT_SECRET": SECRET, "PRICE_KEEPER_API_KEY": "the key of this test's administrator"}
+    with sidecar("serve", *lineup.options, folder=tmp_path, **environment) as running:
+
+        def status() -> int:
+            request = urllib.request.Request(f"{running.control}/api/v1/orgs/{ORG}", method="PUT")
+            request.data = json.dumps(put).encode()
+            request.add_header("X-API-Key", environment["PRICE_KEEPER_API_KEY"])
+            request.add_header("Content-Type", "application/json")
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as refused:
+                return refused.code
+
+        assert status() == 400
+        Reloader(running, lineup).take_on({**BEFORE, "new": label(HAIKU, 1, 2)})
+        assert status() == 201
+        assert running.stop() == 0

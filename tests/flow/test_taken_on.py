@@ -16,6 +16,7 @@ import pytest
 from proxy import forwarding
 from proxy.choosing import Choosing
 from proxy.config.keys import Endpoint, Label, Prices
+from proxy.config.prices import Guardrails, UnitPrices
 from proxy.forwarding import upstream
 from proxy.hard.purse import Held, Purse
 from proxy.metering.price_updates import Tariffs
@@ -194,6 +195,15 @@ async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> N
     assert served(await ask(port, HAIKU)) == ("moving", HAIKU)
     await port.take_on(unlabelled="reject", default_price=None, labels=BEFORE)
     assert (await ask(port, HAIKU)).status == 400
+    applied = "/guardrail/g1/version/1/apply", {"source": "INPUT", "content": [{"text": {"text": "x" * 1001}}]}
+    assert (await port.ask(*applied)).status == 400
+    units = UnitPrices(*(Decimal(1) for _ in range(10)))
+    await port.take_on(guardrails=Guardrails(units))
+    assert (await port.ask(*applied)).status == 200
+    cost = recorded(port)["guardrails"].pico
+    await port.take_on(guardrails=Guardrails(UnitPrices(*(Decimal(3) for _ in range(10)))))
+    assert (await port.ask(*applied)).status == 200
+    assert recorded(port)["guardrails"].pico == cost + 3 * cost > 0
 
 
 async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
 ) -> None:
     pair.write(5)
     pair.supervisor.pass_on()
+    pair.worker.passed_on()
     caplog.clear()
     pair.write(-1, "nonsense: 1\n")
     assert pair.supervisor.pass_on()
@@ -81,12 +82,31 @@ def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
     with pytest.raises(ConfigError) as refused:
         pair.worker.passed_on()
     assert refused.value.problems == ()
-    assert (price(pair.supervisor), price(pair.worker), price(pair.forked())) == (5, 1, 5)
+    assert (price(pair.supervisor), price(pair.worker), price(pair.forked())) == (5, 5, 5)
     assert pair.worker.passed_on() is None
     pair.write(7)
     assert pair.supervisor.pass_on()
     pair.worker.passed_on()
-    assert price(pair.worker) == 7  # whatever it missed before
+    assert price(pair.worker) == 7
+
+
+def test_what_a_worker_has_not_come_to_read_is_not_lost_behind_a_refusal(pair: Pair) -> None:
+    pair.write(5)
+    pair.supervisor.pass_on()
+    pair.write(-1)
+    pair.supervisor.pass_on()
+    slow, later = pair.worker, pair.forked()
+    assert slow.passed_on() is not None
+    assert price(slow) == 5
+    with pytest.raises(ConfigError):
+        slow.passed_on()
+    assert slow.passed_on() is later.passed_on() is None
+    for wanted in (-1, 7):
+        pair.write(wanted)
+        pair.supervisor.pass_on()
+    assert slow.passed_on() is not None
+    assert price(slow) == 7
+    assert slow.passed_on() is None  # the refusal before it is over
 
 
 def test_what_cannot_be_passed_on_is_taken_on_by_nobody(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,6 +80,10 @@ def test_each_key_that_differs_is_either_taken_on_or_told_to_need_a_restart(want
     assert fixed(FULL, whole) == []
 
 
+def test_these_are_all_that_is_sold_and_its_prices() -> None:
+    assert set(RENEWED) == {"labels", "unlabelled", "default_price", "guardrails"}
+
+
 def test_what_is_taken_on_depends_on_nothing_that_is_not() -> None:
     """Or a whole that is made of two sound configurations could be one that a start refuses."""
     for rule in Config.rules:

@@ -1,0 +1,164 @@
+"""Other labels and prices beside the data port: the control API, what is known of AWS's list, and many budgets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from proxy.config import Config, parse
+from proxy.metering.price_updates import CLAIM_SECONDS
+from proxy.model import Caller, client_id_of
+from proxy.recording.recorder import Recorder
+from proxy.reloading import of_standings
+from proxy.selection.plan import plan_of
+from proxy.selection.standings import Standings
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock
+from tests.support.control import API, ORG, SETTINGS, Rig, config, rig
+from tests.support.engines import Engines
+from tests.support.price_fleet import CLAUDE_PRICES, HAIKU, LABELS, Fleet, a_fleet, standard, status, usd_per_1m
+from tests.support.wire import eventually
+
+SHOP = f"{API}/apps/shop"
+CALLER = (ORG, "shop")
+USAGE = {"label": "premium", "input_tokens": 1000, "output_tokens": 200}
+OTHERS = """
+labels:
+  premium: {model: a.b, format: nova, prices_usd_per_1m: {input: 30, output: 150}}
+  fresh: {model: e.f, format: nova, prices_usd_per_1m: {input: 1, output: 5}}
+"""
+MANY = 5_000
+TURN_SECONDS = 0.25  # a quarter of which it takes; what stops the loop for longer is no noise of a busy machine
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+        await running.org()
+        await running.app()
+        yield running
+
+
+async def take_on(api: Rig, whole: Config) -> None:
+    for prepared in (of_standings(api.parts.standings), api.parts.prepared):
+        (await prepared(whole))()
+
+
+async def test_the_control_api_knows_the_new_labels_and_no_others(api: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    first = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
+    assert first.body["cost_usd_micros"] == "6000"
+    await api.ask("GET", f"{SHOP}/model-selection", who=CALLER)
+    await take_on(api, replace(config(), labels=parse(OTHERS, "config.yaml", {}).labels))
+    told = f"SIGHUP: economy is no label any more, and is passed over in the model_ordering of ORG#{ORG}#APP#shop"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    second = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-2"}, who=CALLER)
+    assert second.body["cost_usd_micros"] == "60000"
+    again = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
+    assert (again.status, again.body["cost_usd_micros"]) == (200, "6000")  # never priced again
+    gone = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-3", "label": "economy"}, who=CALLER)
+    assert gone.body["details"][0]["message"] == "there is no such label; there are premium, fresh"
+    chosen = await api.ask("GET", f"{SHOP}/model-selection", who=CALLER)
+    served = {each["label"]: each["would_be_served_by"] for each in chosen.body["labels"]}
+    assert served == {"premium": "premium", "economy": None}
+    refused = await api.ask("PUT", API, SETTINGS | {"model_ordering": ["premium", "fresh"]})
+    assert (refused.status, refused.body["details"][0]["path"]) == (400, "quotas.economy")
+    quotas = {"premium": 1000, "fresh": 5}
+    await api.org(model_ordering=["premium", "fresh"], quotas=quotas)
+    profile = {
+        "label": "fresh",
+        "inference_profile_arn": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123",
+        "format": "nova",
+        "prices_usd_per_1m": {"input": 0.5, "output": 2},
+    }
+    assert (await api.ask("POST", f"{SHOP}/inference-profiles", profile)).status == 409
+    assert (await api.ask("POST", f"{SHOP}/inference-profiles", profile | {"label": "economy"})).status == 201
+
+
+# What is known of the price list.
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with a_fleet(tmp_path) as opened:
+        yield opened
+
+
+MORE = f"""{LABELS}
+  added: {{model: "us.{HAIKU}", format: anthropic, prices_usd_per_1m: {CLAUDE_PRICES}}}
+"""
+NEGOTIATED = LABELS.replace("format: anthropic,", "format: anthropic, price_source: config,")
+
+
+async def test_a_label_never_falls_back_to_the_configurations_price_in_between(fleet: Fleet) -> None:
+    before = await fleet.started()
+    await fleet.clock.advance(CLAIM_SECONDS)  # in which nobody else reads the list, whatever he lacks
+    reads = len(fleet.server.reads)
+    after = fleet.sidecar(MORE)
+    after.succeed(before)
+    assert usd_per_1m(standard(after)) == usd_per_1m(standard(before)) == 1.1
+    assert status(after) == status(before)
+    assert status(after, "added").source == "config"
+    await after.refresh()
+    assert len(fleet.server.reads) == reads + 2  # once more, for the one that is new
+    assert (usd_per_1m(standard(after)), status(after, "added").source) == (1.1, "aws")
+    negotiated = fleet.sidecar(NEGOTIATED)
+    negotiated.succeed(after)
+    assert (usd_per_1m(standard(negotiated)), status(negotiated).source) == (1, "config")
+
+
+async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after(fleet: Fleet) -> None:
+    fleet.server.gate = asyncio.Event()
+    before = fleet.sidecar()
+    reading = asyncio.create_task(before.refresh())
+    await eventually(lambda: fleet.server.calls)
+    after = fleet.sidecar()
+    after.succeed(before)
+    looking = asyncio.create_task(after.refresh())
+    await asyncio.sleep(0)
+    assert usd_per_1m(standard(after)) == 1
+    fleet.server.gate.set()
+    await asyncio.gather(reading, looking)
+    assert (usd_per_1m(standard(after)), status(after).trouble) == (1.1, "")
+    assert len(fleet.server.reads) == 2  # by one of them
+
+
+# Many.
+
+
+async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None:
+    clock = ManualClock()
+    whole = parse(OTHERS, "config.yaml", {})
+    async with Tasks(clock) as tasks:
+        standings = Standings(config(), cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
+        settings = {"model_ordering": ["premium", "economy"], "quotas": {"premium": 5, "economy": 5}}
+        plan = plan_of(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
+        for number in range(MANY):
+            org = str(UUID(int=number))
+            standings._introduce(Caller(org, "web", client_id_of(org, "web")), plan, is_known=True, is_settled=True)
+        take_on = await of_standings(standings)(whole)
+        began = time.process_time()
+        take_on()
+        assert time.process_time() - began < TURN_SECONDS
+        every = [watch.standing for watch in standings._watches.values()]
+        assert len(every) == MANY
+        assert all(not each.knows("economy") and each.would_serve("premium") == "premium" for each in every)
+
+
+class _Quiet:
+    """A recorder that has nothing to tell."""
+
+    sender = SimpleNamespace()
+
+    def unflushed(self) -> dict[object, int]:
+        return {}
