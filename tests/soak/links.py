@@ -24,12 +24,7 @@ class Link(WireProxy):
     hit: set[str] = field(default_factory=set)
     hit_at: list[float] = field(default_factory=list)
     _asked: dict[object, str] = field(default_factory=dict)  # by connection, what was asked last
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _cut: set[object] = field(default_factory=set)  # that have broken, and may have read one more request before
-
-    async def accept(self) -> None:
-        async with self._turn:  # several may want it at once
-            await super().accept()
 
     def _fault(self, head: bytes) -> Fault:
         fault = super()._fault(head)
@@ -40,18 +35,18 @@ class Link(WireProxy):
             self._is_hit(invocation)
         return fault
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, near: socket.socket) -> None:
         try:
             with suppress(RuntimeError):  # of uvloop, where asyncio just drops what nobody reads any more
-                await super()._serve(reader, writer)
+                await super()._serve(near)
         finally:
             self._asked.pop(asyncio.current_task(), None)
             self._cut.discard(asyncio.current_task())
 
-    async def cut_off(self) -> None:
+    def cut_off(self) -> None:
         """New connections are refused, and those there are break."""
         self.injected["away"] += 1
-        await self.refuse()
+        self.refuse()
         for invocation in self._asked.values():
             self._is_hit(invocation)
         self._cut.update(self._serving)
@@ -70,7 +65,7 @@ async def link(url: str) -> AsyncIterator[Link]:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         opened = Link(parts.hostname or "", parts.port or 80, reserved.getsockname()[1])
-        await opened.accept()
+        opened.accept()
         try:
             yield opened
         finally:

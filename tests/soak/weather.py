@@ -136,10 +136,10 @@ class Weather:
 
     async def _away(self, links: list[Link], seconds: float) -> None:
         for link in links:
-            await link.cut_off()
+            link.cut_off()
         await asyncio.sleep(seconds)
         for link in links:
-            await link.accept()
+            link.accept()
 
     # Processes. The first member and the second one's first worker live on; else their memory could not be watched.
 
