@@ -20,8 +20,9 @@ OWN_ENDPOINT = "PRICE_KEEPER_TEST_DYNAMODB"
 
 ALL = ["sqlite", "moto", "ministack", *(["endpoint"] if OWN_ENDPOINT in os.environ else [])]
 
-# moto ignores ClientRequestToken, does not isolate concurrent transactions, and compares values of different kinds, so
-# what needs those is shown on the others; `test_tokens.py` says so when moto learns the first.
+# moto ignores ClientRequestToken, isolates neither concurrent transactions nor, on a busy machine, single writes, and
+# compares values of different kinds, so what needs those is shown on the others; `test_tokens.py` says so when moto
+# learns the first.
 EXACT = [engine for engine in ALL if engine != "moto"]
 
 TEST_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
