@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -73,10 +74,10 @@ class Twice:
 
 @dataclass(frozen=True)
 class Surplus:
-    """Behind the answer come these bytes, or the whole answer once more; at once or `later`."""
+    """Behind the answer come these bytes, or the whole answer once more; at once or `later`, perhaps when told to."""
 
     data: bytes | None = None
-    later: float = 0.0
+    later: float | asyncio.Event = 0.0
 
 
 @dataclass(frozen=True)

@@ -230,9 +230,9 @@ class WireProxy:
         finally:
             far.close()
 
-    def _later(self, seconds: float, what: Callable[[], Awaitable[None] | None]) -> None:
+    def _later(self, when: float | asyncio.Event, what: Callable[[], Awaitable[None] | None]) -> None:
         async def after() -> None:
-            await asyncio.sleep(seconds)
+            await (when.wait() if isinstance(when, asyncio.Event) else asyncio.sleep(when))
             with suppress(ConnectionError, EOFError):
                 done = what()
                 if done is not None:
