@@ -17,6 +17,7 @@ from tests.support.commands import price_keeper
 from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, Observed, Told, ask, observed, token
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
+from tests.support.workers import until
 
 PROMPT = "marked-prompt-for-nobody-else"
 HOOK_PATH, HOOK_SECRET = "marked-path-of-a-webhook", "marked-secret-of-a-webhook-0123456789"
@@ -59,6 +60,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
             _clients_call(it, bedrock, told)
             _administrators_call(it, told)
             _strangers_call(it, told)
+            until(lambda: "receiver.invalid:443" in it.running.errors)  # alerts are raised a second later
             _look(it, folder, told)
             assert it.running.stop() == 0
         told.places["log"] = (it.running.told + it.running.errors).encode()
