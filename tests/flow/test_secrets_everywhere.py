@@ -60,7 +60,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
             _clients_call(it, bedrock, told)
             _administrators_call(it, told)
             _strangers_call(it, told)
-            until(lambda: "receiver.invalid:443" in it.running.errors)  # alerts are raised a second later
+            until(lambda: it.call("premium", "converse", TURN) and "receiver.invalid:443" in it.running.errors)
             _look(it, folder, told)
             assert it.running.stop() == 0
         told.places["log"] = (it.running.told + it.running.errors).encode()
