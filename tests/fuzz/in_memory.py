@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
+from proxy.errors import Refusal
 from proxy.exchange import Request, Responder
 from proxy.surface.calls import refused_at_head
 from proxy.surface.limits import Limits
@@ -119,6 +120,10 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 Answers = Callable[[Request, Responder], None]
 
 
+def _refused_at_head(request: Request) -> Refusal | None:
+    return refused_at_head(request.target)
+
+
 @asynccontextmanager
 async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
     """To a port that answers at once. Nothing of it may be left at the end."""
@@ -133,7 +138,7 @@ async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
 
     clock = ManualClock()
     async with Tasks(clock) as tasks:
-        listener = Listener(one_of_many, clock, tasks, limits, refused_at_head=refused_at_head, at_once=at_once,
+        listener = Listener(one_of_many, clock, tasks, limits, refused_at_head=_refused_at_head, at_once=at_once,
                             new_request_id=lambda: b"1")  # fmt: skip
         wire = Wire()
         wire.protocol = Newcomer(listener)
