@@ -22,6 +22,7 @@ from proxy.hard.purse import Held, Purse
 from proxy.metering.price_updates import Tariffs
 from proxy.model import Caller, client_id_of
 from proxy.recording.entries import Counts
+from proxy.selection import own_labels
 from proxy.stores import schema
 from proxy.stores.contract import Put, Value
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
@@ -218,6 +219,33 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
         assert own.port.standings.own_labels.known(caller).by_name == {}  # type: ignore[union-attr]
         await own.port.take_on(labels=labels)
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
+
+
+async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for a call that waits meanwhile until the app's own labels are read."""
+    async with own_rig(tmp_path) as own:
+        await own.no_budget()
+        await own.made()
+        assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
+        kept, model = own.port.standings.own_labels, HAIKU.replace("4-5", "9-9")
+        gate, asked, read = asyncio.Event(), asyncio.Event(), kept.read
+
+        async def reading(*of: Any) -> None:
+            asked.set()
+            await gate.wait()
+            await read(*of)
+
+        monkeypatch.setattr(kept, "read", reading)
+        own.clock.ahead += own_labels.SECONDS
+        call = asyncio.create_task(own.ask("fast", **TURN))
+        async with asyncio.timeout(1.5):  # of the two seconds that a call waits
+            await asked.wait()
+        await own.port.take_on(labels={**own.port.config.labels, "fast": label(model, 9)})
+        gate.set()
+        assert (await call)["x-price-keeper-model"] == model
+        assert last_cost(own.port, own.port.config.labels, "fast") == recorded(own.port)["fast"].pico
 
 
 async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unused(
