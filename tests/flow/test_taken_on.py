@@ -284,6 +284,22 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
 
 
+async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_reload(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(_: Tariffs) -> None:
+        raise RuntimeError("of whatever kind")
+
+    monkeypatch.setattr(Tariffs, "refresh", failing)
+    before = len(asyncio.all_tasks())
+    for _ in range(5):
+        await port.take_on(labels=BEFORE)
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["the first look at prices failed: RuntimeError"] * 5
+
+
 async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
