@@ -113,9 +113,14 @@ class Choosing:
         return Road(choice, terms, targets, _choice_told(choice), lane, type(choice) is not OwnChoice)
 
     async def named(self, caller: Caller, asked: Asked) -> Choice:
-        """What the caller asks for. Raises InvalidRequest and Busy."""
+        """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
         choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
-        return choice or self._labels.choose(asked.model, await self._standings.own_labels.of(caller))
+        if choice is not None:
+            return choice
+        own = await self._standings.own_labels.of(caller)
+        if self.successor is not None:  # and a name may have gone from an app's own labels to those
+            return await self.successor.named(caller, asked)
+        return self._labels.choose(asked.model, own)
 
     async def chosen(
         self, caller: Caller, asked: Asked, request: Request, choice: Choice, terms: Terms | None, told: Told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from proxy.forwarding.upstream import Endpoint
 from proxy.hard.purses import Purses
 from proxy.hard.rows import Name
 from proxy.limits.leasing import Leasing
+from proxy.logs import where
 from proxy.metering.price_updates import AwsPriceList, Tariffs
 from proxy.metering.profiles import OwnChoice, Profile
 from proxy.model import Choice
@@ -65,6 +67,8 @@ BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
 SIMULATED = "simulated"
 SIMULATED_PREFIX = b"x-simulate-"
 _NO_PACKAGES = "traces need the extra otel (pip install 'bedrock-price-keeper[otel]')"
+
+_log = logging.getLogger("proxy.dataplane")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,8 @@ async def _begun(tariffs: Tariffs, tasks: Tasks) -> None:
     async def refresh() -> None:
         try:
             await tariffs.refresh()
+        except Exception as failure:  # of whatever kind: in time they are looked at again, if they are in force
+            _log.error("the first look at prices failed: %s", type(failure).__name__, extra={"where": where(failure)})
         finally:
             is_done.set()
 

@@ -165,8 +165,8 @@ class Pipeline:
         told: Told,
         is_counted: bool,
     ) -> None:
-        choosing = self._choosing
-        choice = await choosing.named(caller, asked)
+        choice = await self._choosing.named(caller, asked)
+        choosing = self._choosing  # which is another one if labels were taken on meanwhile
         terms = choosing.metering.terms(choice, asked.operation, request.method)
         tokens = 0 if terms is None else terms.tokens(len(request.body))
         with _Open() as waiting:

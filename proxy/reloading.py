@@ -94,7 +94,7 @@ class Reloading:
 
     def _begin(self) -> None:
         """One at a time; who asks meanwhile may have another file in mind, so it is read once more after it."""
-        if self._is_asked and self._tasks is not None and not self._is_at_it:
+        if self._is_asked and self._tasks is not None and not self._is_at_it and not self._is_over:
             self._is_at_it, self._is_asked = True, False
             self._tasks.once(self._reload())
 

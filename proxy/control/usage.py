@@ -16,7 +16,7 @@ from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, invalid, not_found, problem_of
 from proxy.errors import StoreUnavailable
 from proxy.metering.pricing import Priced, cost, label_tariff
-from proxy.metering.profiles import UNREAD
+from proxy.metering.profiles import NOTHING, UNREAD
 from proxy.metering.usage import Usage
 from proxy.model import Caller, client_id_of
 from proxy.recording.entries import PICO_PER_MICRO, Counter, counts_of
@@ -162,13 +162,13 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
 async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Priced:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     name = given["label"]
-    label = parts.config.labels.get(name)
+    own = NOTHING if name in parts.config.labels else await parts.standings.own_labels.of(caller)
+    label = parts.config.labels.get(name)  # which may be another one by now, with a name that was the app's
     if label is not None:
         tariff = parts.tariffs.get(name)
         if tariff is None:
             tariff = parts.tariffs[name] = label_tariff(label)
         return cost(tariff, _usage(given))
-    own = await parts.standings.own_labels.of(caller)
     if own is UNREAD:
         raise StoreUnavailable("the app's own labels cannot be read")
     profile = own.by_name.get(name)

@@ -22,3 +22,9 @@ class Expected:
         self._mean += (tokens - self._mean) / _SHARE
         self.output = int(self._mean) + 1
         self.pico = pico if self.pico is None else self.pico + (pico - self.pico) // _SHARE
+
+    def at_other_prices(self) -> Expected:
+        """As long as before; what that costs is not known yet."""
+        found = Expected()
+        found._mean, found.output = self._mean, self.output
+        return found

@@ -95,12 +95,15 @@ class Metering:
         self._jobs = Jobs()
         if before is not None:
             self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
-            self._expected = {name: each for name, each in before._expected.items() if self._is_as(before, name)}
+            kept = ((name, self._succeeding(before, name, each)) for name, each in before._expected.items())
+            self._expected = {name: each for name, each in kept if each is not None}
 
-    def _is_as(self, before: Metering, name: str) -> bool:
-        """Whether calls that are counted under this name go to the same model as they did."""
+    def _succeeding(self, before: Metering, name: str, each: Expected) -> Expected | None:
+        """What is still true where calls that are counted under this name go to the same model as they did."""
         one, other = before._labels.get(name), self._labels.get(name)
-        return one is other if one is None or other is None else one.model == other.model
+        if one == other:
+            return each
+        return each.at_other_prices() if one is not None and other is not None and one.model == other.model else None
 
     def terms(self, choice: Choice, operation: Operation, method: bytes) -> Terms | None:
         """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises

@@ -91,8 +91,8 @@ class Standings:
         """Those in force whose chain has one of them, by label."""
         found: dict[str, list[Standing]] = {}
         for standing in self._now_in_force():
-            for label in labels:
-                if label in standing.plan.ordering:
+            for label in standing.plan.ordering:  # which is short, however many labels there are
+                if label in labels:
                     found.setdefault(label, []).append(standing)
         return found
 

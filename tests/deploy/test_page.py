@@ -10,6 +10,7 @@ from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 from proxy.telemetry import Metric
 from proxy.workers.supervisor import STOP_SECONDS
 from tests.support.commands import ROOT
+from tests.support.deployed import containers, manifest, of_kind, pods
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "deployment.md").read_text()
@@ -31,6 +32,16 @@ def test_links_lead_somewhere() -> None:
             continue  # `make bench` writes it
         assert path.exists(), link
         assert not anchor or anchor in _anchors(path.read_text()), link
+
+
+def test_pods_and_containers_are_called_what_the_page_calls_them() -> None:
+    found = manifest("sidecar.yaml")
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(found, "Deployment")]
+    names = {container["name"] for pod in pods(found) for container in containers(pod)}
+    selected = re.findall(r"-l ([\w./-]+)=([\w-]+)", PAGE)
+    assert selected
+    assert all(any(each.get(key) == value for each in labels) for key, value in selected)
+    assert set(re.findall(r" -c ([\w-]+)", PAGE)) == {"price-keeper"} <= names
 
 
 def test_metrics_are_there() -> None:

@@ -22,6 +22,7 @@ from proxy.hard.purse import Held, Purse
 from proxy.metering.price_updates import Tariffs
 from proxy.model import Caller, client_id_of
 from proxy.recording.entries import Counts
+from proxy.selection import own_labels
 from proxy.stores import schema
 from proxy.stores.contract import Put, Value
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
@@ -179,6 +180,7 @@ async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> Non
     means = {name: (known[name].output, known[name].pico) for name in ("moving", "steady")}
     await port.take_on(labels={**AFTER, "moving": label(CLAUDE, 9)})
     kept = port.pipeline.choosing.metering._expected
+    means["moving"] = means["moving"][0], None  # what calls under way are taken to cost is never by the price before
     assert {name: (kept[name].output, kept[name].pico) for name in kept} == means
     await port.take_on(labels=AFTER)
     assert set(port.pipeline.choosing.metering._expected) == {"steady"}
@@ -220,6 +222,33 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
 
 
+async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for a call that waits meanwhile until the app's own labels are read."""
+    async with own_rig(tmp_path) as own:
+        await own.no_budget()
+        await own.made()
+        assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
+        kept, model = own.port.standings.own_labels, HAIKU.replace("4-5", "9-9")
+        gate, asked, read = asyncio.Event(), asyncio.Event(), kept.read
+
+        async def reading(*of: Any) -> None:
+            asked.set()
+            await gate.wait()
+            await read(*of)
+
+        monkeypatch.setattr(kept, "read", reading)
+        own.clock.ahead += own_labels.SECONDS
+        call = asyncio.create_task(own.ask("fast", **TURN))
+        async with asyncio.timeout(1.5):  # of the two seconds that a call waits
+            await asked.wait()
+        await own.port.take_on(labels={**own.port.config.labels, "fast": label(model, 9)})
+        gate.set()
+        assert (await call)["x-price-keeper-model"] == model
+        assert last_cost(own.port, own.port.config.labels, "fast") == recorded(own.port)["fast"].pico
+
+
 async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unused(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +283,22 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
     assert kept[Tariffs] <= 2  # those of the start have a part that counts
     assert len(port.pipeline.traffic._labels) == 4
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
+
+
+async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_reload(
+    port: DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(_: Tariffs) -> None:
+        raise RuntimeError("of whatever kind")
+
+    monkeypatch.setattr(Tariffs, "refresh", failing)
+    before = len(asyncio.all_tasks())
+    for _ in range(5):
+        await port.take_on(labels=BEFORE)
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["the first look at prices failed: RuntimeError"] * 5
 
 
 async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(

@@ -16,6 +16,7 @@ import pytest
 
 from proxy.config import Config, parse
 from proxy.metering.price_updates import CLAIM_SECONDS
+from proxy.metering.profiles import Own
 from proxy.model import Caller, client_id_of
 from proxy.recording.recorder import Recorder
 from proxy.reloading import of_standings
@@ -85,6 +86,22 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(api: Rig, capl
     assert (await api.ask("POST", f"{SHOP}/inference-profiles", profile | {"label": "economy"})).status == 201
 
 
+async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all_the_time(
+    api: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a usage that waits meanwhile until the app's own labels are read."""
+    own = api.parts.standings.own_labels
+    of = own.of
+
+    async def while_they_are_read(caller: Caller) -> Own:
+        await take_on(api, replace(config(), labels=parse(OTHERS, "config.yaml", {}).labels))
+        return await of(caller)
+
+    monkeypatch.setattr(own, "of", while_they_are_read)
+    told = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1", "label": "fresh"}, who=CALLER)
+    assert (told.status, told.body.get("cost_usd_micros")) == (201, "2000")
+
+
 # What is known of the price list.
 
 
@@ -140,7 +157,9 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
     clock = ManualClock()
     whole = parse(OTHERS, "config.yaml", {})
     async with Tasks(clock) as tasks:
-        standings = Standings(config(), cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
+        others = dict.fromkeys(map(str, range(MANY)), config().labels["premium"])
+        before = replace(config(), labels={**config().labels, **others})
+        standings = Standings(before, cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
         settings = {"model_ordering": ["premium", "economy"], "quotas": {"premium": 5, "economy": 5}}
         plan = plan_of(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
         for number in range(MANY):

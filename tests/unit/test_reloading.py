@@ -199,6 +199,21 @@ async def test_once_it_stops_nothing_is_taken_on(rig: Rig, caplog: pytest.LogCap
     ]
 
 
+async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: Rig) -> None:
+    """Nothing begins while the loop ends."""
+    rig.reloading.started(rig.tasks)
+    rig.gate.clear()
+    signal.raise_signal(signal.SIGHUP)
+    await eventually(lambda: rig.read == 1)
+    signal.raise_signal(signal.SIGHUP)
+    await eventually(lambda: rig.reloading._is_asked)
+    rig.reloading.stop()
+    rig.gate.set()
+    await eventually(lambda: not rig.reloading._is_at_it)
+    assert not rig.tasks._short
+    assert (rig.read, rig.taken) == (1, [])
+
+
 async def test_nothing_new_is_neither_taken_nor_refused(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.reloading.started(rig.tasks)
     rig.reads = [None]
