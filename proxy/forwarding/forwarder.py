@@ -123,7 +123,7 @@ class Forwarder:
         self._known: frozenset[Endpoint] | None = None
         self._pools: dict[Endpoint, Pool] = {}
         self._hosts: dict[Endpoint, str] = {}
-        self.reach = Reach(clock, authorizer.check)
+        self.reach = Reach(clock, authorizer.check, self._pool)
 
     async def forward(
         self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, before: Outcome | None = None
@@ -258,6 +258,7 @@ class Forwarder:
     def knows(self, endpoints: Collection[Endpoint]) -> None:
         """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
         self._known = frozenset(endpoints)
+        self.reach.expects(endpoints)
 
     def close(self) -> None:
         """What is under way is given up, and nothing more is sent."""
