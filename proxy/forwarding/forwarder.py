@@ -23,7 +23,9 @@ from proxy.traffic import Lane
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 
-_SIGNED: Final = frozenset({"conte", "x-amz"})
+# By how their names begin: the content type, and x-amzn-bedrock-... The id of a trace is none, as in every SDK: load
+# balancers change it.
+_SIGNED: Final = frozenset({"content-", "x-amzn-b"})
 
 _NOT_TAKEN: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 
@@ -97,7 +99,7 @@ class SignatureV4:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
-        signed = [header for header in call.headers if header[0][:5] in _SIGNED]  # the content type, and x-amz...
+        signed = [header for header in call.headers if header[0][:8] in _SIGNED]
         hashed = sha256(body).hexdigest()
         credentials = self._credentials.current()
         return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigError, UpstreamAway
-from proxy.forwarding.credentials import ProvidedCredentials
-from proxy.forwarding.forwarder import BearerKey, Call, Target
+from proxy.forwarding.credentials import FixedCredentials, ProvidedCredentials
+from proxy.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
 from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
 
@@ -183,3 +183,12 @@ def test_a_bearer_key_is_one_word() -> None:
             BearerKey(key)
         assert "printable ASCII without spaces" in str(refused.value)
         assert "evil" not in str(refused.value)
+
+
+def test_what_load_balancers_change_on_the_way_is_not_signed() -> None:
+    """Else an app that is traced would be refused, and as if the sidecar's credentials were no good."""
+    sent = [("content-type", "a/b"), ("x-amzn-bedrock-trace", "ON"), ("x-amzn-trace-id", "Root=1"), ("accept", "*")]
+    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    signing = SignatureV4(FixedCredentials(Credentials("KEY", "secret")), lambda: 0.0)
+    signed = signing.lines(Call("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
+    assert b"SignedHeaders=content-type;host;x-amz-date;x-amzn-bedrock-trace," in signed
