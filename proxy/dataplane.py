@@ -191,7 +191,7 @@ def pipeline(
     traffic = Traffic((*config.labels, *PSEUDO_LABELS))
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
-    forwarder.reach.expects(endpoints_of(config, bedrock))
+    forwarder.knows(endpoints_of(config, bedrock))
     metering = Metering(config, recorder.journal, tariffs, clock)
     return Pipeline(
         identify=_identify(config, tokens, revocation),

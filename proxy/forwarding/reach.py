@@ -69,10 +69,9 @@ class Reach:
         self._refused_until[where] = now + REFUSED_SECONDS
 
     def forgets(self, endpoint: Endpoint) -> None:
-        """Calls go there no more."""
+        """Calls go there no more; if some do after all, the log is told no sooner for that."""
         self._away.pop(endpoint, None)
         self._known.discard(endpoint)
-        self._told.pop(endpoint, None)
         self._refused_until.pop(endpoint, None)
 
     def renewed(self) -> None:

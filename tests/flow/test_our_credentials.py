@@ -168,3 +168,20 @@ async def test_what_is_expired_is_so_everywhere() -> None:
             with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
                 await through.forwarder.reach.check()
             assert len(told(rig)) == 1
+
+
+@on_both_loops
+async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_it() -> None:
+    """It may be of use to nobody, and gone by now."""
+    async with upstream(sends(OK)) as server:
+        through = Through(nowhere())
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            through.forwarder.knows({server.endpoint})
+            for _ in range(3):
+                await asked(rig)
+                assert through.forwarder.reach.places_away == 1
+                await rig.pass_time(1)
+                assert through.forwarder.reach.places_away == 0
+            assert await through.forwarder.reach.check() is None
+            assert len(told(rig)) == 1
