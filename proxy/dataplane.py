@@ -197,6 +197,7 @@ def pipeline(
     traffic = Traffic((*config.labels, *PSEUDO_LABELS))
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
+    forwarder.knows(endpoints_of(config, bedrock))
     metering = Metering(config, recorder.journal, tariffs, clock)
     return Pipeline(
         identify=_identify(config, tokens, revocation),
@@ -236,10 +237,12 @@ def regional_url(region: str) -> str:
 
 
 def endpoints_of(config: Config, bedrock: Bedrock) -> set[Endpoint]:
-    """Where calls may go that are no app's own label's."""
-    places = [place for label in config.labels.values() for place in label.endpoints]
-    found = {_place(each.region, each.endpoint or bedrock.url)[0] for each in places}
-    return {_place(config.upstream.region, bedrock.url)[0], *found}
+    """Where calls of models go that are no app's own label's."""
+    labels = config.labels.values()
+    found = {_place(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints}
+    if config.unlabelled == "meter" or not all(label.endpoints for label in labels):
+        found.add(_place(config.upstream.region, bedrock.url)[0])
+    return found
 
 
 def _place(region: str, url: str | None) -> tuple[Endpoint, str]:

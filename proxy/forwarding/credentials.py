@@ -11,7 +11,8 @@ from proxy.errors import ConfigError, UpstreamAway
 from proxy.forwarding.sigv4 import Credentials
 
 RENEW_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
-USELESS_SECONDS = 2.0  # between two looks while there are none, or Bedrock refuses them
+USELESS_SECONDS = 2.0  # between two looks while there are none, or when Bedrock refuses them
+MOST_RESTS = 15  # looks left out while what they find goes on being refused: each may ask a service, for a fleet
 
 Find: TypeAlias = Callable[[], Any]
 
@@ -46,6 +47,7 @@ class ProvidedCredentials:
         self._current: Credentials | None = None
         self._is_first = True
         self._is_refused = False
+        self._rests = self._rests_left = 0
         self._told = ""
         self.on_renewed: Callable[[], None] = _nothing
 
@@ -59,11 +61,17 @@ class ProvidedCredentials:
 
     async def renew_useless(self) -> None:
         """Those that are refused, or not there, sooner than others. Of those that it has found a chain reads a file
-        only once, so another one is made: somebody may have put good ones there."""
+        only once, so another one is made: somebody may have put good ones there. The longer it is of no use, the more
+        seldom: it may be a region that takes none of this account's."""
+        if self._rests_left:
+            self._rests_left -= 1
+            return
         if self._is_refused:
             self._is_refused = False  # until Bedrock says so again
+            self._rests = self._rests_left = min(2 * self._rests + 1, MOST_RESTS)
             self._find = await asyncio.to_thread(self._chain)
         elif self._current is not None:
+            self._rests = 0
             return
         await self.renew()
 

@@ -23,7 +23,9 @@ from proxy.traffic import Lane
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 
-_SIGNED: Final = frozenset({"conte", "x-amz"})
+# By how their names begin: the content type, and x-amzn-bedrock-... The id of a trace is none, as in every SDK: load
+# balancers change it.
+_SIGNED: Final = frozenset({"content-", "x-amzn-b"})
 
 _NOT_TAKEN: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 
@@ -97,7 +99,7 @@ class SignatureV4:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
-        signed = [header for header in call.headers if header[0][:5] in _SIGNED]  # the content type, and x-amz...
+        signed = [header for header in call.headers if header[0][:8] in _SIGNED]
         hashed = sha256(body).hexdigest()
         credentials = self._credentials.current()
         return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
@@ -123,7 +125,7 @@ class Forwarder:
         self._known: frozenset[Endpoint] | None = None
         self._pools: dict[Endpoint, Pool] = {}
         self._hosts: dict[Endpoint, str] = {}
-        self.reach = Reach(clock, authorizer.check)
+        self.reach = Reach(clock, authorizer.check, self._pool)
 
     async def forward(
         self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, before: Outcome | None = None
@@ -258,6 +260,7 @@ class Forwarder:
     def knows(self, endpoints: Collection[Endpoint]) -> None:
         """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
         self._known = frozenset(endpoints)
+        self.reach.expects(endpoints)
 
     def close(self) -> None:
         """What is under way is given up, and nothing more is sent."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from email.utils import formatdate
 from typing import Final
 
@@ -17,19 +17,34 @@ from proxy.forwarding.upstream import CannotConnect, Endpoint, Pool
 
 TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 REFUSED_SECONDS: Final = 15.0  # for which a refusal of our credentials stands, unless others are found
+LOOK_SECONDS: Final = 1.0  # for one place that says nothing: readiness waits for two such looks at most
+
+# What is expired or signed wrongly is so everywhere; this a region says too that the account has not enabled.
+NOT_KNOWN_THERE: Final = "UnrecognizedClientException"
+
+_REFUSED: Final = "Bedrock refuses the sidecar's own AWS credentials; the log says why"
+_AWAY: Final = "Bedrock cannot be reached; the log says why"
 
 _log = logging.getLogger("proxy.forwarding")
 
 
 class Reach:
-    def __init__(self, clock: Clock, has_credentials: Callable[[], object]) -> None:
+    def __init__(
+        self, clock: Clock, has_credentials: Callable[[], object], pool_of: Callable[[Endpoint], Pool]
+    ) -> None:
         """`has_credentials` raises UpstreamAway where there are none to sign with."""
         self._clock = clock
         self._has_credentials = has_credentials
+        self._pool_of = pool_of
+        self._expected: frozenset[Endpoint] = frozenset()
         self._away: dict[Endpoint, Pool] = {}
         self._known: set[Endpoint] = set()
         self._told: dict[Endpoint, float] = {}
-        self._refused_until = 0.0
+        self._refused_until: dict[Endpoint | None, float] = {}  # by None: everywhere
+
+    def expects(self, endpoints: Collection[Endpoint]) -> None:
+        """What the configuration has calls go to, tried or not. Others are apps' own, and may be of use to nobody."""
+        self._expected = frozenset(endpoints)
 
     # What the forwarder tells.
 
@@ -47,47 +62,64 @@ class Reach:
 
     def refused(self, endpoint: Endpoint, why: str) -> None:
         """Our credentials, or what was signed with them."""
-        now = self._clock.monotonic()
-        if now >= self._refused_until:
+        now, where = self._clock.monotonic(), endpoint if why.startswith(NOT_KNOWN_THERE) else None
+        if now >= self._refused_until.get(where, 0.0):
             told = "%s refuses the sidecar's own AWS credentials: %s; by our clock it is %s"
             _log.error(told, endpoint.host, why, formatdate(self._clock.now(), usegmt=True))
-        self._refused_until = now + REFUSED_SECONDS
+        self._refused_until[where] = now + REFUSED_SECONDS
 
     def forgets(self, endpoint: Endpoint) -> None:
-        """Calls go there no more."""
+        """Calls go there no more; if some do after all, the log is told no sooner for that."""
         self._away.pop(endpoint, None)
         self._known.discard(endpoint)
-        self._told.pop(endpoint, None)
+        self._refused_until.pop(endpoint, None)
 
     def renewed(self) -> None:
         """Others are signed with from now on."""
-        self._refused_until = 0.0
+        self._refused_until.clear()
 
     # What can be told.
 
     @property
     def is_refused(self) -> bool:
-        return self._clock.monotonic() < self._refused_until
+        return bool(self._refusing())
+
+    def _refusing(self) -> set[Endpoint | None]:
+        now = self._clock.monotonic()
+        return {where for where, until in self._refused_until.items() if now < until}
 
     @property
     def places_away(self) -> int:
         return len(self._away)
 
     async def check(self) -> str | None:
-        """For readiness. Whether what was away is back is found out here too, as perhaps nobody calls any more."""
+        """For readiness. Whether what was away is back is found out here too, as perhaps nobody calls any more; and
+        whether anything else is there, as one who is not ready will not be called."""
         self._has_credentials()
-        if self.is_refused:
-            raise UpstreamAway("Bedrock refuses the sidecar's own AWS credentials; the log says why")
-        await asyncio.gather(*map(self._look, tuple(self._away.values())))
-        if not self._away:
+        refusing = self._refusing()
+        if None in refusing:
+            raise UpstreamAway(_REFUSED)
+        await self._look_at(self._away.values())
+        if self._known <= refusing | self._away.keys():
+            await self._look_at(map(self._pool_of, self._expected - self._known if self._known else ()))
+        refusing &= self._known
+        troubled = refusing | self._away.keys()
+        if not troubled:
             return None
-        if len(self._away) == len(self._known):
-            raise UpstreamAway("Bedrock cannot be reached; the log says why")
-        return f"{len(self._away)} of {len(self._known)} endpoints of Bedrock cannot be reached; the log says why"
+        if len(troubled) == len(self._known):
+            raise UpstreamAway(_REFUSED if refusing else _AWAY)
+        what = "do not take the sidecar's own AWS credentials" if refusing - self._away.keys() else "cannot be reached"
+        return f"{len(troubled)} of {len(self._known)} endpoints of Bedrock {what}; the log says why"
+
+    async def _look_at(self, pools: Iterable[Pool]) -> None:
+        await asyncio.gather(*map(self._look, tuple(pools)))
 
     async def _look(self, pool: Pool) -> None:
         try:
-            connection = await pool.connect()
+            async with asyncio.timeout(LOOK_SECONDS):
+                connection = await pool.connect()
+        except TimeoutError:
+            self.missed(pool, CannotConnect(f"no answer in {LOOK_SECONDS:g} seconds"))
         except (CannotConnect, UnicodeError) as failure:
             self.missed(pool, failure)
         else:

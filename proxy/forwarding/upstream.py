@@ -35,7 +35,9 @@ class Endpoint(NamedTuple):
 PROBED_AFTER_SECONDS = 60
 PROBED_EVERY_SECONDS = 15
 PROBES = 4
-UNHEARD_SECONDS = 60  # while what we sent is not even acknowledged
+# While what we sent is not even acknowledged, a probe too: Linux goes by this instead of the number of probes, so that
+# with less one that is lost would end a call.
+UNHEARD_SECONDS = PROBED_AFTER_SECONDS + PROBES * PROBED_EVERY_SECONDS
 
 _NOBODYS: Final = httptools.HttpResponseParser(object())
 

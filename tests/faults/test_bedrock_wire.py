@@ -304,7 +304,13 @@ async def test_connections_are_probed() -> None:
             assert (await _call(rig, b"")).status == 200
             kernel = through.pooled[0].transport.get_extra_info("socket")
             assert kernel.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == upstream.PROBED_AFTER_SECONDS
+            after, every, probes, unheard = (
+                kernel.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+            )
+            assert after == upstream.PROBED_AFTER_SECONDS
+            # By then Linux gives up at the first probe that is lost, however many there may be.
+            assert unheard >= 1000 * (after + probes * every)
 
 
 def _way(port: int) -> AbstractAsyncContextManager[WireProxy]:

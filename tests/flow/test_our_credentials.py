@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
 
+from proxy.control.health import CHECK_SECONDS
 from proxy.errors import UpstreamAway
 from proxy.forwarding import reach as module
 from proxy.forwarding.relay import NOT_OUR_CREDENTIALS
-from tests.flow.test_failover import OK, asked, told
+from tests.flow.test_failover import OK, SlowToConnect, asked, told
 from tests.support.rig import Through, between, nowhere, on_both_loops, plain, sends, upstream
 from tests.support.wire import said
 
@@ -98,3 +100,88 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
             assert len(told(rig)) == 2  # it is said anew
             reach.renewed()
             assert await reach.check() is None
+
+
+@on_both_loops
+async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 2 * module.LOOK_SECONDS < CHECK_SECONDS
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    gone = nowhere()
+    async with upstream(sends(OK)) as server:
+        through = Through(gone, server.endpoint)
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            await asked(rig)
+            with SlowToConnect(gone.port) as slow:
+                async with asyncio.timeout(CHECK_SECONDS):
+                    told_of = await through.forwarder.reach.check()
+                assert told_of == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
+                assert slow.begun == 1
+            assert len(told(rig)) == 1
+
+
+@on_both_loops
+async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_tried() -> None:
+    """As it may be an app's own one, the first to be called, and who is not ready is called no more."""
+    gone = nowhere()
+    async with upstream(sends(OK)) as server:
+        through = Through(gone)
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            reach = through.forwarder.reach
+            reach.expects({server.endpoint})
+            await asked(rig)
+            assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
+            assert server.calls == []
+            assert len(told(rig)) == 1
+
+
+@on_both_loops
+async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() -> None:
+    """As those of a region that the account has not enabled."""
+    async with upstream(sends(refusal("UnrecognizedClientException"))) as other, upstream(sends(OK)) as server:
+        through = Through(other.endpoint)
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            reach = through.forwarder.reach
+            await asked(rig)
+            with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
+                await reach.check()
+            reach.expects({server.endpoint, other.endpoint})
+            part = "1 of 2 endpoints of Bedrock do not take the sidecar's own AWS credentials; the log says why"
+            assert await reach.check() == part
+            assert reach.is_refused
+            reach.renewed()
+            assert await reach.check() is None
+            assert len(told(rig)) == 1
+
+
+@on_both_loops
+async def test_what_is_expired_is_so_everywhere() -> None:
+    async with upstream(sends(refusal("ExpiredTokenException"))) as first, upstream(sends(OK)) as second:
+        through = Through(second.endpoint)
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            await asked(rig)
+            through.to(first.endpoint)
+            await asked(rig)
+            with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
+                await through.forwarder.reach.check()
+            assert len(told(rig)) == 1
+
+
+@on_both_loops
+async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_it() -> None:
+    """It may be of use to nobody, and gone by now."""
+    async with upstream(sends(OK)) as server:
+        through = Through(nowhere())
+        async with between(through) as rig:
+            assert through.forwarder is not None
+            through.forwarder.knows({server.endpoint})
+            for _ in range(3):
+                await asked(rig)
+                assert through.forwarder.reach.places_away == 1
+                await rig.pass_time(1)
+                assert through.forwarder.reach.places_away == 0
+            assert await through.forwarder.reach.check() is None
+            assert len(told(rig)) == 1

@@ -20,11 +20,13 @@ from proxy.auth.clients import hash_secret, new_secret
 from proxy.choosing import LARGE_BYTES
 from proxy.config import Config
 from proxy.config.keys import Upstream
+from proxy.config.prices import Endpoint
 from proxy.stores import schema
 from proxy.stores.contract import Put
 from proxy.stores.sqlite import SqliteStore
 from tests.support.connecting import Make, connecting
 from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.servers import free_port
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, said
 
@@ -210,6 +212,17 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
         body = b'{"model":"nothing","messages":[],"x":"%b"}' % (b"y" * padding)
         assert (await asked(port, CHAT_PATH.encode(), body)).status == 400
         assert threads == seen
+
+
+async def test_a_label_whose_place_is_away_leaves_the_sidecar_ready_for_the_others(tmp_path: Path) -> None:
+    """Though it is the first to be called, and with no other label anybody knows yet whether Bedrock is there."""
+    labels, place = Config.development().labels, Endpoint("us-west-2", endpoint=f"http://127.0.0.1:{free_port()}")
+    async with data_port(
+        tmp_path, labels={**labels, "premium": replace(labels["premium"], endpoints=(place,))}
+    ) as port:
+        assert (await asked(port, CONVERSE, BODY)).status == 503
+        told = await port.forwarder.reach.check()
+        assert told == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
 
 
 # Bodies that name a model.

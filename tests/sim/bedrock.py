@@ -164,6 +164,10 @@ class _Unsigned:
     def lines(self, *_: Any) -> bytes:
         return b""
 
+    def check(self) -> None: ...
+
+    def refused(self) -> None: ...
+
 
 class SimulatedForwarder(Forwarder):
     """The real one, on connections that are not."""

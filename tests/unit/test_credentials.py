@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigError, UpstreamAway
-from proxy.forwarding.credentials import ProvidedCredentials
-from proxy.forwarding.forwarder import BearerKey, Call, Target
+from proxy.forwarding.credentials import FixedCredentials, ProvidedCredentials
+from proxy.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
 from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
 
@@ -96,6 +96,30 @@ async def test_when_they_are_refused_the_chain_is_made_anew() -> None:
     assert renewed == ["KEY1", "KEY2"]
 
 
+async def test_what_bedrock_goes_on_refusing_is_looked_for_ever_more_seldom() -> None:
+    """What is found may be new each time, and no better: a role's, in a region that the account has not enabled."""
+    turns, looks = 0, list[int]()
+
+    def chain() -> Any:
+        looks.append(turns)
+        return lambda: _frozen(turns)
+
+    async def passed(end: int, *, are_refused: bool) -> None:
+        nonlocal turns
+        while turns < end:
+            turns += 1
+            if are_refused:
+                provided.refused()
+            await provided.renew_useless()
+
+    provided = ProvidedCredentials(chain)
+    await passed(100, are_refused=True)
+    assert looks == [0, 1, 3, 7, 15, 31, 47, 63, 79, 95]
+    await passed(150, are_refused=False)
+    await passed(151, are_refused=True)
+    assert looks[-1] == 151
+
+
 async def test_botocores_own_chain_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = FROMFILE\naws_secret_access_key = secret\naws_session_token = t\n")
@@ -159,3 +183,12 @@ def test_a_bearer_key_is_one_word() -> None:
             BearerKey(key)
         assert "printable ASCII without spaces" in str(refused.value)
         assert "evil" not in str(refused.value)
+
+
+def test_what_load_balancers_change_on_the_way_is_not_signed() -> None:
+    """Else an app that is traced would be refused, and as if the sidecar's credentials were no good."""
+    sent = [("content-type", "a/b"), ("x-amzn-bedrock-trace", "ON"), ("x-amzn-trace-id", "Root=1"), ("accept", "*")]
+    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    signing = SignatureV4(FixedCredentials(Credentials("KEY", "secret")), lambda: 0.0)
+    signed = signing.lines(Call("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
+    assert b"SignedHeaders=content-type;host;x-amz-date;x-amzn-bedrock-trace," in signed
