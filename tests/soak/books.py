@@ -18,8 +18,7 @@ from tests.soak.verdict import Verdict
 
 CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
 WAITING_SECONDS = 10.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
-ON_THE_WAY_SECONDS = 2.0  # through the links, which are busy too
-LONGEST_WAY_SECONDS = 5.0  # from an intent to Bedrock, where a link or a process is held up
+LEAST_WAY_SECONDS = 2.0  # from an intent to Bedrock; on a busy machine links hold calls up for longer
 NEW_SECONDS = 120.0  # of a process: so long it may not know whose calls it serves, while the store is away
 HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most
 KNOWN_WHYS = {"cut", "no answer", "silent", "unknown"}  # of estimates: the last are found after a kill
@@ -32,6 +31,7 @@ class Books:
         self._hit = set[str]().union(*(link.hit for link in bedrocks))
         self._hit_at = {member.name: sorted(link.hit_at) for member, link in zip(members, bedrocks, strict=True)}
         self._verdict = verdict
+        self._way = LEAST_WAY_SECONDS  # the longest that any took
 
     def load(self, ran: Path, whole: Path) -> None:
         rows = ((*each[:-1], ",".join(map(str, each.tokens))) for each in read(ran))
@@ -39,6 +39,13 @@ class Books:
         self._db.executemany("insert into ran values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         self._db.executemany("insert into whole values (?)", ([line] for line in whole.read_text().split()))
         self._db.execute("commit")
+        self.measure_ways()
+
+    def measure_ways(self) -> None:
+        """By the calls that are recorded exactly."""
+        query = "select max(arrived - started) from receipts join ran using (request) where why = ''"
+        self._way = max(LEAST_WAY_SECONDS, self._one(query) or 0.0)
+        self._verdict.figures["from an intent to Bedrock, at most, s"] = round(self._way, 1)
 
     def _all(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
         return self._db.execute(query, given).fetchall()
@@ -151,7 +158,11 @@ class Books:
             if not each[1]:
                 nameless[each[5]].append(each[4])
         labels = {model: label for label, model in MODELS.items()}
-        lost = [each for each in missing if each[0] not in named and not _taken(nameless[labels[each[5]]], each[2])]
+        lost = [
+            each
+            for each in missing
+            if each[0] not in named and not _taken(nameless[labels[each[5]]], each[2] - self._way, each[2])
+        ]
         self._verdict.none("calls that were served and of which there is not even an estimate", lost)
 
     def _is_explained(self, invocation: str, arrived: float, done: float, is_whole: int) -> bool:
@@ -160,7 +171,7 @@ class Books:
     def _ended_meanwhile(self, arrived: float, done: float) -> bool:
         """Some sidecar."""
         return any(
-            arrived <= until + ON_THE_WAY_SECONDS and done >= since - ON_THE_WAY_SECONDS
+            arrived <= until + self._way and done >= since - LEAST_WAY_SECONDS
             for member in self._members.values()
             for since, until in member.ends
         )
@@ -196,9 +207,9 @@ def _follows(moments: list[float], started: float) -> bool:
     return place < len(moments) and moments[place] <= started + HIT_SECONDS
 
 
-def _taken(begun: deque[float], arrived: float) -> bool:
+def _taken(begun: deque[float], earliest: float, arrived: float) -> bool:
     """Takes the first that may be the call's. All have the same time to arrive, so the first fits it best."""
-    while begun and begun[0] < arrived - LONGEST_WAY_SECONDS:
+    while begun and begun[0] < earliest:
         begun.popleft()
     if not begun or begun[0] > arrived + CLOCKS_SECONDS:
         return False
