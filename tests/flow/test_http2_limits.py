@@ -115,6 +115,22 @@ async def test_all_requests_share_one_room() -> None:
 
 
 @on_both_loops
+async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() -> None:
+    handler = Gated()
+    async with port(handler, requests_bytes=200_000) as rig:
+        client = await rig.connect2()
+        held, late = [client.open(ends=False) for _ in range(2)]
+        await client.body(held, b"x")
+        await eventually(lambda: handler.begun)
+        (connection,) = rig.listener._connections
+        connection.data_received(DataFrame(late, b"x" * 16_000).serialize() * 20)  # type: ignore[attr-defined]
+        said(await client.answer(late), 503, "ServiceUnavailableException")
+        handler.gate.set()
+        assert (await client.answer(held)).body == b"x"
+        assert client.goodbye is None
+
+
+@on_both_loops
 async def test_heads_weigh_too() -> None:
     """Those of streams that stay open, and one that comes in many frames, the last of which never comes."""
     async with port(echo, requests_bytes=10_000, head_bytes=5000) as rig:
