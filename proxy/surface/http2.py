@@ -148,8 +148,9 @@ class Http2Connection(asyncio.Protocol):
         if size != self._waiting_bytes and not self._is_closed:
             is_room = self.listener.holds(size - self._waiting_bytes)
             self._waiting_bytes = size
-            # What is far beyond the limit, or beyond what there is room for, gets no answer.
-            if half_head > 2 * self.limits.head_bytes or not is_room:
+            # A head far beyond the limit, or beyond what there is room for, gets no answer. What is merely unread is
+            # little, and tells by stream what has no room.
+            if half_head > 2 * self.limits.head_bytes or (half_head and not is_room):
                 self._calm_down()
 
     def eof_received(self) -> bool:

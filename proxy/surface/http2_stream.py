@@ -36,7 +36,8 @@ class Stream:
         self._body_bytes = 0
         self._told_bytes: int | None = None  # of the body, by its head
         self._weight = 0  # of what has come of the request
-        self._unsent = 0  # of a body that is known to be too large
+        self._unsent = 0  # of a body that is of no use
+        self._useless: Refusal | None = None  # why it is not
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
         self._flow: Flow | None = None
@@ -61,20 +62,18 @@ class Stream:
         if not self.is_heard_out and (announced is None or length > self._limits.heard_bytes):
             known = self._connection.listener.refused_at_head(request)
             if known is not None:
-                self.refuse(known)
+                self._refuse_behind(length, known)
                 return
         if not is_room:
             self.refuse(self._connection.listener.full)
-            return
-        if length > self._limits.body_bytes:
-            self._unsent = length
-            self._throw_away(0)
+        elif length > self._limits.body_bytes:
+            self._refuse_behind(length, self._too_large())
 
     def take_data(self, data: bytes) -> None:
         if self._is_whole:
             return
-        if self._unsent:
-            self._throw_away(len(data))
+        if self._useless is not None:
+            self._throw_away(len(data), self._useless)
             return
         if self._body:
             add_part(self._body, data)
@@ -91,8 +90,8 @@ class Stream:
         self.is_heard_out = True
         if self._is_whole or self._request is None:
             return
-        if self._unsent:
-            self.refuse(self._too_large())
+        if self._useless is not None:
+            self.refuse(self._useless)
             return
         if self._told_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
@@ -129,11 +128,15 @@ class Stream:
         self._drop_body()
         self._connection.listener.refuse(self, refusal)
 
-    def _throw_away(self, size: int) -> None:
-        """Too large, but the client is heard until it can hear why."""
+    def _refuse_behind(self, length: int, refusal: Refusal) -> None:
+        """The client is heard until it can hear why."""
+        self._unsent, self._useless = length, refusal
+        self._throw_away(0, refusal)
+
+    def _throw_away(self, size: int, refusal: Refusal) -> None:
         self._unsent -= size
         if self._unsent <= UNSENT_BYTES:
-            self.refuse(self._too_large())
+            self.refuse(refusal)
 
     def _drop_body(self) -> None:
         if not self._is_whole:

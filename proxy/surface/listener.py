@@ -91,7 +91,8 @@ class Listener:
         self.under_way = 0  # requests that are handled, whether or not their callers still wait
         self._answered_at_once = 0  # in this turn
         self.held_bytes = 0  # of all requests that are coming in, waiting or under way
-        self.too_many = Busy(f"there are {limits.connections} connections already", retry_after=1)
+        told = f"there are {limits.connections} connections already, or {limits.of_one} from one address elsewhere"
+        self.too_many = Busy(told, retry_after=1)
         self._too_busy = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
         self.full = Busy("the requests under way fill the memory set aside for them", retry_after=1)
 

@@ -23,7 +23,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from proxy.exchange import Header
+from proxy.errors import AccessDenied, Refusal
+from proxy.exchange import Header, Request
 from proxy.surface.bodies import weight_of
 from proxy.surface.http2_stream import Stream
 from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
@@ -67,6 +68,25 @@ async def test_a_body_has_so_many_bytes() -> None:
         assert (await client.call(body=b"x")).body == b"x"
 
 
+@on_both_loops
+async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> None:
+    """Node gives a stream up that is reset while more than 10 MB wait, and its caller is told of no answer."""
+
+    def nobody(_: Request) -> Refusal:
+        return AccessDenied("nobody is served")
+
+    async with port(echo, refused_at_head=nobody) as rig:
+        client = await rig.connect2()
+        number = client.open(more=[(b"content-length", b"3000000")], ends=False)
+        await client.body(number, b"x" * 1_900_000, ends=False)
+        (connection,) = rig.listener._connections
+        await eventually(lambda: connection._streams[number]._unsent == 1_100_000)  # type: ignore[attr-defined]
+        assert rig.listener.held_bytes < 1000  # none of it is kept
+        await client.body(number, b"x" * 100_000, ends=False)
+        assert "nobody" in said(await client.answer(number), 403, "AccessDeniedException")
+        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
+
+
 def weight(body: int) -> int:
     """Of a request as `open` makes it."""
     return weight_of(b"/", {b"host": b"here"}) + body
@@ -92,6 +112,22 @@ async def test_all_requests_share_one_room() -> None:
         said(await other.answer(), 503, "ServiceUnavailableException")
         handler.gate.set()
         assert len((await client.answer(held)).body) == 600
+
+
+@on_both_loops
+async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() -> None:
+    handler = Gated()
+    async with port(handler, requests_bytes=200_000) as rig:
+        client = await rig.connect2()
+        held, late = [client.open(ends=False) for _ in range(2)]
+        await client.body(held, b"x")
+        await eventually(lambda: handler.begun)
+        (connection,) = rig.listener._connections
+        connection.data_received(DataFrame(late, b"x" * 16_000).serialize() * 20)  # type: ignore[attr-defined]
+        said(await client.answer(late), 503, "ServiceUnavailableException")
+        handler.gate.set()
+        assert (await client.answer(held)).body == b"x"
+        assert client.goodbye is None
 
 
 @on_both_loops

@@ -42,6 +42,7 @@ async def test_one_address_leaves_room_for_others(one: str, same: str, another: 
             listener.joined(each, one)
         assert listener.surplus(one) == listener.surplus(same) == 1
         assert listener.surplus(another) <= 0
+        assert "or 3 from one address" in listener.too_many.message
         listener.joined(late := Connection(), same)
         assert listener.surplus(one) == 2
         for each in (late, *connections):
