@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from pip._internal.models.index import PyPI
-
 ROOT = Path(__file__).parents[1]
 SHIPPED = "run"  # the lock of what a sidecar runs with
 NODE = ("tests/flow/clients/programs", "tests/page")
@@ -120,6 +118,8 @@ def audit_node(folder: Path) -> int:
 
 
 def main() -> int:
+    from pip._internal.models.index import PyPI  # where it is installed from; loading pip meddles with distutils
+
     found = pins(sorted((ROOT / "requirements").glob("*.lock")))
     try:
         results = [audit(found, from_index(PyPI.pypi_url))]
