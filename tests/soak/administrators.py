@@ -79,12 +79,6 @@ class Administrators:
     async def put(self, app: App, **more: Any) -> None:
         await self._done("PUT", f"{self._members[0].api}{app.path}", app_body(app, **more))
 
-    async def spent_usd_micros(self, app: App) -> dict[str, Decimal]:
-        """Today, by label."""
-        bearer = self._members[0].bearer(app)
-        told = await self._done("GET", f"{self._members[0].api}{app.path}/aggregates/today", None, bearer)
-        return {row["label"]: Decimal(row["cost_usd_micros"]) for row in told["rows"]}
-
     async def _done(self, method: str, url: str, body: Any = None, shown: dict[str, str] | None = None) -> Any:
         async with self._http.request(method, url, json=body, headers=shown or _ADMIN) as answer:
             assert answer.status in (200, 201), (url, answer.status, await answer.text())

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 
 from bench.speed.scaling_system import processor_seconds
@@ -24,7 +23,7 @@ from tests.soak.load import MARKER, Load
 from tests.soak.logs import check_logs
 from tests.soak.processes import AtRest, Watched, at_rest, check_processes, rested, sampled, under_way, watched_of
 from tests.soak.stored import check_hard_budget, compare_store
-from tests.soak.tenants import AMPLE, APPS, FLIPPING, LIMITED, MODELS, SPENDING, App
+from tests.soak.tenants import A_CALL, AMPLE, APPS, FLIPPING, LIMITED, MODELS, SPENDING
 from tests.soak.verdict import Verdict
 from tests.soak.weather import Weather
 from tests.support.engines import PREFIX
@@ -36,7 +35,6 @@ CALLERS, ROUNDS, ROUND_SECONDS = 48, 3, 8.0  # while it is found out how fast it
 FAIR_AFTER = 0.93  # of the time: from then on nothing goes wrong
 FLIPS_AFTER = {FLIPPING: {"premium": 0.25}, SPENDING: {"premium": 0.5, "economy": 0.75}}  # of the time, about
 SETTLED = 0.25  # of the time: from then on memory is to stay as it is
-A_LITTLE = Decimal(10_000)  # micro-USD, of whoever's day has just begun
 GATHERING_SECONDS = 2.0
 REST_SECONDS = 120.0  # at most, after the load: connections are kept for a while
 QUIET_SECONDS = 180.0  # within which whatever is under way has ended
@@ -99,9 +97,7 @@ class Soak:
     async def _half_its_speed(self) -> float:
         await asyncio.to_thread(self.bedrock.plan, always={"latency_ms": 20, "frame_ms": 1})
         each = min(ROUND_SECONDS, self.seconds / 10)
-        began = time.monotonic()
         speeds = [await self.load.as_fast_as_it_goes(CALLERS, each) for _ in range(ROUNDS)]
-        took = time.monotonic() - began
         rate = max(speeds) / 2
         self.verdict.figures["calls/s at full speed"] = round(max(speeds), 1)
         self.verdict.figures["calls/s kept up"] = round(rate, 1)
@@ -109,20 +105,14 @@ class Soak:
         await self.load.settled(QUIET_SECONDS)
         await under_way(self.members, QUIET_SECONDS)
         await asyncio.sleep(min(IDLE_SECONDS, self.seconds / 50))
-        longer = self.seconds / took * rate / (sum(speeds) / ROUNDS)
+        a_weight = rate / sum(each.weight for each in APPS)
         for app, shares in FLIPS_AFTER.items():
-            await self._set_quotas(app, {label: share * longer for label, share in shares.items()})
-        rpm = max(6, round(60 * rate * LIMITED.weight / sum(each.weight for each in APPS) / 2))
-        await self.people.put(LIMITED, limits={"rpm": rpm})
+            calls = a_weight * app.weight * self.seconds / len(app.labels)
+            quotas = {label: int(calls * share * A_CALL[label]) for label, share in shares.items()}
+            await self.people.put(app, quotas=dict.fromkeys(MODELS, AMPLE) | quotas)
+        await self.people.put(LIMITED, limits={"rpm": max(6, round(60 * a_weight * LIMITED.weight / 2))})
+        self.load.apps = list(APPS)
         return rate
-
-    async def _set_quotas(self, app: App, times: dict[str, float]) -> None:
-        """So many times what has been spent so far is to be spent from now on."""
-        spent = await self.people.spent_usd_micros(app)
-        quotas = dict.fromkeys(MODELS, AMPLE)
-        for label, more in times.items():
-            quotas[label] = int(spent.get(label, A_LITTLE) * Decimal(1 + more))
-        await self.people.put(app, quotas=quotas)
 
     async def _go_on(self, rate: float) -> list[Watched]:
         began = time.monotonic()

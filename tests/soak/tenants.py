@@ -76,6 +76,7 @@ SPENDING = App(HARD, "spending", ("premium", "economy"), 2)
 APPS = (STEADY, FLIPPING, LIMITED, TOLD, LEFT, RIGHT, SPENDING)
 
 LIMITED_RPM = 120
+A_CALL = {"premium": 1_250, "economy": 70}  # micro-USD, more or less
 
 
 def orgs() -> dict[str, dict[str, Any]]:
