@@ -298,9 +298,9 @@ def _drive(engines: Engines, names: Sequence[str], steps: st.SearchStrategy[Any]
 
 def test_one_after_another(engines: Engines) -> None:
     steps = st.lists(st.lists(_steps(NUMBERS), min_size=1, max_size=1), min_size=1, max_size=12)
-    _drive(engines, ALL, steps, examples=150)
+    _drive(engines, ALL, steps, examples=75)
 
 
 def test_several_at_once_and_of_every_kind(engines: Engines) -> None:
     groups = st.lists(st.lists(_steps(st.one_of(NUMBERS, OTHERS)), min_size=1, max_size=4), min_size=1, max_size=6)
-    _drive(engines, EXACT, groups, examples=250)
+    _drive(engines, EXACT, groups, examples=125)

@@ -330,4 +330,4 @@ def served(standing: Any, label: str) -> str:
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=tries(200), stateful_step_count=50)
+TestFleet.settings = settings(max_examples=tries(100), stateful_step_count=50)
