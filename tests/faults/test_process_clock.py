@@ -178,7 +178,7 @@ def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: En
     assert used_in_dynamodb(endpoint, prefix)["requests"] == len(served)
     assert len(served) <= RPM / 60 * (BURST_SECONDS + took) + 1
     assert min(calm.broken, hasty.broken) > 0  # by the limit
-    assert min(len(calm.whole), len(hasty.whole)) > 1
+    assert min(len(calm.whole), len(hasty.whole)) > 0
     print(f"an hour wrong, either way, {took:.1f} s: {len(calm.whole)} and {len(hasty.whole)} of {RPM} calls a minute")
 
 
