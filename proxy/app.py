@@ -65,7 +65,6 @@ DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute th
 # look at the calls under way again and again would cost each of them a fortieth.
 COLLECTED_AFTER = (20_000, 20, 20)
 
-
 # A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
 OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"

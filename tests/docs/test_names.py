@@ -16,7 +16,7 @@ import pytest
 from proxy.config import Config
 from proxy.telemetry import ALL as METRICS
 from tests.support.commands import called
-from tests.support.pages import PAGES, ROOT, anchors, blocks, links, named, quoted
+from tests.support.pages import PAGES, ROOT, anchors, blocks, links, lost_tests, named, quoted
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=named)
 
@@ -53,13 +53,7 @@ def test_the_index_has_every_page() -> None:
 @every_page
 def test_tests_are_there(page: Path) -> None:
     """Named by their file, or by file and function."""
-    named_here = re.findall(r"`(?:tests/)?((?:\w+/)+test_\w+\.py)(?:::(\w+))?`", page.read_text())
-    lost = []
-    for path, function in named_here:
-        source = SOURCES.get(ROOT / "tests" / path)
-        if source is None or (function and not re.search(rf"\bdef {function}\(", source)):
-            lost.append((path, function))
-    assert lost == []
+    assert lost_tests(page.read_text()) == []
 
 
 @every_page

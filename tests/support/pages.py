@@ -184,3 +184,23 @@ def anchors(page: Path) -> set[str]:
             next(name for number in range(len(heads)) if (name := f"{slug}-{number}" if number else slug) not in found)
         )
     return found
+
+
+# Of a test's file alone, or of one test.
+_TEST = re.compile(r"`(?:tests/)?((?:\w+/)+\w+\.py)::(\w+)`|`(?:tests/)?((?:\w+/)+test_\w+\.py)`")
+
+
+def lost_tests(text: str) -> list[str]:
+    """Those that it names and that are not there."""
+    named_here = [(file or alone, test) for file, test, alone in _TEST.findall(text)]
+    return [f"{file}::{test}" for file, test in named_here if not _is_there(file, test)]
+
+
+def _is_there(file: str, test: str) -> bool:
+    path = ROOT / "tests" / file
+    return path.exists() and (not test or test in _tests_in(path))
+
+
+@cache
+def _tests_in(path: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE))

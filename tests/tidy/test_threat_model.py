@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.pages import ROOT, lost_tests
+
 PAGE = ROOT / "docs" / "security.md"
 OPENLY = "not protected"
 LEAST_ROWS = 50
@@ -24,14 +23,6 @@ def rows() -> list[tuple[str, ...]]:
     return [row for row in found if row[0] != "he wants" and not row[0].startswith("---")]
 
 
-@cache
-def named_in(file: str) -> frozenset[str]:
-    path = ROOT / "tests" / file
-    return frozenset(
-        re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE) if path.exists() else ()
-    )
-
-
 def test_the_tables_are_found() -> None:
     assert len(rows()) >= LEAST_ROWS
 
@@ -41,7 +32,7 @@ def test_a_row_is_tried_by_tests_that_are_there_or_says_openly_that_nothing_prot
     _, _, stops, tried = row
     named = _NAMED.findall(tried)
     assert named or (OPENLY in stops.lower() and tried == "-")
-    assert [f"{file}::{test}" for file, test in named if test not in named_in(file)] == []
+    assert lost_tests(tried) == []
     assert _NAMED.sub("", tried).strip(", -") == ""  # nothing that looks like a test and is none
 
 
