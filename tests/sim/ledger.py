@@ -10,7 +10,8 @@ from typing import Any
 from proxy.limits.admission import ALONE, Admission
 from proxy.limits.bucket import MILLI
 from proxy.limits.leasing import Leasing
-from proxy.limits.limiter import Grant, Limiter
+from proxy.limits.limiter import Grant
+from tests.support.limits import Watched
 
 # The refill of a second, and of how far the processes' ideas of the store's time are apart: whole seconds are told.
 SECONDS_BEYOND = 1.0 + 1.2
@@ -75,29 +76,16 @@ class Limits:
         self.ledgers[name].passes(amount, held, self.now())
 
 
-class ToldLimiter(Limiter):
-    """What it is granted stands in the books."""
+class ToldLimiter(Watched):
+    """The same, with the books of a whole fleet in which sidecars have several lives."""
 
     books: Limits
     life: int
-
-    async def lease(self, buckets: Any, wants: Any, needs: Any, used: Any, share: Any = (1, 2)) -> Grant:
-        self._count("under_way", wants, 1)
-        try:
-            grant = await super().lease(buckets, wants, needs, used, share)
-        finally:
-            self._count("under_way", wants, -1)
-        self._count("taken", grant.taken, 1)
-        return grant
 
     async def acquire(self, buckets: Any, costs: Any, used: Any = None) -> Grant:
         grant = await super().acquire(buckets, costs, used)
         self._count("taken", grant.taken, 1)
         return grant
-
-    async def adjust(self, buckets: Any, taken: Any, used: Any) -> None:
-        self._count("taken", taken, 1)
-        await super().adjust(buckets, taken, used)
 
     def _count(self, what: str, amounts: Mapping[str, int], sign: int) -> None:
         for name, amount in amounts.items():
