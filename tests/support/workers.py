@@ -25,6 +25,7 @@ from tests.support.commands import SECONDS, Sidecar
 from tests.support.crashing import Lineup
 
 _APART = "/tmp/workers-"
+_STARTED = 17  # in a process's `stat`, behind its state and its parent
 TURN = json.dumps({"messages": [{"role": "user", "content": [{"text": "hello"}]}]}).encode()
 
 
@@ -36,14 +37,14 @@ def until(is_so: Callable[[], object], seconds: float = SECONDS) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The oldest first, as they are started in the order of their numbers."""
+    """The oldest first, as they are started in the order of their numbers. Ids begin anew when they are used up."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            state, parent, *more = path.read_text().rpartition(")")[2].split()
             if int(parent) == pid and state != "Z":
-                found.append(int(path.parent.name))
-    return sorted(found)
+                found.append((int(more[_STARTED]), int(path.parent.name)))
+    return [child for _, child in sorted(found)]
 
 
 def is_gone(pid: int) -> bool:
