@@ -148,11 +148,13 @@ async def run(
     role: Role = "both",
     place: Place = ALONE,
     read: Read | None = None,
+    *,
+    is_refused: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
-    read again, for SIGHUP."""
+    read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
     clock, config, adoption = clock or SystemClock(), place.configured(config), adoption_in(config, place)
-    stop, reloading = Stop(place.lifeline), Reloading(config, read, clock)
+    stop, reloading = Stop(place.lifeline), Reloading(config, read, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(Aside())
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
     if role == "control" and not tokens.can_mint:
