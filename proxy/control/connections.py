@@ -1,6 +1,8 @@
 """Who may stay connected to the control port, and how long, so that nobody takes the process away from everybody else.
 
 connects -> counted, or closed at once -> sends a head in time -> reads his answers, or is cut
+
+Where there is no room for one more, one that only stays makes room.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -29,11 +31,29 @@ class Limits:
 
 
 DEFAULT = Limits()
+FEWEST = 8  # connections, however few descriptors there are
+
+
+def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
+    """An eighth of the descriptors: two thirds are the data port's."""
+    connections = min(limits.connections, max(descriptors // 8, FEWEST))
+    return replace(
+        limits,
+        connections=connections,
+        of_one=min(limits.of_one, connections // 2),
+        for_loopback=min(limits.for_loopback, connections // 8),
+    )
 
 
 class Connection(Protocol):
+    @property
+    def idleness(self) -> int:
+        """0 for one at work; the more, the less it has to lose."""
+
     def check_time(self, now: float) -> None:
         """Cuts it where it only stays."""
+
+    def cut(self) -> None: ...
 
 
 class Crowd:
@@ -42,21 +62,38 @@ class Crowd:
     def __init__(self, clock: Clock, limits: Limits = DEFAULT) -> None:
         self.clock = clock
         self.limits = limits
-        self._networks: dict[Connection, Hashable] = {}
+        self._networks: dict[Connection, Hashable] = {}  # the longest there is the first
         self._of: Counter[Hashable] = Counter()
 
     def joined(self, connection: Connection, address: str) -> bool:
         """Whether there was room for it."""
         network = network_of(address)
-        reserved = 0 if is_loopback(address) else self.limits.for_loopback
-        if len(self._networks) >= self.limits.connections - reserved or self._of[network] >= self.limits.of_one:
+        is_one_too_many = self._of[network] >= self.limits.of_one
+        if (is_one_too_many or self._is_full(address)) and not self._has_made_room(network, is_one_too_many):
             return False
         self._networks[connection] = network
         self._of[network] += 1
         return True
 
+    def _is_full(self, address: str) -> bool:
+        reserved = 0 if is_loopback(address) else self.limits.for_loopback
+        return len(self._networks) >= self.limits.connections - reserved
+
+    def _has_made_room(self, network: Hashable, is_own: bool) -> bool:
+        """By one that is not at work, of its own network where that has its share: who only stays keeps nobody out."""
+        crowded = [each for each, whose in self._networks.items() if whose == network or not is_own]
+        idlest = max(crowded, key=lambda each: each.idleness, default=None)
+        if idlest is None or not idlest.idleness:
+            return False
+        self.left(idlest)
+        idlest.cut()
+        return True
+
     def left(self, connection: Connection) -> None:
-        network = self._networks.pop(connection)
+        """Also of one that had to make room, and so has left before."""
+        network = self._networks.pop(connection, None)
+        if network is None:
+            return
         self._of[network] -= 1
         if not self._of[network]:
             del self._of[network]

@@ -16,7 +16,7 @@ from yarl import URL
 
 from proxy.control import profiles, serving
 from proxy.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
-from proxy.control.connections import DEFAULT, Crowd, Limits
+from proxy.control.connections import DEFAULT, Crowd, Limits, fitting
 from proxy.control.problems import Problem
 from proxy.control.rates import LocalRates, Taken
 from proxy.control.terms import MOST_BYTES
@@ -26,6 +26,7 @@ from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
 CALLER = (ORG, "shop")
+WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 JSON = {"Content-Type": "application/json"}
 USAGE = {"request_id": "r", "label": "economy", "input_tokens": 1, "output_tokens": 1}
 OVERRIDE = {"label": "economy", "reason": "r"}
@@ -161,7 +162,8 @@ async def _sent(api: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.St
 async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
     few = Limits(connections=10, of_one=3, for_loopback=0)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
-        held = [await _sent(api, b"") for _ in range(3)]
+        held = [await _sent(api, _head(20)) for _ in range(3)]  # each is at work until its body is there
+        await asyncio.sleep(0.1)
         reader, writer = await _sent(api, b"")
         async with asyncio.timeout(10):
             with suppress(ConnectionError):
@@ -172,6 +174,54 @@ async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None
             await each.wait_closed()
         await asyncio.sleep(0.1)
         assert (await api.ask("GET", "/health", who=None)).status == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", WHOLE])
+async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> None:
+    few = Limits(connections=10, of_one=3, for_loopback=0)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
+        for _ in range(3):
+            held = [await _sent(api, sent) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(10):
+                reader, writer = await _sent(api, WHOLE)
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+            for _, each in (*held, (reader, writer)):
+                each.close()
+
+
+def test_who_has_asked_for_nothing_goes_first_and_of_those_who_came_first() -> None:
+    crowd = Crowd(ManualClock(), Limits(connections=4, of_one=4, for_loopback=0))
+    stay, kept, busy, late = (_Connection(idleness) for idleness in (2, 1, 0, 2))
+    newcomers = [_Connection() for _ in range(4)]
+    for each in (stay, kept, busy, late):
+        assert crowd.joined(each, "192.0.2.1")
+    for each, gone in zip(newcomers[:3], (stay, late, kept), strict=True):
+        assert crowd.joined(each, "127.0.0.1")
+        assert gone.is_cut
+        crowd.left(gone)  # as its transport tells in its time
+    assert not crowd.joined(newcomers[3], "127.0.0.1")
+    assert not any(each.is_cut for each in (busy, *newcomers))
+
+
+def test_who_has_his_share_takes_the_place_of_nobody_else() -> None:
+    crowd = Crowd(ManualClock(), Limits(connections=10, of_one=2, for_loopback=0))
+    others = [_Connection(2) for _ in range(2)]
+    own = [_Connection(), _Connection(1)]
+    for address, connections in (("192.0.2.1", others), ("192.0.2.2", own)):
+        assert all(crowd.joined(each, address) for each in connections)
+    assert crowd.joined(_Connection(), "192.0.2.2")
+    assert [each.is_cut for each in (*others, *own)] == [False, False, False, True]
+    assert not crowd.joined(_Connection(), "192.0.2.2")
+
+
+@pytest.mark.parametrize("descriptors", [0, 64, 96, 256, 1024, 65_536])
+def test_few_descriptors_are_not_all_taken(descriptors: int) -> None:
+    fitted = fitting(descriptors)
+    assert fitted.connections <= max(8, descriptors / 8)
+    assert 2 * fitted.of_one <= fitted.connections
+    assert 0 < fitted.for_loopback < fitted.of_one
+    assert (fitted == DEFAULT) == (descriptors >= 1024)
 
 
 def test_a_probe_of_this_machine_gets_through_whatever_comes_from_others() -> None:
@@ -195,8 +245,15 @@ def test_one_address_does_not_take_all_the_room(address: str) -> None:
 
 
 class _Connection:
+    def __init__(self, idleness: int = 0) -> None:
+        self.idleness = idleness
+        self.is_cut = False
+
     def check_time(self, now: float) -> None:
         pass
+
+    def cut(self) -> None:
+        self.is_cut = True
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: "])
