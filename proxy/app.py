@@ -251,7 +251,7 @@ async def _core(
         recording,
         standings,
         revocation,
-        Clients(store, clock.now, Lookups(clock)),
+        Clients(store, clock.now, Lookups(clock), clock.monotonic),
         WrongSecrets(clock.monotonic),
         leasing,
     )

@@ -207,7 +207,9 @@ def pipeline(
         forwarder=forwarder,
         joining=joining,
         credentials=credentials
-        or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_revoked),
+        or ContainerCredentials(
+            Clients(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
+        ),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
         once=tasks.once,

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from proxy.auth.clients import HASH, HASH_SECONDS, Clients, hash_secret, new_secret
 from proxy.auth.revocation import HOLDS_SECONDS
 from proxy.errors import AccessDenied, TokenExpired
+from proxy.model import client_id_of
+from proxy.stores import schema
+from proxy.stores.contract import Put
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import WEB, Instance, instances
+from tests.support.sessions import ORG, WEB, Instance, instances
 
 HOUR = 3600.0
 MOST = 3  # sessions of the client
@@ -78,6 +82,22 @@ async def test_a_login_by_a_wrong_clock_leaves_no_more_sessions_than_there_may_b
         wrong.off = 0.0
         assert await alive(right, [each.refresh.token for each in issued]) <= MOST
         assert len(await right.sessions.live(WEB)) <= MOST
+
+
+@pytest.mark.parametrize("back", [30.0, HOUR])
+async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(back: float) -> None:
+    """It comes to the same time once more, and by it the answer of an hour ago is of this moment."""
+    store, clock = MemoryStore(), ManualClock()
+    wrong, old, new = Wrong(clock), new_secret(), new_secret()
+    clients, client = Clients(store, wrong.now, None, wrong.monotonic), client_id_of(ORG, "web")  # type: ignore[arg-type]
+    await store.put(Put(schema.app_config(ORG, "web"), {HASH: hash_secret(old).decode()}))
+    await clients.check(client, old)
+    await store.put(Put(schema.app_config(ORG, "web"), {HASH: hash_secret(new).decode()}))
+    wrong.off = -back
+    await clock.advance(max(back, HASH_SECONDS))
+    with pytest.raises(AccessDenied):
+        await clients.check(client, old)
+    await clients.check(client, new)
 
 
 async def alive(instance: Instance, tokens: list[str]) -> int:
