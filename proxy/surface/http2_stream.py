@@ -79,7 +79,7 @@ class Stream:
         if self._body:
             add_part(self._body, data)
         else:
-            if data and (known := self._refused_for_body()) is not None:
+            if self._told_bytes is None and data and (known := self._refused_for_body()) is not None:
                 self.refuse(known)
                 return
             self._body.append(data)
@@ -140,7 +140,7 @@ class Stream:
     def _refused_for_body(self) -> Refusal | None:
         """Asked as its first byte comes, where none was to be expected."""
         request = self._request
-        if request is None or self._told_bytes is not None or not _is_read(request):
+        if request is None or not _is_read(request):
             return None
         return self._connection.listener.refused_at_head(request)
 

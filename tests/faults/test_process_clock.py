@@ -137,9 +137,7 @@ def test_a_jump_over_midnight_moves_no_call_that_had_begun(tmp_path: Path) -> No
 
 def test_who_is_out_stays_out_whatever_the_clock_does(tmp_path: Path) -> None:
     """What has expired is good for as long as the clock says so, and no longer."""
-    good, revoked, short, over = (
-        _minted(begun, HOUR * 4) for begun in (-2 * HOUR, -2 * HOUR, -3.5 * HOUR, -4.5 * HOUR)
-    )
+    good, revoked, short, over = (_minted(-hours * HOUR, 4 * HOUR) for hours in (2, 2, 3.5, 4.5))
     with tried(tmp_path, "--no-auth") as trial:
         lineup, clock = trial.lineup(), WrongClock(tmp_path)
         lineup.environment = clock.environment
