@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proxy.auth.failures import network_of
 from proxy.clock import Clock
@@ -56,33 +56,39 @@ class Connection(Protocol):
     def cut(self) -> None: ...
 
 
+class _From(NamedTuple):
+    network: Hashable
+    is_local: bool
+
+
 class Crowd:
     """The connections of one listener."""
 
     def __init__(self, clock: Clock, limits: Limits = DEFAULT) -> None:
         self.clock = clock
         self.limits = limits
-        self._networks: dict[Connection, Hashable] = {}  # the longest there is the first
+        self._known: dict[Connection, _From] = {}  # the longest there is the first
         self._of: Counter[Hashable] = Counter()
 
     def joined(self, connection: Connection, address: str) -> bool:
         """Whether there was room for it."""
-        network = network_of(address)
-        is_one_too_many = self._of[network] >= self.limits.of_one
-        if (is_one_too_many or self._is_full(address)) and not self._has_made_room(network, is_one_too_many):
+        came = _From(network_of(address), is_loopback(address))
+        reserved = 0 if came.is_local else self.limits.for_loopback
+        is_one_too_many = self._of[came.network] >= self.limits.of_one
+        is_full = is_one_too_many or len(self._known) >= self.limits.connections - reserved
+        if is_full and not self._has_made_room(came, is_one_too_many):
             return False
-        self._networks[connection] = network
-        self._of[network] += 1
+        self._known[connection] = came
+        self._of[came.network] += 1
         return True
 
-    def _is_full(self, address: str) -> bool:
-        reserved = 0 if is_loopback(address) else self.limits.for_loopback
-        return len(self._networks) >= self.limits.connections - reserved
-
-    def _has_made_room(self, network: Hashable, is_own: bool) -> bool:
-        """By one that is not at work, of its own network where that has its share: who only stays keeps nobody out."""
-        crowded = [each for each, whose in self._networks.items() if whose == network or not is_own]
-        idlest = max(crowded, key=lambda each: each.idleness, default=None)
+    def _has_made_room(self, came: _From, is_one_too_many: bool) -> bool:
+        """By one that is not at work: of the same network where that has its share, and never one of this machine for
+        one from elsewhere. So who only stays keeps nobody out."""
+        rivals = [each for each, its in self._known.items() if came.is_local or not its.is_local]
+        if is_one_too_many:
+            rivals = [each for each in rivals if self._known[each].network == came.network]
+        idlest = max(rivals, key=lambda each: each.idleness, default=None)
         if idlest is None or not idlest.idleness:
             return False
         self.left(idlest)
@@ -91,18 +97,18 @@ class Crowd:
 
     def left(self, connection: Connection) -> None:
         """Also of one that had to make room, and so has left before."""
-        network = self._networks.pop(connection, None)
-        if network is None:
+        its = self._known.pop(connection, None)
+        if its is None:
             return
-        self._of[network] -= 1
-        if not self._of[network]:
-            del self._of[network]
+        self._of[its.network] -= 1
+        if not self._of[its.network]:
+            del self._of[its.network]
 
     async def watch(self) -> None:
         while True:
             await self.clock.sleep(CHECK_SECONDS)
             now = self.clock.monotonic()
-            for connection in list(self._networks):
+            for connection in list(self._known):
                 connection.check_time(now)
 
 

@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCrede
 
 from proxy.provider_chain import LOOK_SECONDS, RENEW_SECONDS, Find, ProviderChain
 
+AGAIN_SECONDS = 5.0  # where none came, or none in time
 AWAIT_SECONDS = 1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
 
 _log = logging.getLogger("proxy.stores")
@@ -35,7 +36,7 @@ class Renewed(AioCredentials):  # type: ignore[misc]
     async def get_frozen_credentials(self) -> Any:
         """Raises BotoCoreError where there are none."""
         if self._current is None or self._now() >= self._due:
-            self._due = self._now() + RENEW_SECONDS
+            self._due = self._now() + AGAIN_SECONDS
             try:
                 self._take(await self._chain.found(LOOK_SECONDS if self._current is None else AWAIT_SECONDS))
             except Exception as failure:  # providers raise whatever their sources do
@@ -46,6 +47,7 @@ class Renewed(AioCredentials):  # type: ignore[misc]
         if found is None:
             raise NoCredentialsError
         self._current, self._told = found, ""
+        self._due = self._now() + RENEW_SECONDS
 
     def _keep(self, failure: Exception) -> None:
         """Raises BotoCoreError where there is nothing to keep."""

@@ -370,7 +370,8 @@ async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_c
     store = await _store(rig.proxy.url, _never)
     await store.update(_addition(rig))
     hangs.touch()
-    monkeypatch.setattr(dynamodb_credentials, "RENEW_SECONDS", 0.0)  # each call asks for newer ones
+    for name in ("RENEW_SECONDS", "AGAIN_SECONDS"):  # each call asks for newer ones
+        monkeypatch.setattr(dynamodb_credentials, name, 0.0)
     async with asyncio.timeout(dynamodb.CALL_SECONDS / 2):
         for _ in range(3):
             await asyncio.gather(*(store.update(_addition(rig)) for _ in range(10)))

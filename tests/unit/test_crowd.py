@@ -35,6 +35,17 @@ def test_who_has_his_share_takes_the_place_of_nobody_else() -> None:
     assert not crowd.joined(_Connection(), "192.0.2.2")
 
 
+def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
+    crowd = Crowd(ManualClock(), Limits(connections=6, of_one=6, for_loopback=2))
+    here, elsewhere = [_Connection(2), _Connection(1)], [_Connection() for _ in range(4)]
+    for address, connections in (("127.0.0.1", here), ("192.0.2.1", elsewhere)):
+        for each in connections:
+            crowd.joined(each, address)
+    assert not crowd.joined(_Connection(), "192.0.2.2")
+    assert not any(each.is_cut for each in here)
+    assert crowd.joined(_Connection(), "127.0.0.1")
+
+
 @pytest.mark.parametrize("descriptors", [0, 64, 96, 256, 1024, 65_536])
 def test_few_descriptors_are_not_all_taken(descriptors: int) -> None:
     fitted = fitting(descriptors)
