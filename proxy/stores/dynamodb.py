@@ -96,7 +96,7 @@ class DynamoStore:
 
     async def open(self) -> DynamoStore:
         try:
-            client = aioboto3.Session(botocore_session=session()).client(
+            client = aioboto3.Session(botocore_session=await session()).client(
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=client_config()
             )
             self.client = await self._open.enter_async_context(client)

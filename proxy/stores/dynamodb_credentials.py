@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from aiobotocore.credentials import AioCredentials
@@ -61,7 +62,10 @@ class Renewed(AioCredentials):  # type: ignore[misc]
             _log.warning("the store's AWS credentials could not be renewed, and the last ones hold: %s", kind)
 
 
-def session() -> AioSession:
-    made = get_session()
-    made._credentials = Renewed()  # there is no other way to bring one's own
+async def session() -> AioSession:
+    """It has looked for credentials once, so that the first calls need not wait for that."""
+    made, credentials = get_session(), Renewed()
+    made._credentials = credentials  # there is no other way to bring one's own
+    with suppress(BotoCoreError):  # who calls is told
+        await credentials.get_frozen_credentials()
     return made
