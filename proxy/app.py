@@ -28,6 +28,7 @@ from proxy.config import Store as StoreConfig
 from proxy.control import api
 from proxy.control.calls import Route
 from proxy.control.composed import parts_of
+from proxy.control.connections import fitting
 from proxy.control.health import Check, Readiness
 from proxy.control.parts import Parts
 from proxy.control.probes import probes
@@ -47,6 +48,7 @@ from proxy.stopping import Stop
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
 from proxy.surface import measured
+from proxy.surface.limits import raised_descriptors
 from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
 from proxy.tasks import Tasks
@@ -148,11 +150,13 @@ async def run(
     role: Role = "both",
     place: Place = ALONE,
     read: Read | None = None,
+    *,
+    is_refused: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
-    read again, for SIGHUP."""
+    read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
     clock, config, adoption = clock or SystemClock(), place.configured(config), adoption_in(config, place)
-    stop, reloading = Stop(place.lifeline), Reloading(config, read, clock)
+    stop, reloading = Stop(place.lifeline), Reloading(config, read, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(Aside())
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
     if role == "control" and not tokens.can_mint:
@@ -205,14 +209,14 @@ async def _control_ports(
     config: Config, place: Place, served: Control, few: Sequence[Route], clock: Clock, running: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
-    address = config.listen.control
+    address, limits = config.listen.control, fitting(raised_descriptors())
     if not place.is_first:
         own = listening_within(Control(few, clock.now), place.socket_of(place.number), clock)
         await running.enter_async_context(own)
         return address
     if config.listen.health is not None:
-        await running.enter_async_context(listening(Control(few, clock.now), config.listen.health, clock))
-    return await running.enter_async_context(listening(served, address, clock))
+        await running.enter_async_context(listening(Control(few, clock.now), config.listen.health, clock, limits))
+    return await running.enter_async_context(listening(served, address, clock, limits))
 
 
 async def _core(
@@ -247,7 +251,7 @@ async def _core(
         recording,
         standings,
         revocation,
-        Clients(store, clock.now, Lookups(clock)),
+        Clients(store, clock.now, Lookups(clock), clock.monotonic),
         WrongSecrets(clock.monotonic),
         leasing,
     )

@@ -24,7 +24,7 @@ from proxy.config.prices import PSEUDO_LABELS
 from proxy.errors import ConfigError
 from proxy.forwarding import model_path
 from proxy.forwarding.counting import Counting
-from proxy.forwarding.credentials import RENEW_SECONDS, USELESS_SECONDS, FixedCredentials, ProvidedCredentials
+from proxy.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
 from proxy.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
 from proxy.forwarding.joining import Joining
 from proxy.forwarding.model_path import Operation
@@ -38,6 +38,7 @@ from proxy.metering.price_updates import AwsPriceList, Tariffs
 from proxy.metering.profiles import OwnChoice, Profile
 from proxy.model import Choice
 from proxy.pipeline import Pipeline
+from proxy.provider_chain import RENEW_SECONDS
 from proxy.recording.aggregator import spent_so_far
 from proxy.recording.composed import Recording
 from proxy.recording.metering import Metering
@@ -206,7 +207,9 @@ def pipeline(
         forwarder=forwarder,
         joining=joining,
         credentials=credentials
-        or ContainerCredentials(Clients(store, clock.now), tokens, clock.now, revocation.is_revoked),
+        or ContainerCredentials(
+            Clients(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
+        ),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
         once=tasks.once,

@@ -46,8 +46,9 @@ class _Found(NamedTuple):
 class Reloading:
     """Heeds SIGHUP from when it is made; what comes before `started` is done then."""
 
-    def __init__(self, config: Config, read: Read | None, clock: Clock) -> None:
-        """`read` is None where there is nothing to read again."""
+    def __init__(self, config: Config, read: Read | None, clock: Clock, *, is_refused: bool = False) -> None:
+        """`read` is None where there is nothing to read again. `is_refused`: what was read last, before this process
+        began, is not what it begins with."""
         self.config = config
         self._read = read
         self._clock = clock
@@ -57,7 +58,7 @@ class Reloading:
         self._is_asked = hangups.taken()
         self._is_at_it = self._is_over = False
         self._last_good = clock.now()
-        self._is_refused = False
+        self._is_refused = is_refused
         self._results = {"taken": 0, "refused": 0}
 
     def add_to(self, telemetry: Telemetry) -> None:

@@ -66,11 +66,11 @@ class _Kept:
 
     hashes: tuple[bytes, ...]
     grace_ends: float
-    read_at: float
+    read_at: float  # by the monotonic clock
     generation: int = 0
 
     def is_younger(self, seconds: float, now: float) -> bool:
-        return 0 <= now - self.read_at < seconds  # less than nothing when the clock was set back
+        return 0 <= now - self.read_at < seconds
 
     def good(self, now: float) -> tuple[bytes, ...]:
         return self.hashes if now < self.grace_ends else self.hashes[:1]
@@ -86,10 +86,18 @@ class _Lane:
 
 
 class Clients:
-    def __init__(self, store: Store, now: Callable[[], float], lookups: Lookups | None = None) -> None:
-        """`lookups` is the pace of those reads that anybody can cause."""
+    def __init__(
+        self,
+        store: Store,
+        now: Callable[[], float],
+        lookups: Lookups | None = None,
+        monotonic: Callable[[], float] | None = None,
+    ) -> None:
+        """`lookups` is the pace of those reads that anybody can cause. How old something is, `monotonic` tells: a clock
+        that is set back, and comes to the same time once more, would take it for new."""
         self._store = store
         self._now = now
+        self._monotonic = monotonic or now
         self._lookups = lookups or Lookups(SystemClock())
         self._key = secrets.token_bytes(32)
         self._kept: dict[Scope, _Kept] = {}
@@ -146,21 +154,21 @@ class Clients:
 
     def _known(self, scope: Scope, secret: bytes) -> bool | None:
         """Whether it is the right one, as far as that can be said without the store and a comparison."""
-        now, kept = self._now(), self._last(scope)
-        if kept is None or not kept.is_younger(HASH_SECONDS, now):
+        moment, kept = self._monotonic(), self._last(scope)
+        if kept is None or not kept.is_younger(HASH_SECONDS, moment):
             return None
-        verdicts = [self._verdict(scope, hashed, secret) for hashed in kept.good(now)]
+        verdicts = [self._verdict(scope, hashed, secret) for hashed in kept.good(self._now())]
         if True in verdicts:
             return True
-        return None if None in verdicts or not kept.is_younger(AGAIN_SECONDS, now) else False
+        return None if None in verdicts or not kept.is_younger(AGAIN_SECONDS, moment) else False
 
     def _is_strangers(self, scope: Scope, secret: bytes) -> bool:
         """Whether the store would be read because somebody came who is, as far as is known here, no client."""
-        now, kept = self._now(), self._kept.get(scope)
+        kept = self._kept.get(scope)
         if kept is None:
             return True
-        is_wrong = all(self._verdict(scope, hashed, secret) is False for hashed in kept.good(now))
-        return is_wrong and kept.is_younger(HASH_SECONDS, now)
+        is_wrong = all(self._verdict(scope, hashed, secret) is False for hashed in kept.good(self._now()))
+        return is_wrong and kept.is_younger(HASH_SECONDS, self._monotonic())
 
     def _last(self, scope: Scope) -> _Kept | None:
         return self._kept.get(scope) or self._absent.get(scope)
@@ -184,12 +192,12 @@ class Clients:
                 return is_right
             tried: Sequence[bytes] = ()
             kept = self._last(scope)
-            if kept is not None and kept.is_younger(HASH_SECONDS, self._now()):
+            if kept is not None and kept.is_younger(HASH_SECONDS, self._monotonic()):
                 tried = kept.good(self._now())
                 if await self._is_of_one(scope, tried, secret):
                     return True
             kept = self._last(scope)
-            if kept is None or not kept.is_younger(AGAIN_SECONDS, self._now()):
+            if kept is None or not kept.is_younger(AGAIN_SECONDS, self._monotonic()):
                 kept = await self._read(scope, lane)
             newer = [hashed for hashed in kept.good(self._now()) if hashed not in tried]
             return await self._is_of_one(scope, newer, secret)
@@ -212,7 +220,7 @@ class Clients:
         """Read again if it was changed meanwhile: the answer may be from before that."""
         forgotten = -1
         while forgotten != lane.forgotten:
-            forgotten, moment = lane.forgotten, self._now()
+            forgotten, moment = lane.forgotten, self._monotonic()
             try:
                 item = await self._store.get(credentials_key(scope), consistent=True)
             except StoreError:
@@ -246,7 +254,7 @@ class Clients:
         if is_right:
             self._remember_right(scope, kept, secret)
         else:
-            _remember(self._failures, scope, max(self._forgiven(scope), self._now()) + FAILURE_SECONDS)
+            _remember(self._failures, scope, max(self._forgiven(scope), self._monotonic()) + FAILURE_SECONDS)
         return is_right
 
     def _remember_right(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
@@ -258,12 +266,12 @@ class Clients:
 
     def _demand_patience(self, scope: Scope) -> None:
         """A bucket of failures that leaks one at a time, told by when it will be empty."""
-        wait = self._forgiven(scope) - self._now() - (FAILURES - 1) * FAILURE_SECONDS
+        wait = self._forgiven(scope) - self._monotonic() - (FAILURES - 1) * FAILURE_SECONDS
         if wait > 0:
             raise SlowDown("too many wrong secrets were sent for this client", retry_after=wait)
 
     def _forgiven(self, scope: Scope) -> float:
-        full = self._now() + FAILURES * FAILURE_SECONDS
+        full = self._monotonic() + FAILURES * FAILURE_SECONDS
         if self._failures.get(scope, 0.0) > full:  # the clock was set back
             self._failures[scope] = full
         return self._failures.get(scope, 0.0)
@@ -273,15 +281,15 @@ def credentials_key(scope: Scope) -> Key:
     return schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
 
 
-def _kept(item: Item, now: float) -> _Kept:
+def _kept(item: Item, moment: float) -> _Kept:
     """Without a newest hash there is no client, and without an end of the grace there is none."""
     newest, previous, ends = item.get(HASH), item.get(PREVIOUS_HASH), item.get(GRACE_ENDS)
     if not isinstance(newest, str):
-        return _Kept((), 0.0, now)
+        return _Kept((), 0.0, moment)
     generation = generation_of(item)
     if not isinstance(previous, str) or not isinstance(ends, (int, Decimal)):
-        return _Kept((newest.encode(),), 0.0, now, generation)
-    return _Kept((newest.encode(), previous.encode()), float(ends), now, generation)
+        return _Kept((newest.encode(),), 0.0, moment, generation)
+    return _Kept((newest.encode(), previous.encode()), float(ends), moment, generation)
 
 
 def generation_of(item: Item | None) -> int:

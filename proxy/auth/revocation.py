@@ -210,12 +210,15 @@ class Revocation:
             question.done.set()
 
     async def _revoked_of(self, names: _Names, claims: Claims | None = None) -> dict[str, int]:
-        """Until when. Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise."""
+        """Until when. Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise.
+
+        A row counts as long as its token lives, also where our clock is past both: it may have jumped, and jump back.
+        """
         keys = [Key("revoked-tokens", name) for name in names]
         if claims is not None and claims.generation is not None:
             keys.append(credentials_key(Scope(claims.caller.org, claims.caller.app)))
         found = await self._store.get_many(keys, consistent=True)
-        now = self._clock.now()
+        now = self._clock.now() if claims is None else min(self._clock.now(), claims.expires - 1)
         rows = [(name, live(item, now)) for name, item in zip(names, found, strict=False)]
         revoked = {name: _until(item) for name, item in rows if item is not None}
         if claims is None or claims.generation is None or claims.generation >= generation_of(found[-1]):

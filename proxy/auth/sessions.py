@@ -77,8 +77,9 @@ MICROS = 1_000_000
 AGAIN_SECONDS = 1  # when what was refused may do
 SECOND_SECONDS = 1.0  # so long one that came second is not looked up again
 RACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
-# After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment.
-IN_DOUBT_SECONDS = 60.0
+# After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment; or
+# it is ours that is wrong, by an hour or a zone.
+IN_DOUBT_SECONDS = 86_400.0
 
 _OVER = "the session is over: log in again"
 _USED = "the refresh token was used before, so its session is over: log in again"

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -117,19 +118,21 @@ class _Serving:
             tell({"control": str(started.control)})
 
         logs.of_worker(place.number)
-        config = renewed(self._config, self._passing.config)
+        passing = self._passing
+        config = renewed(self._config, passing.config)
         own = place.configured(config)
 
         def read() -> Config | None:
-            found = self._passing.passed_on()
+            found = passing.passed_on()
             if found is None:
                 return None
             os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
             return renewed(own, found)
 
+        run = partial(app.run, role=self._role, place=place, read=read, is_refused=passing.is_refused)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(app.run(config, self._environ, on_started, role=self._role, place=place, read=read))
+                runner.run(run(config, self._environ, on_started))
         finally:
             hangups.ignored()
             if os.getppid() != self._supervisor:  # which would have removed it

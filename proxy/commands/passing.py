@@ -68,6 +68,11 @@ class Passing:
 
     # A worker's.
 
+    @property
+    def is_refused(self) -> bool:
+        """What was read last is not what this worker has."""
+        return self._last > self._good
+
     def passed_on(self) -> Config | None:
         """To be asked until it is None, which is that there is nothing new: hang-ups of a terminal reach workers as
         well. Raises ConfigError for a refusal, of which the supervisor has told."""

@@ -1,6 +1,8 @@
 """Who may stay connected to the control port, and how long, so that nobody takes the process away from everybody else.
 
 connects -> counted, or closed at once -> sends a head in time -> reads his answers, or is cut
+
+Where there is no room for one more, one that only stays makes room.
 """
 
 from __future__ import annotations
@@ -8,9 +10,9 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proxy.auth.failures import network_of
 from proxy.clock import Clock
@@ -29,11 +31,34 @@ class Limits:
 
 
 DEFAULT = Limits()
+FEWEST = 8  # connections, however few descriptors there are
+
+
+def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
+    """An eighth of the descriptors: two thirds are the data port's."""
+    connections = min(limits.connections, max(descriptors // 8, FEWEST))
+    return replace(
+        limits,
+        connections=connections,
+        of_one=min(limits.of_one, connections // 2),
+        for_loopback=min(limits.for_loopback, connections // 8),
+    )
 
 
 class Connection(Protocol):
+    @property
+    def idleness(self) -> int:
+        """0 for one at work; the more, the less it has to lose."""
+
     def check_time(self, now: float) -> None:
         """Cuts it where it only stays."""
+
+    def cut(self) -> None: ...
+
+
+class _From(NamedTuple):
+    network: Hashable
+    is_local: bool
 
 
 class Crowd:
@@ -42,30 +67,48 @@ class Crowd:
     def __init__(self, clock: Clock, limits: Limits = DEFAULT) -> None:
         self.clock = clock
         self.limits = limits
-        self._networks: dict[Connection, Hashable] = {}
+        self._known: dict[Connection, _From] = {}  # the longest there is the first
         self._of: Counter[Hashable] = Counter()
 
     def joined(self, connection: Connection, address: str) -> bool:
         """Whether there was room for it."""
-        network = network_of(address)
-        reserved = 0 if is_loopback(address) else self.limits.for_loopback
-        if len(self._networks) >= self.limits.connections - reserved or self._of[network] >= self.limits.of_one:
+        came = _From(network_of(address), is_loopback(address))
+        reserved = 0 if came.is_local else self.limits.for_loopback
+        is_one_too_many = self._of[came.network] >= self.limits.of_one
+        is_full = is_one_too_many or len(self._known) >= self.limits.connections - reserved
+        if is_full and not self._has_made_room(came, is_one_too_many):
             return False
-        self._networks[connection] = network
-        self._of[network] += 1
+        self._known[connection] = came
+        self._of[came.network] += 1
+        return True
+
+    def _has_made_room(self, came: _From, is_one_too_many: bool) -> bool:
+        """By one that is not at work: of the same network where that has its share, and never one of this machine for
+        one from elsewhere. So who only stays keeps nobody out."""
+        rivals = [each for each, its in self._known.items() if came.is_local or not its.is_local]
+        if is_one_too_many:
+            rivals = [each for each in rivals if self._known[each].network == came.network]
+        idlest = max(rivals, key=lambda each: each.idleness, default=None)
+        if idlest is None or not idlest.idleness:
+            return False
+        self.left(idlest)
+        idlest.cut()
         return True
 
     def left(self, connection: Connection) -> None:
-        network = self._networks.pop(connection)
-        self._of[network] -= 1
-        if not self._of[network]:
-            del self._of[network]
+        """Also of one that had to make room, and so has left before."""
+        its = self._known.pop(connection, None)
+        if its is None:
+            return
+        self._of[its.network] -= 1
+        if not self._of[its.network]:
+            del self._of[its.network]
 
     async def watch(self) -> None:
         while True:
             await self.clock.sleep(CHECK_SECONDS)
             now = self.clock.monotonic()
-            for connection in list(self._networks):
+            for connection in list(self._known):
                 connection.check_time(now)
 
 

@@ -291,16 +291,25 @@ class _Connection(web.RequestHandler):
         self._has_begun = True
         self.check_time(self._crowd.clock.monotonic())
 
+    @property
+    def idleness(self) -> int:
+        if not self._request_count:
+            return 2
+        return int(self._waiter is not None and not self._waiter.done())
+
+    def cut(self) -> None:
+        if self._wire is not None:
+            self._wire.abort()
+
     def check_time(self, now: float) -> None:
         if self._wire is None:
             return
-        is_at_work = self._request_count > 0 and (self._waiter is None or self._waiter.done())
-        self._has_begun = self._has_begun and not is_at_work
+        self._has_begun = self._has_begun and self.idleness > 0
         headless = self._headless.told(self._has_begun, now)
         stalled = self._stalled.told(self._wire.get_write_buffer_size() > 0, now)
         limits = self._crowd.limits
         if headless > limits.head_seconds or stalled > limits.stalled_seconds:
-            self._wire.abort()
+            self.cut()
 
     def handle_error(
         self,

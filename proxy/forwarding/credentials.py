@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from proxy.errors import ConfigError, UpstreamAway
 from proxy.forwarding.sigv4 import Credentials
+from proxy.provider_chain import Find, ProviderChain, SilentProvider
 
-RENEW_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
 USELESS_SECONDS = 2.0  # between two looks while there are none, or when Bedrock refuses them
 MOST_RESTS = 15  # looks left out while what they find goes on being refused: each may ask a service, for a fleet
 
-Find: TypeAlias = Callable[[], Any]
+_NOT_RENEWED = "the sidecar's AWS credentials could not be renewed, and the last ones hold; the log says why"
 
 _log = logging.getLogger("proxy.forwarding")
 
 
 class CredentialSource(Protocol):
+    @property
+    def trouble(self) -> str | None:
+        """What is not as it should be, though there are some."""
+
     def current(self) -> Credentials:
         """Raises UpstreamAway when there are none."""
 
@@ -28,6 +31,8 @@ class CredentialSource(Protocol):
 
 
 class FixedCredentials:
+    trouble = None
+
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
 
@@ -39,17 +44,20 @@ class FixedCredentials:
 
 
 class ProvidedCredentials:
-    """`chain` makes botocore's, which when asked may read files and call services; that is done in a thread."""
+    """`chain` makes botocore's, unless another is wanted."""
 
     def __init__(self, chain: Callable[[], Find] | None = None) -> None:
-        self._chain = chain or _botocore_chain
-        self._find = self._chain()
+        self._chain = ProviderChain(chain)
         self._current: Credentials | None = None
         self._is_first = True
         self._is_refused = False
         self._rests = self._rests_left = 0
         self._told = ""
         self.on_renewed: Callable[[], None] = _nothing
+
+    @property
+    def trouble(self) -> str | None:
+        return _NOT_RENEWED if self._told else None
 
     def current(self) -> Credentials:
         if self._current is None:
@@ -69,7 +77,7 @@ class ProvidedCredentials:
         if self._is_refused:
             self._is_refused = False  # until Bedrock says so again
             self._rests = self._rests_left = min(2 * self._rests + 1, MOST_RESTS)
-            self._find = await asyncio.to_thread(self._chain)
+            await self._chain.anew()
         elif self._current is not None:
             self._rests = 0
             return
@@ -82,7 +90,10 @@ class ProvidedCredentials:
         """
         is_first, self._is_first = self._is_first, False
         try:
-            found = await asyncio.to_thread(self._find)
+            found = await self._chain.found()
+        except SilentProvider as silence:
+            self._tell(f"AWS credentials could not be renewed: {silence}")
+            return
         except Exception as failure:  # providers raise whatever their sources do
             # What it says may hold a secret. Botocore itself raises this kind for one reason alone.
             why = "what came is expired" if type(failure) is RuntimeError else type(failure).__name__
@@ -118,15 +129,3 @@ def _stripped(found: Any) -> Credentials:
 
 def _nothing() -> None:
     """Nobody wants to hear of it."""
-
-
-def _botocore_chain() -> Find:
-    from botocore.session import Session  # 75 ms that those without AWS need not pay
-
-    session = Session()
-
-    def find() -> Any:
-        provided = session.get_credentials()
-        return provided.get_frozen_credentials() if provided is not None else None
-
-    return find

@@ -63,8 +63,8 @@ class Authorizer(Protocol):
     def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
         """The head's lines that prove who calls, each ending in CRLF. Raises UpstreamAway when it cannot be proved."""
 
-    def check(self) -> object:
-        """Raises UpstreamAway when it could not be proved now."""
+    def check(self) -> str | None:
+        """Raises UpstreamAway when it could not be proved now; tells what else is wrong with it."""
 
     def refused(self) -> None:
         """Bedrock does not take what these lines prove."""
@@ -104,8 +104,9 @@ class SignatureV4:
         credentials = self._credentials.current()
         return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
 
-    def check(self) -> object:
-        return self._credentials.current()
+    def check(self) -> str | None:
+        self._credentials.current()
+        return self._credentials.trouble
 
     def refused(self) -> None:
         self._credentials.refused()

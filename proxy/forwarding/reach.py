@@ -30,9 +30,10 @@ _log = logging.getLogger("proxy.forwarding")
 
 class Reach:
     def __init__(
-        self, clock: Clock, has_credentials: Callable[[], object], pool_of: Callable[[Endpoint], Pool]
+        self, clock: Clock, has_credentials: Callable[[], str | None], pool_of: Callable[[Endpoint], Pool]
     ) -> None:
-        """`has_credentials` raises UpstreamAway where there are none to sign with."""
+        """`has_credentials` raises UpstreamAway where there are none to sign with, and else tells what is
+        wrong with them."""
         self._clock = clock
         self._has_credentials = has_credentials
         self._pool_of = pool_of
@@ -95,7 +96,7 @@ class Reach:
     async def check(self) -> str | None:
         """For readiness. Whether what was away is back is found out here too, as perhaps nobody calls any more; and
         whether anything else is there, as one who is not ready will not be called."""
-        self._has_credentials()
+        trouble = self._has_credentials()
         refusing = self._refusing()
         if None in refusing:
             raise UpstreamAway(_REFUSED)
@@ -105,7 +106,7 @@ class Reach:
         refusing &= self._known
         troubled = refusing | self._away.keys()
         if not troubled:
-            return None
+            return trouble
         if len(troubled) == len(self._known):
             raise UpstreamAway(_REFUSED if refusing else _AWAY)
         what = "do not take the sidecar's own AWS credentials" if refusing - self._away.keys() else "cannot be reached"

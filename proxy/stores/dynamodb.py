@@ -19,6 +19,7 @@ from proxy.errors import StoreError, StoreUnavailable, Throttled
 from proxy.stores import dynamodb_errors as errors
 from proxy.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
 from proxy.stores.dynamodb_connections import Connections
+from proxy.stores.dynamodb_credentials import session
 from proxy.stores.expressions import (
     TRANSACTION_VERBS,
     Request,
@@ -95,7 +96,7 @@ class DynamoStore:
 
     async def open(self) -> DynamoStore:
         try:
-            client = aioboto3.Session().client(
+            client = aioboto3.Session(botocore_session=await session()).client(
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=client_config()
             )
             self.client = await self._open.enter_async_context(client)

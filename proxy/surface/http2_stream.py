@@ -59,7 +59,8 @@ class Stream:
         announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
         self._told_bytes = None if announced is None else int(announced)
         length = self._told_bytes or 0
-        if not self.is_heard_out and (announced is None or length > self._limits.heard_bytes):
+        is_open = announced is None and not _is_read(request)
+        if not self.is_heard_out and (is_open or length > self._limits.heard_bytes):
             known = self._connection.listener.refused_at_head(request)
             if known is not None:
                 self._refuse_behind(length, known)
@@ -78,6 +79,9 @@ class Stream:
         if self._body:
             add_part(self._body, data)
         else:
+            if self._told_bytes is None and data and (known := self._refused_for_body()) is not None:
+                self.refuse(known)
+                return
             self._body.append(data)
         self._body_bytes += len(data)
         is_room = self._weighs(len(data))
@@ -132,6 +136,13 @@ class Stream:
         """The client is heard until it can hear why."""
         self._unsent, self._useless = length, refusal
         self._throw_away(0, refusal)
+
+    def _refused_for_body(self) -> Refusal | None:
+        """Asked as its first byte comes, where none was to be expected."""
+        request = self._request
+        if request is None or not _is_read(request):
+            return None
+        return self._connection.listener.refused_at_head(request)
 
     def _throw_away(self, size: int, refusal: Refusal) -> None:
         self._unsent -= size
@@ -229,6 +240,11 @@ class Stream:
             self._since = self._connection.now()
         self._outgoing_bytes -= len(data)
         return data
+
+
+def _is_read(request: Request) -> bool:
+    """It has no body, though the protocol lets its end come by itself, after the head."""
+    return request.method == b"GET"
 
 
 def _request(headers: Sequence[Header], most_bytes: int) -> Request:

@@ -11,6 +11,8 @@ import random
 import re
 import threading
 import time
+import urllib.request
+from collections import Counter
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -50,6 +52,8 @@ RPM, BURST_SECONDS = 120, 2
 LIMITS = {"rpm": RPM, "burst_secs": BURST_SECONDS, "mode": "exact"}  # a write for each call, so nobody holds any
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "2"))
 FULL_DAY = 24 * HOUR
+CALLS = 5
+OK, OUT, GONE = "", "AccessDeniedException", "ExpiredTokenException"
 
 
 def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
@@ -131,6 +135,44 @@ def test_a_jump_over_midnight_moves_no_call_that_had_begun(tmp_path: Path) -> No
     assert counted_by_day(tmp_path / "price-keeper.db") == {today: 1 + 3 + 2, tomorrow: 5}
 
 
+def test_who_is_out_stays_out_whatever_the_clock_does(tmp_path: Path) -> None:
+    """What has expired is good for as long as the clock says so, and no longer."""
+    good, revoked, short, over = (_minted(-hours * HOUR, 4 * HOUR) for hours in (2, 2, 3.5, 4.5))
+    with tried(tmp_path, "--no-auth") as trial:
+        lineup, clock = trial.lineup(), WrongClock(tmp_path)
+        lineup.environment = clock.environment
+        answers: Counter[str] = Counter()
+        with lineup.serving() as running:
+            assert asked(lineup, revoked)[0] == 200
+            _revoke(running, revoked)
+            for ahead, kinds in ((0, (OK, GONE)), (HOUR, (GONE, GONE)), (-HOUR, (OK, OK)), (0, (OK, GONE))):
+                _set(clock, ahead, running)
+                assert (asked(lineup, short)[1], asked(lineup, over)[1]) == kinds
+                answers.update(asked(lineup, revoked)[1] for _ in range(CALLS))
+                assert asked(lineup, good)[0] == 200
+            assert running.stop() == 0
+        clock.set(HOUR)
+        with lineup.serving() as running:  # one that has heard of no revocation
+            for ahead in (HOUR, 0):
+                _set(clock, ahead, running)
+                answers.update(asked(lineup, revoked)[1] for _ in range(CALLS))
+            assert running.stop() == 0
+    assert answers == {OUT: 6 * CALLS}
+
+
+def _minted(begun: float, seconds: float) -> str:
+    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: time.time() + begun)
+    return tokens.mint(ORG, APP, int(seconds)).token
+
+
+def _revoke(running: Sidecar, token: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    body = json.dumps({"token": token}).encode()
+    request = urllib.request.Request(f"{running.control}/auth/revoke", body, headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+
+
 def _set(clock: WrongClock, ahead: float, running: Sidecar) -> None:
     """Until the process goes by it."""
     clock.set(ahead)
@@ -145,8 +187,7 @@ def _time_told(running: Sidecar) -> float:
 
 def _of_long_tokens(lineup: Lineup, ahead: float = 0.0) -> None:
     """Good for two hours either way, so that what jumps is the day and not who may call."""
-    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: time.time() + ahead - 2 * HOUR)
-    lineup.token = lambda: tokens.mint(ORG, APP, 4 * int(HOUR)).token  # type: ignore[method-assign]
+    lineup.token = lambda: _minted(ahead - 2 * HOUR, 4 * HOUR)  # type: ignore[method-assign]
 
 
 def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: Engines, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from proxy.simulator import DEFAULT_KEYS
 from tests.support.afflicted import Trial, asked, by_hand, checks, counted, metric, tried, until
 from tests.support.crashing import Lineup, Load
+from tests.support.hanging import hanging_command
 
 REFUSED = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 NOT_READY = "Bedrock refuses the sidecar's own AWS credentials; the log says why"
@@ -69,3 +70,26 @@ def test_callers_are_not_told_as_if_it_were_of_theirs_and_it_mends_by_itself(tmp
     print(
         f"{len(refused)} calls refused, {load.broken} more under load; {len(load.whole)} answered once good ones came"
     )
+
+
+def test_a_command_that_does_not_answer_keeps_no_start_waiting_and_is_told(tmp_path: Path) -> None:
+    """Nor anything else: what needs no call of Bedrock's is served, and calls are as soon as it answers."""
+    told, hangs = hanging_command(tmp_path, NEW_TOKEN.replace(" ", "-"), 3600)
+    hangs.touch()
+    with tried(tmp_path, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
+        lineup = trial.lineup()
+        lineup.environment = {
+            "AWS_CONFIG_FILE": str(told),
+            "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+        }
+        with lineup.serving() as running:
+            token = lineup.token()
+            assert asked(lineup, token) == (503, "ServiceUnavailableException", NONE)
+            until(lambda: checks(running.control)["bedrock"] == NONE)
+            assert running.errors.count("AWS credentials could not be renewed: no answer in 5 seconds") == 1
+            hangs.unlink()
+            until(lambda: checks(running.control)["bedrock"] == "ok")
+            assert asked(lineup, token)[0] == 200
+            assert running.stop() == 0

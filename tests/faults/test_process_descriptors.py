@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support.afflicted import asked, by_hand, checks, counted, processor_seconds, told, tried, until
 from tests.support.crashing import Load
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 STRANGERS = 80  # connections
 CALLS = 20
+PROBES = 5
 SPARE = 2
 
 
@@ -62,16 +65,19 @@ def _limited(pid: int, soft: int) -> int:
     return before
 
 
-def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("descriptors", [64, 96])
+def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path, descriptors: int) -> None:
     with tried(tmp_path) as trial:
         lineup = trial.lineup()
-        lineup.around = ("prlimit", "--nofile=96")
+        lineup.around = ("prlimit", f"--nofile={descriptors}")
         with lineup.serving() as running:
             token, control = lineup.token(), int(running.control.rpartition(":")[2])
             with _strangers(lineup.port):
                 assert told(running.control, "/ready")[0] == 200
             until(lambda: asked(lineup, token)[0] == 200)
             with _strangers(control):
+                for path in ("/health", "/ready", "/metrics"):
+                    assert [told(running.control, path)[0] for _ in range(PROBES)] == [200] * PROBES
                 assert [asked(lineup, token)[0] for _ in range(CALLS)] == [200] * CALLS
             until(lambda: told(running.control, "/ready")[0] == 200)
             assert running.stop() == 0

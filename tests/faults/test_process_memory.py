@@ -1,6 +1,6 @@
 """No more memory than it has (RLIMIT_AS): large bodies and streams are refused, and the sidecar lives and keeps count.
 
-What the kernel's own end of memory does, `kill -9`, is tried in `test_recording_kill.py`.
+No more than its cgroup may have: the kernel ends it, and the books are exact all the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import resource
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,11 +21,15 @@ from threading import Thread
 import pytest
 
 from tests.support.afflicted import asked, by_hand, checks, counted, tried, until
-from tests.support.crashing import Lineup, Load
+from tests.support.cgroups import cgroup, missing
+from tests.support.crashing import SCOPE, Books, Copies, Lineup, Load, compare
+from tests.support.simulated import read_ledger
 from tests.support.threads import Threads
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 CALLERS = 12
+DEATHS = 1 if SECONDS <= 1 else 5
+NO_CGROUP = missing()
 MEGABYTE = 1024 * 1024
 NO_MEMORY, FAILED = (503, "ServiceUnavailableException"), (500, "InternalServerException")
 
@@ -102,6 +107,32 @@ def test_with_none_at_all_whatever_becomes_of_it_counts(tmp_path: Path) -> None:
     assert estimated or found == by_hand(served)
     assert {answer for answer in large.answers if answer[0] not in (0, 200)} <= {NO_MEMORY, FAILED}
     print(f"none: {'died' if has_died else 'lived'}, {dict(large.answers)}, {estimated} of {requests} are estimated")
+
+
+@pytest.mark.skipif(bool(NO_CGROUP), reason=NO_CGROUP)
+def test_what_the_kernel_ends_for_its_memory_has_recorded_every_answer_once_and_exactly(tmp_path: Path) -> None:
+    with tried(tmp_path) as trial, cgroup() as group:
+        lineup = trial.lineup()
+        lineup.around = group.around
+        with Load(lineup, 3, random.Random(20261119)) as load, Copies(lineup.journal, tmp_path / "copies"):
+            for deaths in range(1, DEATHS + 1):
+                with lineup.serving() as running:
+                    so_far = len(load.whole)
+                    until(lambda so_far=so_far: len(load.whole) > so_far + 10)
+                    group.limit(group.used + MEGABYTE)
+                    with LargeCalls(lineup, 3_000_000):
+                        assert running.process.wait(30) == -signal.SIGKILL
+                    assert group.killed == deaths
+                    group.limit(None)
+            with lineup.serving() as running:
+                so_far = len(load.whole)
+                until(lambda: len(load.whole) > so_far + 10)
+                load.__exit__()
+                assert running.stop() == 0
+    books = Books.read(tmp_path / "copies")
+    compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(trial.ledger)})
+    assert counted(tmp_path / "price-keeper.db") == books.sums(SCOPE.key)
+    print(f"{DEATHS} ended by the kernel: {len(load.whole)} whole answers, {len(books.estimated)} estimates")
 
 
 @contextmanager

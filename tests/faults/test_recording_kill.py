@@ -19,7 +19,7 @@ from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
 from proxy.stores.contract import Store
 from proxy.stores.dynamodb import DynamoStore
 from proxy.stores.sqlite import SqliteStore
-from tests.support.crashing import MODELS, PRICES, SCOPE, Books, Lineup, killed_again_and_again
+from tests.support.crashing import MODELS, SCOPE, Books, Lineup, compare, killed_again_and_again
 from tests.support.engines import PREFIX, Engines
 from tests.support.simulated import bedrock_process, read_ledger
 
@@ -36,34 +36,13 @@ def test_every_answer_is_recorded_once_and_exactly(engine: str, engines: Engines
         load = killed_again_and_again(lineup, KILLS, random.Random(20261118), lambda: None)
     books = Books.read(tmp_path / "copies")
     counted = asyncio.run(_counted(lineup, engines))
-    _compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
+    compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
     assert books.sums(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
     assert not list(lineup.journal.glob("*.seg")) or _only_an_empty_one(lineup.journal)
     assert len(load.whole) > KILLS
     print(
         f"{KILLS} kills: {len(load.whole)} whole answers, {len(books.estimated)} estimates, {len(books.seals)} segments"
     )
-
-
-def _compare(books: Books, whole: list[str], ledger: dict[str, dict[str, Any]]) -> None:
-    exact = books.exact
-    assert set(whole) <= set(exact)  # what a client received is recorded, and not as an estimate
-    for request, counts in exact.items():
-        assert counts == _of(ledger[request]), request
-    ran = {request for request, entry in ledger.items() if entry.get("usage")}
-    assert len(ran - set(exact)) <= len(books.estimated)  # whatever else ran was in flight, and is in the estimates
-    assert all(receipt.counts.pico > 0 for receipt in books.estimated)
-    recorded = sum(seal.requests for seal in books.seals.values())
-    assert recorded == len(exact) + len(books.estimated) == books.intents - books.nothing
-
-
-def _of(entry: dict[str, Any]) -> Counts:
-    """What the simulated Bedrock says, priced by hand."""
-    label = next(name for name, model in MODELS.items() if model == entry["model"])
-    usage, prices = entry["usage"], PRICES[label]
-    tokens = tuple(usage[name] for name in Counts._fields if name.endswith("_tokens"))
-    pico = sum(count * round(price * 10**6) for count, price in zip(tokens, prices.values(), strict=True))
-    return Counts(1, 0, *tokens, 0, pico)
 
 
 def _store_config(engine: str, engines: Engines) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from yarl import URL
 
 from proxy.control import profiles, serving
 from proxy.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
-from proxy.control.connections import DEFAULT, Crowd, Limits
+from proxy.control.connections import DEFAULT, Limits
 from proxy.control.problems import Problem
 from proxy.control.rates import LocalRates, Taken
 from proxy.control.terms import MOST_BYTES
@@ -26,6 +26,7 @@ from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
 CALLER = (ORG, "shop")
+WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 JSON = {"Content-Type": "application/json"}
 USAGE = {"request_id": "r", "label": "economy", "input_tokens": 1, "output_tokens": 1}
 OVERRIDE = {"label": "economy", "reason": "r"}
@@ -161,7 +162,8 @@ async def _sent(api: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.St
 async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
     few = Limits(connections=10, of_one=3, for_loopback=0)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
-        held = [await _sent(api, b"") for _ in range(3)]
+        held = [await _sent(api, _head(20)) for _ in range(3)]  # each is at work until its body is there
+        await asyncio.sleep(0.1)
         reader, writer = await _sent(api, b"")
         async with asyncio.timeout(10):
             with suppress(ConnectionError):
@@ -174,29 +176,18 @@ async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None
         assert (await api.ask("GET", "/health", who=None)).status == 200
 
 
-def test_a_probe_of_this_machine_gets_through_whatever_comes_from_others() -> None:
-    crowd = Crowd(ManualClock())
-    joined: list[Any] = [
-        _Connection() for number in range(500) if crowd.joined(_Connection(), f"192.0.2.{number % 250}")
-    ]
-    assert len(joined) == DEFAULT.connections - DEFAULT.for_loopback
-    probes = [_Connection() for _ in range(20)]
-    got_in = [each for each in probes if crowd.joined(each, "127.0.0.1")]
-    assert len(got_in) == DEFAULT.for_loopback
-    crowd.left(got_in[0])
-    assert crowd.joined(_Connection(), "::1")
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{:x}"])
-def test_one_address_does_not_take_all_the_room(address: str) -> None:
-    crowd = Crowd(ManualClock())
-    joined = [crowd.joined(_Connection(), address.format(number)) for number in range(100)]
-    assert joined == [True] * DEFAULT.of_one + [False] * (100 - DEFAULT.of_one)
-
-
-class _Connection:
-    def check_time(self, now: float) -> None:
-        pass
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", WHOLE])
+async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> None:
+    few = Limits(connections=10, of_one=3, for_loopback=0)
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
+        for _ in range(3):
+            held = [await _sent(api, sent) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(10):
+                reader, writer = await _sent(api, WHOLE)
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+            for _, each in (*held, (reader, writer)):
+                each.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: "])

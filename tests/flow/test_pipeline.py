@@ -28,7 +28,7 @@ from tests.support.connecting import Make, connecting
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.servers import free_port
 from tests.support.simulated import CHAT_PATH
-from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, said
+from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, quiet, said
 
 CONVERSE = b"/model/premium/converse"
 BODY = b'{"messages":[{"role":"user","content":[{"text":"a prompt, XYZZY"}]}]}'
@@ -346,11 +346,40 @@ async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -
         assert len(seen) == 6
 
 
-async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> None:
+async def registered(folder: Path) -> str:
+    """The secret of the app."""
     secret = new_secret()
-    store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
+    store = await SqliteStore(folder / "store.db", lambda: 0.0).open()
     await store.put(Put(schema.app_config(ORG, APP), {"client_secret_hash": hash_secret(secret).decode()}))
     await store.close()
+    return secret
+
+
+@pytest.mark.parametrize("ending", ["its head", "a frame without data", "trailers"])
+async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
+    port: DataPort, tmp_path: Path, ending: str
+) -> None:
+    who = (b"authorization", f"org-{ORG}-app-{APP}:{await registered(tmp_path)}".encode())
+    client = await Http2Wire.connect(number_of(port))
+    try:
+        number = client.open(b"/credentials", [who], ends=ending == "its head", method=b"GET")
+        await client.flush()
+        if ending != "its head":
+            await quiet()  # so that the end comes by itself
+            if ending == "trailers":
+                client.h2.send_headers(number, [(b"x", b"y")], end_stream=True)
+            else:
+                client.h2.send_data(number, b"", end_stream=True)
+            await client.flush()
+        heard = await client.answer(number)
+    finally:
+        client.wire.close()
+    assert heard.status == 200
+    assert orjson.loads(heard.body)["Token"]
+
+
+async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> None:
+    secret = await registered(tmp_path)
     for given, status in ((secret, 200), (new_secret(), 403), ("\xe9" * 44, 403), ("short", 403)):
         wire = await Wire.connect(number_of(port))
         who = b"authorization: org-%b-app-%b:%b\r\n" % (ORG.encode(), APP.encode(), given.encode("latin-1"))

@@ -143,10 +143,14 @@ def is_ready(control: str) -> bool:
         return False
 
 
-def metric(control: str, name: str) -> set[float]:
+def samples(control: str, name: str) -> list[float]:
     """What all workers say."""
     lines = get(f"{control}/metrics")[1].splitlines()
-    return {float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == f"price_keeper_{name}"}
+    return [float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == f"price_keeper_{name}"]
+
+
+def metric(control: str, name: str) -> set[float]:
+    return set(samples(control, name))
 
 
 @both
@@ -191,6 +195,24 @@ def test_one_mistake_refuses_all_of_it_and_says_so(lineup: Lineup) -> None:
         until(lambda: get(f"{running.control}/ready") == ready)
         assert min(metric(running.control, "configuration_taken_timestamp_seconds")) > max(began)
         assert running.errors.count(f"{TAKEN}: changed: moving (model, prices_usd_per_1m)\n") == workers
+        caller.client.close()
+
+
+@pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
+def test_a_worker_that_is_started_again_knows_that_a_file_is_refused(lineup: Lineup) -> None:
+    with lineup.serving() as running:
+        reloader = Reloader(running, lineup)
+        reloader.take_on(AFTER)
+        configure(lineup, AFTER, nonsense=1)
+        hang_up(running)
+        until(lambda: metric(running.control, "configuration_refused") == {1})
+        os.kill(reloader.workers[0], signal.SIGKILL)
+        until(lambda: len(set(children(running.process.pid)) - set(reloader.workers)) == 1)
+        until(lambda: is_ready(running.control))
+        assert samples(running.control, "configuration_refused") == [1] * WORKERS
+        assert "the configuration that was read last is refused" in get(f"{running.control}/ready")[1]
+        caller = caller_of(lineup)
+        assert {called(caller, "moving").model for _ in range(4)} == {HAIKU}
         caller.client.close()
 
 

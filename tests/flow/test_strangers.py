@@ -11,7 +11,7 @@ import pytest
 
 from proxy.surface.limits import DEFAULT
 from tests.support.data_port import DataPort, data_port
-from tests.support.wire import Wire, said
+from tests.support.wire import Http2Wire, Wire, said
 
 LARGE = DEFAULT.heard_bytes + 1
 HEAD = "POST /model/premium/converse HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
@@ -34,6 +34,17 @@ async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, sho
         await wire.send(f"{HEAD}{shown}{framing}\r\n\r\n".encode())
         assert "token" in said(await wire.answer(), 403, "AccessDeniedException")
         assert port.listener.held_bytes == 0
+
+
+@pytest.mark.parametrize("path", [b"/credentials", b"/inference-profiles"])
+async def test_nor_does_one_that_comes_where_there_is_none(tmp_path: Path, path: bytes) -> None:
+    async with data_port(tmp_path) as port:
+        client = await Http2Wire.connect(int(port.url.rpartition(":")[2]))
+        number = client.open(path, ends=False, method=b"GET")
+        await client.body(number, b"x", ends=False)
+        assert "token" in said(await client.answer(number), 403, "AccessDeniedException")
+        assert port.listener.held_bytes == 0
+        client.wire.close()
 
 
 async def test_who_has_a_token_is_heard_out(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ async def rig(
             standings,
             tokens,
             revocation,
-            Clients(store, clock.now, Lookups(clock)),
+            Clients(store, clock.now, Lookups(clock), clock.monotonic),
             rates or Generous(),
         )
         control = Control(api.routes(readiness, telemetry), clock.now)

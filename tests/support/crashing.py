@@ -231,3 +231,25 @@ def killed_again_and_again(lineup: Lineup, kills: int, chance: random.Random, ma
             load.__exit__()
             assert running.stop() == 0
     return load
+
+
+def compare(books: Books, whole: list[str], ledger: dict[str, dict[str, Any]]) -> None:
+    """With what clients have, and with what Bedrock says."""
+    exact = books.exact
+    assert set(whole) <= set(exact)  # what a client received is recorded, and not as an estimate
+    for request, counts in exact.items():
+        assert counts == _of(ledger[request]), request
+    ran = {request for request, entry in ledger.items() if entry.get("usage")}
+    assert len(ran - set(exact)) <= len(books.estimated)  # whatever else ran was in flight, and is in the estimates
+    assert all(receipt.counts.pico > 0 for receipt in books.estimated)
+    recorded = sum(seal.requests for seal in books.seals.values())
+    assert recorded == len(exact) + len(books.estimated) == books.intents - books.nothing
+
+
+def _of(entry: dict[str, Any]) -> Counts:
+    """What the simulated Bedrock says, priced by hand."""
+    label = next(name for name, model in MODELS.items() if model == entry["model"])
+    usage, prices = entry["usage"], PRICES[label]
+    tokens = tuple(usage[name] for name in Counts._fields if name.endswith("_tokens"))
+    pico = sum(count * round(price * 10**6) for count, price in zip(tokens, prices.values(), strict=True))
+    return Counts(1, 0, *tokens, 0, pico)

@@ -56,6 +56,7 @@ class WireProxy:
     _drawn: int = 0
     _listener: socket.socket | None = None
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
+    _unserved: set[socket.socket] = field(default_factory=set)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _delayed: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -114,6 +115,8 @@ class WireProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for near in self._unserved:  # their tasks were cancelled before they began
+            near.close()
         self.refuse()
         await asyncio.sleep(0)  # in which transports close
 
@@ -125,6 +128,7 @@ class WireProxy:
         except OSError:
             return  # it is gone again
         self.connections += 1
+        self._unserved.add(near)
         task = asyncio.create_task(self._serve(near))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -134,6 +138,7 @@ class WireProxy:
         protocol = asyncio.StreamReaderProtocol(reader)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, near)
+        self._unserved.discard(near)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._writers.add(writer)
         far = _Far(self.host, self.far_port)

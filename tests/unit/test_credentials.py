@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,12 @@ import pytest
 from proxy.errors import ConfigError, UpstreamAway
 from proxy.forwarding.credentials import FixedCredentials, ProvidedCredentials
 from proxy.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
+from proxy.forwarding.reach import Reach
 from proxy.forwarding.sigv4 import Credentials
-from proxy.forwarding.upstream import Endpoint
+from proxy.forwarding.upstream import Endpoint, Pool
+from proxy.provider_chain import ProviderChain
+from tests.support.clock import ManualClock
+from tests.support.wire import eventually
 
 
 def _frozen(number: int) -> SimpleNamespace:
@@ -81,6 +87,36 @@ async def test_expired_ones_in_place_of_old_ones_are_told_once(caplog: pytest.Lo
     assert [record.getMessage() for record in caplog.records] == [
         "AWS credentials could not be renewed: what came is expired"
     ] * 2
+
+
+async def test_one_that_does_not_answer_hinders_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the other renewal, nor calls, which are signed with what is there."""
+    speaks, first = threading.Event(), iter([_frozen(1)])
+    monkeypatch.setattr(ProviderChain.found, "__defaults__", (0.02,))
+
+    def find() -> Any:
+        if (known := next(first, None)) is not None:
+            return known
+        assert speaks.wait(30)
+        return _frozen(2)
+
+    provided = ProvidedCredentials(lambda: find)
+    reach = Reach(ManualClock(), SignatureV4(provided, lambda: 0.0).check, Pool)  # type: ignore[arg-type]
+    await provided.renew()
+    assert await reach.check() is None
+    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+        await asyncio.gather(provided.renew(), provided.renew_useless(), provided.renew())
+    assert provided.current().access_key == "KEY1"
+    assert "could not be renewed, and the last ones hold" in str(await reach.check())
+    assert [record.getMessage() for record in caplog.records] == [
+        "AWS credentials could not be renewed: no answer in 0.02 seconds"
+    ]
+    speaks.set()
+    await eventually(lambda: provided._chain._look is not None and provided._chain._look.done())
+    await provided.renew()
+    assert (provided.current().access_key, await reach.check()) == ("KEY2", None)
 
 
 async def test_when_they_are_refused_the_chain_is_made_anew() -> None:

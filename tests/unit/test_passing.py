@@ -83,11 +83,13 @@ def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
         pair.worker.passed_on()
     assert refused.value.problems == ()
     assert (price(pair.supervisor), price(pair.worker), price(pair.forked())) == (5, 5, 5)
-    assert pair.worker.passed_on() is None
+    assert pair.worker.passed_on() is pair.forked().passed_on() is None
+    assert pair.forked().is_refused
     pair.write(7)
     assert pair.supervisor.pass_on()
     pair.worker.passed_on()
     assert price(pair.worker) == 7
+    assert not pair.forked().is_refused
 
 
 def test_what_a_worker_has_not_come_to_read_is_not_lost_behind_a_refusal(pair: Pair) -> None:

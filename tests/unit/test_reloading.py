@@ -144,6 +144,15 @@ async def test_what_fails_anywhere_changes_nothing_anywhere(
     assert sys.getswitchinterval() > SWITCH_SECONDS
 
 
+async def test_one_that_begins_behind_a_refusal_says_so_until_a_file_is_taken_on(rig: Rig) -> None:
+    rig.reloading = Reloading(CONFIG, rig.found, rig.clock, is_refused=True)
+    rig.reloading.started(rig.tasks)
+    assert await rig.reloading.checks()["configuration"]() == REFUSED
+    assert (rig.told()["configuration_refused"], rig.told()['reloads_total{result="refused"}']) == (1, 0)
+    await rig.asked()
+    assert (rig.reloading.checks(), rig.told()["configuration_refused"]) == ({}, 0)
+
+
 async def test_who_asks_while_it_is_read_has_it_read_once_more_however_many_they_are(rig: Rig) -> None:
     rig.reloading.started(rig.tasks)
     rig.gate.clear()

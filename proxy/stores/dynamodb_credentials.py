@@ -1,0 +1,71 @@
+"""AWS credentials for the store, renewed beside its calls.
+
+aiobotocore would have the call wait that finds them due, and all calls in the ten minutes before their end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from aiobotocore.credentials import AioCredentials
+from aiobotocore.session import AioSession, get_session
+from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCredentialsError
+
+from proxy.provider_chain import LOOK_SECONDS, RENEW_SECONDS, Find, ProviderChain
+
+AGAIN_SECONDS = 5.0  # where none came, or none in time
+AWAIT_SECONDS = 1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
+
+_log = logging.getLogger("proxy.stores")
+
+
+class Renewed(AioCredentials):  # type: ignore[misc]
+    """What aiobotocore takes for credentials. The last ones hold until DynamoDB says otherwise."""
+
+    def __init__(self, make: Callable[[], Find] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("", "", method="renewed aside")
+        self._chain = ProviderChain(make, now)
+        self._now = now
+        self._current: Any = None
+        self._due = now()
+        self._told = ""
+
+    async def get_frozen_credentials(self) -> Any:
+        """Raises BotoCoreError where there are none."""
+        if self._current is None or self._now() >= self._due:
+            self._due = self._now() + AGAIN_SECONDS
+            try:
+                self._take(await self._chain.found(LOOK_SECONDS if self._current is None else AWAIT_SECONDS))
+            except Exception as failure:  # providers raise whatever their sources do
+                self._keep(failure)
+        return self._current
+
+    def _take(self, found: Any) -> None:
+        if found is None:
+            raise NoCredentialsError
+        self._current, self._told = found, ""
+        self._due = self._now() + RENEW_SECONDS
+
+    def _keep(self, failure: Exception) -> None:
+        """Raises BotoCoreError where there is nothing to keep."""
+        kind = type(failure).__name__  # what it says may hold a secret
+        if self._current is None:
+            if isinstance(failure, BotoCoreError):
+                raise failure
+            raise CredentialRetrievalError(provider=self.method, error_msg=kind) from None
+        if kind != self._told:
+            self._told = kind
+            _log.warning("the store's AWS credentials could not be renewed, and the last ones hold: %s", kind)
+
+
+async def session() -> AioSession:
+    """It has looked for credentials once, so that the first calls need not wait for that."""
+    made, credentials = get_session(), Renewed()
+    made._credentials = credentials  # there is no other way to bring one's own
+    with suppress(BotoCoreError):  # who calls is told
+        await credentials.get_frozen_credentials()
+    return made
