@@ -47,7 +47,7 @@ def test_each_mistake_is_found() -> None:
     """Or the simulator could not tell a fleet that keeps its promises from one that does not."""
     found = played("--mistakes", str(SOON))
     lines = re.findall(r"^ *(\d+) (.*): (.*)$", found.stdout, re.MULTILINE)
-    assert len(lines) >= 19, found.stderr
+    assert len(lines) >= 21, found.stderr
     assert [name for _, name, told in lines if told == "not found"] == []
     assert found.returncode == 0
 
@@ -59,4 +59,8 @@ def test_a_seed_is_the_same_run_to_the_last_byte_in_every_process() -> None:
     assert first.stdout == second.stdout
     hashes = first.stdout.split()
     assert len(set(hashes)) == 6
-    assert hashes[-1] in played("--seed", "5", hash_seed="3").stdout
+    told = played("--seed", "5", hash_seed="3").stdout
+    assert hashes[-1] in told
+    focus = re.search(r"\((.*)\)", told)
+    assert focus is not None
+    assert played("--seed", "5", "--focus", focus[1]).stdout == told
