@@ -170,6 +170,8 @@ class OurFault(Refusal):
 class StoreError(PriceKeeperError):
     """The root of what a store may raise."""
 
+    maybe_applied = False  # unless it is said, it is certain that nothing was written, and that nothing will be
+
 
 class ConditionFailed(StoreError):
     """Nothing was written. `item` is what stood there when the condition was tested, None if nothing did."""
@@ -195,10 +197,13 @@ class Reason:
 
 
 class TransactionFailed(StoreError):
-    """Nothing was written. `reasons` has one entry for each write, in the order they were given."""
+    """Nothing was written. `reasons` has one entry for each write, in the order they were given.
 
-    def __init__(self, reasons: Sequence[Reason]) -> None:
+    With `maybe_applied` it was sent more than once, and an earlier attempt without an answer may still arrive."""
+
+    def __init__(self, reasons: Sequence[Reason], *, maybe_applied: bool = False) -> None:
         self.reasons = tuple(reasons)
+        self.maybe_applied = maybe_applied
         told = ", ".join(reason.code.value for reason in self.reasons)
         super().__init__(f"the transaction was refused: {told}")
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from proxy.errors import ReasonCode, StoreError, StoreUnavailable, TransactionFailed
+from proxy.errors import ReasonCode, StoreError, TransactionFailed
 from proxy.hard import rows
 from proxy.hard.rows import Name
 from proxy.stores.contract import Item, Store, Write
@@ -22,10 +23,12 @@ class Moved(Exception):
 
 
 class Lacking(Exception):
-    """The bucket has not as much, or is not there; carries its item."""
+    """The bucket has not as much, or is not there; carries its item. `maybe_applied`: it was sent before, and that may
+    still arrive and find enough."""
 
-    def __init__(self, bucket: Item | None) -> None:
+    def __init__(self, bucket: Item | None, *, maybe_applied: bool) -> None:
         self.bucket = bucket
+        self.maybe_applied = maybe_applied
 
 
 class Closed(Exception):
@@ -43,6 +46,7 @@ class OwnHold:
         self._number = 0  # of the last write that is known to be in the store
         self._out = 0  # as of that
         self._claimed = 0  # of it: what was handed to `gained`, less what is being given back
+        self.is_unsure = False  # something was sent with the next number, and what becomes of it is not known
         self.is_closed = False
 
     async def take(self, pico: int, least: int) -> None:
@@ -55,30 +59,43 @@ class OwnHold:
         try:
             await self._write(rows.given_back(self._name, self._holder, self._number, pico), -pico)
         except (Lacking, StoreError) as failure:
-            if not (isinstance(failure, StoreUnavailable) and failure.maybe_applied):
+            if not failure.maybe_applied:
                 self._claimed += pico
                 self._gained(pico)
             raise
 
+    async def make_sure(self) -> None:
+        """Of what was sent and not answered. Raises Closed and StoreError."""
+        with suppress(Moved):
+            await self._write(rows.moved_on(self._name, self._holder, self._number), 0)
+
     async def _write(self, writes: Sequence[Write], out: int) -> None:
         if self.is_closed:
             raise Closed
+        was_unsure, self.is_unsure = self.is_unsure, True  # also when this is cancelled half way
         try:
             await self._store.transact(writes)
-        except TransactionFailed as failure:
-            of_hold, of_bucket = failure.reasons
-            if of_hold.code is ReasonCode.CONDITION_FAILED:
-                self._find(of_hold.item)
-                raise Moved from None
-            if of_bucket.code is ReasonCode.CONDITION_FAILED:
-                raise Lacking(of_bucket.item) from None
+        except StoreError as failure:
+            self.is_unsure = was_unsure or failure.maybe_applied
+            if isinstance(failure, TransactionFailed):
+                self._refused(failure)
             raise
         self._moved_to(self._out + out)
+
+    def _refused(self, failure: TransactionFailed) -> None:
+        """Raises Moved, Lacking and Closed."""
+        of_hold, *of_bucket = failure.reasons
+        if of_hold.code is ReasonCode.CONDITION_FAILED:
+            self._find(of_hold.item)
+            raise Moved from None
+        if of_bucket and of_bucket[0].code is ReasonCode.CONDITION_FAILED:
+            raise Lacking(of_bucket[0].item, maybe_applied=failure.maybe_applied) from None
 
     def _moved_to(self, out: int) -> None:
         """All that was sent with this number has arrived now or never will."""
         gained = out - self._claimed
         self._number += 1
+        self.is_unsure = False
         self._out = self._claimed = out
         if gained:
             self._gained(gained)

@@ -312,9 +312,14 @@ class Purse:
         if taken:
             self._used_at = now
         spare = self._spare(now)
-        if spare > 0 and not (self._own.is_closed or self._needs or self._writing.locked()):
+        if self._own.is_closed or self._needs or self._writing.locked():
+            return
+        if spare > 0:
             async with self._writing:
                 await self._give_back(min(spare, self.free))
+        elif self._own.is_unsure:  # perhaps nobody calls here any more, and others lack what it took
+            async with self._writing:
+                await self._own.make_sure()
 
     def _spare(self, now: float) -> int:
         """All, where the quota turns out to be spent or nobody calls; else what would last for long and is much."""

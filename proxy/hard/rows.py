@@ -135,6 +135,11 @@ def given_back(name: Name, holder: str, number: int, pico: int) -> list[Write]:
     ]
 
 
+def moved_on(name: Name, holder: str, number: int) -> list[Write]:
+    """What was sent with this number, and is still on its way, comes too late from now on."""
+    return [_numbered(name, holder, number, 0)]
+
+
 def _numbered(name: Name, holder: str, number: int, out: int) -> Update:
     set_to = {NUMBER: number + 1, EXPIRY: name.expires_at}
     return Update(name.hold(holder), add={OUT: out}, set=set_to, condition=_is(NUMBER, number or None))

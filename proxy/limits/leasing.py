@@ -341,6 +341,11 @@ class Leasing:
             if holder.asking is not None:  # nobody waits for it any longer
                 self._tasks.once(self._given_back_at_last(holder))
         await asyncio.gather(*(given_back(holder) for holder in holders if holder.asking is None))
+        await asyncio.sleep(0)  # what calls that just ended used begins to be told
+        if self._limiter.pending:
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await self._limiter.settle(is_last=True)
 
 
 def _refused(holder: Holder, costs: Costs, wait_ms: int | None) -> Admission:

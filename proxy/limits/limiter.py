@@ -138,9 +138,10 @@ class Limiter:
         with suppress(StoreError):  # `pending` tells
             await self._owed.settle()
 
-    async def settle(self) -> None:
-        """Sends what is kept. Raises StoreError when some of it still cannot be sent."""
-        await self._owed.settle()
+    async def settle(self, *, is_last: bool = False) -> None:
+        """Sends what is kept; the last time also what would better wait. Raises StoreError when some of it still cannot
+        be sent."""
+        await self._owed.settle(is_last=is_last)
 
     async def _grant(self, ask: _Ask) -> Grant:
         if any(amount < 0 for amounts in (ask.wants, ask.needs) for amount in amounts.values()):
@@ -231,10 +232,11 @@ class Limiter:
         try:
             await self._sending.send(transaction)
         except BaseException as failure:  # also when whoever asked went away
+            is_refused = isinstance(failure, TransactionFailed) and is_verdict(failure)
             if transaction.is_unsure:
                 self._known.forget(keys)
-                self._owed.unsure(transaction, ask.buckets, taken, ask.used)
-            if isinstance(failure, TransactionFailed) and is_verdict(failure):
+                self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_refused)
+            if isinstance(failure, TransactionFailed) and is_refused:
                 self._known.learn_from(failure, keys)
                 return False
             raise

@@ -42,12 +42,13 @@ class _Debt:
         return self.under_way is None and not any(self.taken.values()) and not any(self.used.values())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Unsure:
     transaction: Transaction
     buckets: Sequence[Bucket]
     taken: Amounts
     used: Amounts
+    is_refused: bool  # when it was last sent; what was sent before may be carried out yet
 
 
 class Owed:
@@ -73,9 +74,17 @@ class Owed:
             del self._debts[next(iter(self._debts))]
             self.dropped += 1
 
-    def unsure(self, transaction: Transaction, buckets: Sequence[Bucket], taken: Amounts, used: Amounts) -> None:
+    def unsure(
+        self,
+        transaction: Transaction,
+        buckets: Sequence[Bucket],
+        taken: Amounts,
+        used: Amounts,
+        *,
+        is_refused: bool,
+    ) -> None:
         """Whoever asked for it was told that it failed. If it did not, it is to be undone."""
-        self._unsure.append(_Unsure(transaction, buckets, taken, used))
+        self._unsure.append(_Unsure(transaction, buckets, taken, used, is_refused))
         if len(self._unsure) > MOST_UNSURE:
             del self._unsure[0]
             self.dropped += 1
@@ -84,16 +93,18 @@ class Owed:
     def is_settling(self) -> bool:
         return self._one_at_a_time.locked()
 
-    async def settle(self) -> None:
-        """Raises a StoreError when something had to be left for later."""
+    async def settle(self, *, is_last: bool = False) -> None:
+        """Raises a StoreError when something had to be left for later. `is_last`: there is no later, so whatever may
+        still be on its way is asked for now."""
         trouble: StoreError | None = None
         left: dict[int, _Unsure | _Debt] = {}
         async with self._one_at_a_time:
             for _ in range(ROUNDS):
-                everything: list[_Unsure | _Debt] = [*self._unsure, *self._debts.values()]
+                unsure = [each for each in self._unsure if is_last or not self._waits(each)]
+                everything: list[_Unsure | _Debt] = [*unsure, *self._debts.values()]
                 for work in [each for each in everything if id(each) not in left]:
                     try:
-                        await self._try(work)
+                        await (self._undo(work, is_last) if isinstance(work, _Unsure) else self._pay(work))
                     except (StoreUnavailable, Throttled):
                         raise  # the others would fare no better, and each would wait for it
                     except StoreError as failure:
@@ -101,10 +112,11 @@ class Owed:
         if trouble is not None:
             raise trouble
 
-    async def _try(self, work: _Unsure | _Debt) -> None:
-        await (self._undo(work) if isinstance(work, _Unsure) else self._pay(work))
+    def _waits(self, unsure: _Unsure) -> bool:
+        """Nothing is to be done about it before nothing of it can be on its way."""
+        return unsure.is_refused and self._sending.may_arrive(unsure.transaction)
 
-    async def _undo(self, unsure: _Unsure) -> None:
+    async def _undo(self, unsure: _Unsure, is_last: bool) -> None:
         if self._sending.is_too_old(unsure.transaction):
             self.dropped += 1  # it counts as taken
         else:
@@ -113,6 +125,9 @@ class Owed:
             except TransactionFailed as failure:
                 if not is_verdict(failure):
                     raise
+                unsure.is_refused = True
+                if self._waits(unsure) and not is_last:
+                    return
             else:
                 self.add(unsure.buckets, _negative(unsure.taken), _negative(unsure.used))
         if unsure in self._unsure:
@@ -146,13 +161,17 @@ class Owed:
         try:
             await self._sending.send(debt.under_way)
         except StoreError as failure:
+            is_refused = isinstance(failure, TransactionFailed) and is_verdict(failure)
             if debt.under_way.is_unsure:
-                raise
+                if not is_refused:
+                    raise
+                # It may still be carried out, beside the next one.
+                self.unsure(debt.under_way, [debt.bucket], *debt.sent, is_refused=True)
             self._take_back(debt)
             if isinstance(failure, Rejected):
                 self._debts.pop(debt.bucket.key, None)  # it would be rejected for ever
                 self.dropped += 1
-            if is_last or not (isinstance(failure, TransactionFailed) and is_verdict(failure)):
+            if is_last or not isinstance(failure, TransactionFailed) or not is_refused:
                 raise
             await self._again(debt, failure)
         else:

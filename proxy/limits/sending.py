@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from uuid import uuid4
 
 from proxy.clock import Clock
@@ -18,6 +19,9 @@ LONGEST_WAIT_SECONDS = 0.5
 # A store remembers a token for ten minutes; whatever the clocks' and the network's delays, this is within them.
 TOKEN_SECONDS = 570.0
 
+# What is sent, and answered by nobody, may be carried out so much later: long after whoever sent it gave it up.
+LINGERS_SECONDS = 300.0
+
 
 @dataclass(slots=True)
 class Transaction:
@@ -27,13 +31,17 @@ class Transaction:
     token: str = field(default_factory=lambda: str(uuid4()))
     began: float | None = None  # by the monotonic clock
     times: int = 0
-    is_unsure: bool = False  # it was sent, and what became of it is not known
+    is_unsure: bool = False  # it was sent, and what becomes of it is not known
+    lingers_until: float = -inf  # by the monotonic clock: an attempt without an answer may still arrive
 
 
 class Sending:
     def __init__(self, store: Store, clock: Clock, uniform: Callable[[float, float], float]) -> None:
         self._store, self._clock, self._uniform = store, clock, uniform
         self.conflicts = 0
+
+    def may_arrive(self, transaction: Transaction) -> bool:
+        return self._clock.monotonic() < transaction.lingers_until
 
     def is_too_old(self, transaction: Transaction) -> bool:
         return transaction.began is not None and self._clock.monotonic() - transaction.began > TOKEN_SECONDS
@@ -55,17 +63,21 @@ class Sending:
             await self.pause(unanswered + beaten)
 
     async def _once(self, transaction: Transaction) -> None:
-        was_unsure, transaction.is_unsure = transaction.is_unsure, True  # also when this is cancelled half way
+        now, was_unsure, lingered = self._clock.monotonic(), transaction.is_unsure, transaction.lingers_until
         if transaction.began is None:
-            transaction.began = self._clock.monotonic()
+            transaction.began = now
+        transaction.is_unsure, transaction.lingers_until = True, now + LINGERS_SECONDS  # also when this is cancelled
         transaction.times += 1
         try:
             await self._store.transact(transaction.writes, token=transaction.token)
         except StoreError as failure:
             self.conflicts += not is_verdict(failure) and isinstance(failure, (Throttled, TransactionFailed))
-            maybe_applied = isinstance(failure, StoreUnavailable) and failure.maybe_applied
-            # A token that is remembered is answered with success, so a condition that fails settles earlier attempts.
-            transaction.is_unsure = maybe_applied or (was_unsure and not is_verdict(failure))
+            if not failure.maybe_applied:
+                transaction.lingers_until = lingered
+            # A token that is remembered is answered with success, so where a condition fails no earlier attempt was
+            # carried out: but one may be yet, and then the condition may hold.
+            settles = is_verdict(failure) and not self.may_arrive(transaction)
+            transaction.is_unsure = failure.maybe_applied or (was_unsure and not settles)
             raise
         transaction.is_unsure = False
 

@@ -83,6 +83,7 @@ class Journal:
         try:
             self._segment = self._following("")
             sync_folder(folder)
+            self._named = self._segment.ulid  # the last one of which that is certain
         except OSError as failure:
             kind = JournalFull if has_no_room(failure) else JournalUnusable
             raise kind(f"cannot write to the journal in {folder}: {failure.strerror}") from None
@@ -177,6 +178,9 @@ class Journal:
         if segment.is_synced:
             return
         try:
+            if segment.ulid != self._named:  # what is on the disk under no name is not there after a power cut
+                sync_folder(self.folder)
+                self._named = segment.ulid
             segment.sync()
         except OSError as failure:
             self._sync_trouble, self._unsound = self._fails(failure, "synced"), segment.ulid

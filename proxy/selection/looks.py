@@ -47,7 +47,7 @@ class Looks:
         counters = _counters(standing)
         keys = [key for counter in counters for key in shard_keys(counter)]
         async with self._recorder.quiet() as is_quiet:
-            is_certain, began = is_quiet and self._recorder.is_certain, self._clock.now()
+            is_certain, began = is_quiet and self._recorder.is_certain, self._clock.monotonic()
             found = await self._store.get_many(keys, consistent=True)
         for number, counter in enumerate(counters):
             shards = found[number * counter.shards : (number + 1) * counter.shards]
@@ -61,11 +61,12 @@ class Looks:
 
     async def read_totals(self, standing: Standing) -> bool:
         """As `read_shards`, which takes its place where a total tells that somebody's clock is wrong."""
-        counters, now = _counters(standing), self._clock.now()
+        counters, now = _counters(standing), self._clock.monotonic()
+        ahead = self._clock.now() - now  # of the monotonic clock, by which nobody else goes
         for counter, item in zip(counters, await self._store.get_many(list(map(total_key, counters))), strict=True):
             if item is None or STAMP not in item:
                 continue
-            pico, stamped = pico_of(summed([item])[COST]), float(cast(Decimal, item[STAMP]))
+            pico, stamped = pico_of(summed([item])[COST]), float(cast(Decimal, item[STAMP])) - ahead
             if not standing.spent(counter.label).read_total(pico, stamped, now):
                 return await self.read_shards(standing)
         return False

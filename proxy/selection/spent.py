@@ -6,6 +6,8 @@
 The base is either exact, a read of all shards while no flush of ours was under way, or a total that somebody stamped
 with the time at which it was read. With a total, whatever of ours was acknowledged a little before its stamp or later
 counts beside it: so while clocks differ by no more than that, the sum may be too high for a while, and never too low.
+
+All times are by this process's monotonic clock, so that setting its wall clock moves nothing that is known already.
 """
 
 from __future__ import annotations
@@ -70,7 +72,6 @@ class Spent:
         """Whether it is of use; a stamp in the future is somebody's wrong clock."""
         if stamped > now + MARGIN_SECONDS:
             return False
-        self._as_of = min(self._as_of, now + MARGIN_SECONDS)  # as our own clock may have been set back
         if stamped > self._as_of:
             self._rebase(pico, stamped, stamped - MARGIN_SECONDS)
         return True

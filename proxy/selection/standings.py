@@ -185,7 +185,7 @@ class Standings:
     def acknowledged(self, counter: Counter, pico: int) -> None:
         watch = self._watches.get((counter.scope, counter.period))
         if watch is not None:
-            watch.standing.acknowledged(counter.label, pico, self._clock.now())
+            watch.standing.acknowledged(counter.label, pico, self._clock.monotonic())
 
     # Meeting somebody for the first time in a period.
 

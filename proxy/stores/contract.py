@@ -210,7 +210,7 @@ class Page:
 class Store(Protocol):
     """Every verb may raise StoreUnavailable, Throttled, StoreMisconfigured or Rejected (see `proxy/errors.py`).
 
-    A write that raises anything but StoreUnavailable with `maybe_applied` has written nothing. An engine waits and
+    A write that raises anything without `maybe_applied` has written nothing, and never will. An engine waits and
     tries again by itself where that cannot write twice, within a few seconds. A caller that is cancelled while it
     waits for a write does not know whether it was written.
     Items come back as new objects, without their key. Numbers are int where whole, else Decimal, never float.

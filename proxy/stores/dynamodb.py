@@ -214,13 +214,15 @@ class DynamoStore:
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
                 what = f"an answer that makes no sense: {type(failure).__name__}"
                 trouble = StoreUnavailable(what, maybe_applied=True)
-            is_unsure = isinstance(trouble, StoreUnavailable) and trouble.maybe_applied
+            is_unsure = trouble.maybe_applied
             was_unsure |= is_unsure
             if not errors.is_passing(trouble) and (kind is _WRITE or not is_unsure):
                 break
-        if was_unsure and kind is not _READ and not errors.is_verdict(trouble):
-            # An earlier attempt may have been carried out, whatever became of the last one.
-            raise StoreUnavailable(str(trouble), maybe_applied=True) from None
+        if was_unsure and kind is not _READ:
+            if not errors.is_verdict(trouble):
+                # An earlier attempt may have been carried out, whatever became of the last one.
+                raise StoreUnavailable(str(trouble), maybe_applied=True) from None
+            trouble.maybe_applied = True  # it was not, but may still be on its way
         raise trouble
 
     async def _answer(self, verb: str, request: Request) -> Any:

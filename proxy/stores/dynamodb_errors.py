@@ -166,7 +166,7 @@ def is_passing(trouble: StoreError) -> bool:
 
 
 def is_verdict(trouble: StoreError) -> bool:
-    """Whether this settles what became of all attempts: a token remembered would have answered with success."""
+    """Whether no attempt was carried out before this one: a token remembered would have answered with success."""
     if not isinstance(trouble, TransactionFailed):
         return False
     return any(reason.code is ReasonCode.CONDITION_FAILED for reason in trouble.reasons)

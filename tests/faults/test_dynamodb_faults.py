@@ -226,6 +226,14 @@ async def test_a_verdict_of_a_stranger_does_not_make_it_sure(rig: Rig) -> None:
         assert refused.value.maybe_applied
 
 
+@pytest.mark.parametrize("is_sent_before", [False, True])
+async def test_a_refusal_says_whether_an_earlier_attempt_may_still_arrive(rig: Rig, is_sent_before: bool) -> None:
+    rig.proxy.plan([*[SERVER_ERROR] * is_sent_before, _cancelled("ConditionalCheckFailed")])
+    with pytest.raises(TransactionFailed) as refused:
+        await TRANSACT(rig)
+    assert refused.value.maybe_applied is is_sent_before
+
+
 async def test_a_transaction_under_way_may_yet_be_applied(rig: Rig) -> None:
     rig.proxy.plan([dynamodb_error("TransactionInProgressException")] * 100)
     with pytest.raises(StoreUnavailable) as refused:

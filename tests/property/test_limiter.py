@@ -192,7 +192,7 @@ class World:
         STEP.set(Step(is_adjusting=True))
         for store, limiter in zip(self.stores, self.limiters, strict=True):
             store.faults = []
-            await limiter.settle()
+            await limiter.settle(is_last=True)
             assert (limiter.pending, limiter.dropped) == (0, 0)
 
     async def check(self) -> None:

@@ -195,6 +195,7 @@ class Ending:
         while not all(life.is_over for life in lives) and self.world.scheduler.now < end:
             self.world.run_for(0.5)
         self.truth.check("all stop in time", all(life.is_over for life in lives))
+        self.truth.check("who ends in order has told all", all(life.has_told_limits for life in lives))
         for machine in self.world.machines:
             left = [each for each in recover(machine.folder).sealed if each.seal.requests]
             self.truth.check("nothing is left on a disk", not left, machine.name, left)

@@ -14,6 +14,7 @@ from unittest import mock
 
 from proxy.errors import StoreUnavailable
 from proxy.hard import rows
+from proxy.hard.hold import OwnHold
 from proxy.hard.holds import Holds
 from proxy.hard.purse import IDLE_SECONDS, Purse
 from proxy.limits.lease import Lease
@@ -151,29 +152,35 @@ def _never_sound_again(holds: Any, name: Any) -> None:
     _write_name(holds, name)
 
 
+async def _never_asked(_: Any) -> None:
+    """What was taken may be ours, and stays where it is."""
+
+
 _write_name = Holds._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
-    "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal"),
+    "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal", 10_004),
     "a lost answer taken for a good one": Mistake(Sender, "_send_part", _lost_is_good, "journal"),
     "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal"),
     "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal"),
     "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal"),
-    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 10_032),
+    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 10_043),
     "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky"),
     "sticky fallback on what is only under way": Mistake(Standing, "due_to_move", _on_what_is_under_way, "sticky"),
     "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
-    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_011),
+    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_068),
     "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(Purse, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
-        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_010
+        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_016
     ),
-    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_025),
+    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_063),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
-    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_012),
+    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_224),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
     "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_015),
+    "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 83),
+    "a lost taking that nobody asks after": Mistake(OwnHold, "make_sure", _never_asked, "soft", 1_405),
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
+from proxy.clock import Clock
 from proxy.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
 from proxy.limits.store_time import StoreTime
 from proxy.stores.contract import Delete, Item, Key, Put, Query, Update, Write
@@ -102,13 +103,13 @@ class Wire:
         trace: Callable[..., None],
         time: StoreTime | None = None,
         wall: Callable[[], float] = lambda: 0.0,
-        now: Callable[[], float] = lambda: 0.0,
+        clock: Clock | None = None,
     ) -> None:
-        """`wall` is the store's own time, `now` what the process takes it for."""
+        """`wall` is the store's own time, `clock` that of a process that is to be held to what it reads."""
         self.owner = owner
         self.store = store
         self._truth, self._world, self._weather = truth, world, weather
-        self._chance, self._trace, self._time, self._wall, self._now = chance, trace, time, wall, now
+        self._chance, self._trace, self._time, self._wall, self._clock = chance, trace, time, wall, clock
         self.seen = truth.of_reader(owner)
         self.asked = 0
 
@@ -124,7 +125,8 @@ class Wire:
         keys = list(keys)
         middle = self._chance.randrange(len(keys)) if len(keys) > 1 else 0
         found: list[Item | None] = []
-        began = self._now()
+        began = 0.0 if self._clock is None else self._clock.monotonic()
+        ahead = 0.0 if self._clock is None else self._clock.now() - began
         positions = self._truth.positions()
 
         def first() -> None:
@@ -132,7 +134,7 @@ class Wire:
 
         def rest() -> list[Item | None]:
             found.extend(self._item(key, consistent) for key in keys[middle:])
-            self.seen.read(keys, found, began, positions)
+            self.seen.read(keys, found, began, ahead, positions)
             return found
 
         return list(await self._ask(verb, keys[0], rest, first if middle else None))
@@ -209,6 +211,8 @@ class Wire:
                 found = work()
             except Exception as why:
                 failure = why
+            if fault == "twice" and is_first and isinstance(failure, TransactionFailed):
+                failure.maybe_applied = True  # an engine sends twice only what has no answer, and knows what it did
             self._trace(self.owner, verb, key.table, key.pk[-24:], key.sk[-24:], fault, type(failure).__name__)
             if is_first and fails is None:
                 self._world.call_later(back, tell, found, failure)

@@ -92,15 +92,18 @@ def tell_failure(outcome: Outcome) -> None:
     print(f"again: python -m tests.sim.run --seed {outcome.seed} --focus {outcome.focus} --trace", flush=True)
 
 
-def one(seed: int, focus: str | None, *, is_traced: bool) -> int:
+def some(seeds: list[int], focus: str | None, *, is_traced: bool) -> int:
+    failures = 0
     with stage() as folder:
-        outcome = played(seed, folder, focus, keeps_trace=is_traced)
-    if is_traced:
-        print("\n".join(outcome.recent))
-    if outcome.failure:
-        tell_failure(outcome)
-    print(f"seed {seed} ({outcome.focus}): {outcome.trace_hash}")
-    return 1 if outcome.failure else 0
+        for seed in seeds:
+            outcome = played(seed, folder, focus, keeps_trace=is_traced)
+            if is_traced:
+                print("\n".join(outcome.recent))
+            if outcome.failure:
+                tell_failure(outcome)
+                failures += 1
+            print(f"seed {seed} ({outcome.focus}): {outcome.trace_hash}")
+    return 1 if failures else 0
 
 
 def hashes(seeds: range) -> int:
@@ -124,8 +127,8 @@ def mistakes(most: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.run", description=__doc__)
-    parser.add_argument("--seed", type=int, help="play this one alone")
-    parser.add_argument("--trace", action="store_true", help="show all that happens in it")
+    parser.add_argument("--seed", type=int, nargs="+", help="play this one alone, or these")
+    parser.add_argument("--trace", action="store_true", help="show all that happens in them")
     parser.add_argument("--focus", help="of all worlds: soft, hard, limits, journal, calm or mixed")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed of many (%(default)s)")
     parser.add_argument("--seeds", type=int, help="how many")
@@ -140,7 +143,7 @@ def main() -> int:
     if given.mistakes is not None:
         return mistakes(given.mistakes)
     if given.seed is not None:
-        return one(given.seed, given.focus, is_traced=given.trace)
+        return some(given.seed, given.focus, is_traced=given.trace)
     if given.hashes:
         return hashes(range(given.first, given.first + given.seeds))
     last = None if given.seeds is None else given.first + given.seeds

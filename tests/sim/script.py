@@ -322,9 +322,7 @@ class Script:
         shutil.copytree(machine.folder, copy)
         weather = network.Weather(self.world.chance, self.setup.odds)
         world = self.world
-        wire = Wire(
-            machine.name, world.store, world.truth, world.loop, weather, world.chance, world.trace, now=world.wall
-        )
+        wire = Wire(machine.name, world.store, world.truth, world.loop, weather, world.chance, world.trace)
         world.loop.create_task(self._replay(copy, cast(Store, wire)))
         return True
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 DRAIN_SECONDS = 20.0
+TELLING = frozenset({"adjust", "_acquire", "_top_up", "_given_back_at_last"})  # tasks, of what was taken or used
 
 
 class Clock:
@@ -85,6 +86,7 @@ class Life:
         self.disk = Disk()
         self.disk.is_full = machine.is_disk_full
         self.is_dead = self.is_ready = self.is_over = self.is_stopping = False
+        self.has_told_limits = True  # when it ended
         self.under_way: dict[int, Intent] = {}
         self.calls: dict[int, Told] = {}
         self.is_out_of_time = bool(abs(machine.clock.wrong_by) > 2.5)
@@ -105,7 +107,8 @@ class Life:
             return
         self.world.trace(self.name, "is dead")
         self.disk.bury()
-        self.world.limits.is_exact &= not self._leaves_limits_open()
+        self.has_told_limits = not self._leaves_limits_open()
+        self.world.limits.is_exact &= self.has_told_limits
         self.world.truth.dies(self)
         self.world.limits.forget(self.number)
         self.is_ready = False
@@ -118,7 +121,8 @@ class Life:
         holders = self.leasing._holders.values()
         is_owed = any(not each.lease.is_empty or each.open or each.asking is not None for each in holders)
         is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
-        return bool(self.limiter.pending or is_owed or (is_exact and (self.calls or self.under_way)))
+        is_telling = any(task.get_coro().__name__ in TELLING for task in self.tasks._short)  # perhaps not yet begun
+        return bool(self.limiter.pending or is_owed or is_telling or (is_exact and (self.calls or self.under_way)))
 
     def _ends(self, task: asyncio.Task[None]) -> None:
         self.world.trace(self.name, "ends", type(task.exception()).__name__)
@@ -146,7 +150,7 @@ class Life:
                 world.trace,
                 time if setup.tells_time else None,
                 world.wall,
-                clock.now,
+                clock,
             )
             store = cast(Store, self.wire)
             self.limiter = ToldLimiter(store, time.now_ms, clock)

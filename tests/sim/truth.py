@@ -67,8 +67,14 @@ class Reader:
         self.quotas: dict[str, Mapping[str, Any]] = {}  # by scope of the settings, as last read
 
     def read(
-        self, keys: Sequence[Key], found: Sequence[Item | None], began: float, positions: Mapping[Name, int]
+        self,
+        keys: Sequence[Key],
+        found: Sequence[Item | None],
+        began: float,
+        ahead: float,
+        positions: Mapping[Name, int],
     ) -> None:
+        """`began` is by the process's monotonic clock, `ahead` by how much its wall clock is before that."""
         for key, item in zip(keys, found, strict=True):
             if key.table == SHARDS:
                 name = name_of(key)
@@ -80,7 +86,7 @@ class Reader:
                 self.at[name_of(key)] = self._truth.now()
                 if item is not None:
                     stamp = float(cast(Decimal, item[STAMP]))
-                    self.known.setdefault(name_of(key), {})[stamp] = self._truth.of_total[key, stamp]
+                    self.known.setdefault(name_of(key), {})[stamp - ahead] = self._truth.of_total[key, stamp]
             elif key.table == "config" and item is not None and "quotas" in item:
                 self.quotas[key.pk] = cast("Mapping[str, Any]", item["quotas"])
 

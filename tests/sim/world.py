@@ -96,7 +96,7 @@ class World:
     def admin(self) -> Wire:
         """The way of people's tools, on which nothing goes wrong."""
         weather = Weather(self.chance, {})
-        return Wire("admin", self.store, self.truth, self.loop, weather, self.chance, self.trace, now=self.wall)
+        return Wire("admin", self.store, self.truth, self.loop, weather, self.chance, self.trace)
 
     @property
     def running(self) -> list[Life]:

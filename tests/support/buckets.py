@@ -125,6 +125,11 @@ class Rig:
         assert grant.taken == ({} if grant.is_refused else {"rpm": tokens})
         return grant.path, grant.writes
 
+    async def arrives(self, number: int) -> None:
+        """What was sent so long ago, and given up."""
+        writes, token = self.store.sent[number]
+        await self.store.store.transact(writes, token=token)
+
     def meets(self, *faults: Fault) -> None:
         """Nothing of the rig's own preparations does."""
         self.store.faults = list(faults)

@@ -65,8 +65,9 @@ class Scripted:
         self.adjusted.append((dict(taken), dict(used)))
         self._tell(used)
 
-    async def settle(self) -> None:
+    async def settle(self, *, is_last: bool = False) -> None:
         self.settled += 1
+        self.pending *= not is_last
 
     def _tell(self, used: Mapping[str, int]) -> None:
         for name, amount in used.items():

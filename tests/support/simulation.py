@@ -194,9 +194,12 @@ class Line:
         return await self._asked(self._store.query(query))
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
-        return await self._asked(self._noted_reading(keys, self._clock.now(), consistent))
+        began = self._clock.monotonic()
+        return await self._asked(self._noted_reading(keys, began, self._clock.now() - began, consistent))
 
-    async def _noted_reading(self, keys: Sequence[Key], began: float, consistent: bool) -> list[Item | None]:
+    async def _noted_reading(
+        self, keys: Sequence[Key], began: float, ahead: float, consistent: bool
+    ) -> list[Item | None]:
         found = await self._store.get_many(keys)
         for number, key in enumerate(keys):
             if key.table == SHARDS:
@@ -205,18 +208,18 @@ class Line:
                 self.read[name] = held
                 self.known.setdefault(name, {})[began + MARGIN_SECONDS] = held
             elif key.table == TOTALS:
-                found[number] = self._read_total(key)
+                found[number] = self._read_total(key, ahead)
             elif key.sk == "CONFIG":
                 self._quotas = cast(Item, found[number])["quotas"]
         return found
 
-    def _read_total(self, key: Key) -> Item | None:
+    def _read_total(self, key: Key, ahead: float) -> Item | None:
         history = self._world.history.get(key)
         if not history:
             return None
         item = history[len(history) // 2 if self.is_behind else -1]
         stamp = float(cast(Decimal, item[STAMP]))
-        self.known.setdefault(name_of(key), {})[stamp] = self._world.totals[key, stamp]
+        self.known.setdefault(name_of(key), {})[stamp - ahead] = self._world.totals[key, stamp]
         self.ages.append((self._clock.monotonic(), self._clock.now() - stamp))
         return item
 

@@ -216,6 +216,18 @@ def test_at_the_end_everything_goes_back_also_what_is_under_way_and_what_is_sett
     run(work)
 
 
+def test_at_the_end_what_is_pending_is_settled_and_what_just_ended_is_told() -> None:
+    async def work(desk: Desk) -> None:
+        exact = await desk.admit(is_exact=True)
+        desk.limiter.pending = 1
+        desk.leasing.settle(exact, {"rpm": 0, "tpm": 0})
+        await desk.leasing.stop()
+        assert desk.limiter.used == {"rpm": 0, "tpm": 0}
+        assert (desk.limiter.settled, desk.limiter.pending) == (1, 0)
+
+    run(work)
+
+
 # The store is away.
 
 

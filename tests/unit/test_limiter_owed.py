@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import StoreUnavailable
+from proxy.errors import Reason, ReasonCode, StoreUnavailable, TransactionFailed
 from proxy.limits.bucket import Bucket
+from proxy.limits.sending import LINGERS_SECONDS
 from proxy.stores.contract import EXPIRY
 from proxy.stores.sqlite import SqliteStore
 from tests.support.buckets import (
@@ -131,10 +132,71 @@ async def test_an_acquire_whose_caller_goes_away_is_undone(rig: Rig) -> None:
     assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
 
 
-async def test_a_condition_that_fails_after_a_lost_answer_settles_it(rig: Rig) -> None:
-    """Had the first one been carried out, its token would be known: so it was not, and nothing is taken twice."""
+async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_taken_yet(rig: Rig) -> None:
+    """Had the first one been carried out, its token would be known. But it may be on its way still."""
     await rig.stands({"rpm_tk": 5_000, "rf": NOW - 2_000})
     rig.meets(UNHEARD, lambda: rig.update(rf=1))
     assert await rig.take(3_000) == ("normal", 3)
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
+    assert rig.limiter.pending == 1
+    await rig.limiter.settle()
+    assert (rig.limiter.pending, len(rig.store.sent)) == (1, 3)  # to ask now would tell nothing
+    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
+    assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 0, 4)
+
+
+async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
+    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
+    assert (await rig.take(3_000))[0] == "refused"
+    await rig.update(rpm_tk=4_000)
+    await rig.arrives(0)
+    assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000, "rf": NOW - 400}
+    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 5_000, "rf": NOW - 400}
     assert rig.limiter.pending == 0
+
+
+async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig: Rig) -> None:
+    await rig.stands({"rpm_tk": 8_000, "rpm_tc": 5_000})
+    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=1_000))
+    await rig.limiter.adjust([rig.bucket], {"rpm": -2_000}, {"rpm": -2_500})
+    assert await rig.item() == rpm_item() | {"rpm_tc": 2_500}
+    await rig.update(rpm_tk=-6_000)
+    await rig.arrives(0)
+    assert await rig.item() == rpm_item() | {"rpm_tk": 6_000}
+    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 4_000, "rpm_tc": 2_500}
+    assert rig.limiter.pending == 0
+
+
+@pytest.mark.parametrize("has_arrived", [False, True])
+async def test_who_stops_does_not_wait_for_what_may_arrive(rig: Rig, has_arrived: bool) -> None:
+    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
+    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
+    assert (await rig.take(3_000))[0] == "refused"
+    if has_arrived:
+        await rig.update(rpm_tk=4_000)
+        await rig.arrives(0)
+        await rig.update(rpm_tk=-4_000)
+    await rig.limiter.settle(is_last=True)
+    assert await rig.item() == rpm_item() | {"rpm_tk": 1_000, "rf": NOW - 400}
+    assert rig.limiter.pending == 0
+
+
+async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(rig: Rig) -> None:
+    async def refused() -> None:
+        raise TransactionFailed([Reason(ReasonCode.CONDITION_FAILED)], maybe_applied=True)
+
+    await rig.stands({"rpm_tk": 9_000, "rf": NOW - 400})
+    rig.meets(refused)
+    assert (await rig.take(3_000))[0] == "retry"
+    await rig.arrives(0)
+    assert await rig.item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 6_000, "rf": NOW - 400}
+    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.limiter.settle()
+    assert await rig.item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}

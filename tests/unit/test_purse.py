@@ -4,57 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from typing import cast
 
 import pytest
 
 from proxy.errors import StoreUnavailable
-from proxy.hard.holds import Holds
-from proxy.hard.purse import WAIT_SECONDS, Held, Purse, Why
-from proxy.hard.purses import RECONCILE_SECONDS, Purses
-from proxy.recording.aggregator import spent_so_far
+from proxy.hard.purse import Held, Why
+from proxy.hard.purses import RECONCILE_SECONDS
 from proxy.recording.entries import Counts, Receipt
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
 from tests.support.clock import settle
-from tests.support.hard_fleet import NAME, Wire, World, simulated_run
-
-
-@asynccontextmanager
-async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Purses, Wire]]]:
-    """Each with its own way to the store, as they have it while they run."""
-    ulids = world.ulids(world.clock)
-    async with Tasks(world.clock) as tasks:
-        made = []
-        for _ in range(number):
-            wire = Wire(world)
-            store, holds = cast(Store, wire), Holds(world.folder, ulids.new())
-            made.append((Purses(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
-        yield made
-
-
-@asynccontextmanager
-async def one(world: World) -> AsyncIterator[tuple[Purse, Purses, Wire]]:
-    async with processes(world, 1) as [(purses, wire)]:
-        yield purses.of(NAME, world.quota, world.version), purses, wire
-
-
-def left(world: World) -> int:
-    bucket = world.bucket()
-    assert bucket is not None
-    return bucket.left
-
-
-async def waited(world: World, purse: Purse, worst: int, seconds: float = 0) -> Held | None:
-    calling = asyncio.get_running_loop().create_task(purse.hold(worst))
-    await world.clock.advance(seconds)
-    await settle()
-    assert calling.done()
-    return calling.result()
+from tests.support.hard_fleet import NAME, World, simulated_run
+from tests.support.purses import left, one, processes, waited
 
 
 @simulated_run(1000)
@@ -164,59 +124,6 @@ async def test_a_burst_does_not_keep_its_money_for_ever(world: World) -> None:
             await purses.tick()
         assert purse.free < 20_000
         assert left(world) + purse.free == 100_000
-
-
-@pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
-@simulated_run(100)
-async def test_what_became_of_a_lost_taking_is_found_out(world: World, fault: str, got: int) -> None:
-    async with one(world) as (purse, _, wire):
-        await purse.reconcile()
-        assert world.bucket() is None  # that makes none
-        purse.heard(100, 2)
-        await settle()
-        wire.meet(fault, 0)
-        assert await waited(world, purse, 60) is None
-        assert (purse.free, left(world), purse.told.why) == (0, 100 - got, Why.AWAY)
-        await world.clock.advance(1)
-        assert await waited(world, purse, 60)
-        assert (left(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
-
-
-@pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
-@simulated_run(100)
-async def test_what_became_of_a_lost_giving_is_found_out(world: World, fault: str, back: int) -> None:
-    async with one(world) as (purse, purses, wire):
-        held = await waited(world, purse, 60)
-        assert held is not None
-        held.close()
-        await purses.tick()
-        await world.clock.advance(6)
-        wire.meet(fault, 0)
-        await purses.tick()
-        assert left(world) == 40 + back
-        assert purse.free == (0 if back else 60)  # not sure to have stayed is gone
-        await world.clock.advance(1)
-        assert await waited(world, purse, 90)
-        assert left(world) + purse.free + purse.in_flight == 100
-
-
-@simulated_run(100)
-async def test_a_late_write_never_counts_after_the_next_one(world: World) -> None:
-    """Whose client gave it up long ago, and asked anew."""
-    async with one(world) as (purse, _, wire):
-        purse.heard(100, 2)
-        await settle()
-        wire.meet("late", 0)
-        assert await waited(world, purse, 30, WAIT_SECONDS) is None
-        assert purse.told.why is Why.AWAY
-        assert await waited(world, purse, 30) is None  # nobody else waits for what has taken that long
-        await world.clock.advance(10)
-        await world.clock.advance(1)
-        assert await waited(world, purse, 30, 1)
-        world.gates.pop().set()
-        await settle()
-        world.check()
-        assert (left(world), purse.free) == (70, 0)
 
 
 @simulated_run(100)

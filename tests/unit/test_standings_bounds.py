@@ -199,6 +199,28 @@ async def test_a_total_from_the_future_is_not_believed(one: Sidecar, two: Sideca
         await one.decide(who)
 
 
+async def test_a_clock_that_is_set_right_hides_nothing_that_was_spent_before(one: Sidecar) -> None:
+    """By the hour that it was behind, what was flushed then seemed to be older than a total that did not have it."""
+    who, right = caller(), one.clock.now()
+    await budget(one.store._store, who.org, {"premium": 1000})
+    one.clock.set_wall(right - 3600)
+    await one.decide(who)
+    await one.clock.advance(20)
+    key = total_key(Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8))
+    of_others = {"as_of_epoch": int(right) + 20, "cost_usd_micros": 10**6, "requests": 1}
+    await one.store._store.put(Put(key, of_others))
+    await one.clock.advance(20)
+    await one.spend(who, 5 * USD)
+    await one.recorder.flush()
+    one.clock.set_wall(right + 40)
+    await look(one, who, 265)
+    assert (await one.payer(who)).standing.spent("premium").known == 6 * USD
+    of_all = {"as_of_epoch": int(one.clock.now()), "cost_usd_micros": 6 * 10**6, "requests": 2}
+    await one.store._store.put(Put(key, of_all))
+    await look(one, who, 305)
+    assert (await one.payer(who)).standing.spent("premium").known == 6 * USD
+
+
 async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sidecar) -> None:
     who = caller()
     await budget(one.store._store, who.org, QUOTAS)

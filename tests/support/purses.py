@@ -1,0 +1,51 @@
+"""Purses of processes in simulated time, each with its own way to the store, and how a call takes from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import cast
+
+from proxy.hard.holds import Holds
+from proxy.hard.purse import Held, Purse
+from proxy.hard.purses import Purses
+from proxy.recording.aggregator import spent_so_far
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.support.clock import settle
+from tests.support.hard_fleet import NAME, Wire, World
+
+
+@asynccontextmanager
+async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Purses, Wire]]]:
+    """Each with its own way to the store, as they have it while they run."""
+    ulids = world.ulids(world.clock)
+    async with Tasks(world.clock) as tasks:
+        made = []
+        for _ in range(number):
+            wire = Wire(world)
+            store, holds = cast(Store, wire), Holds(world.folder, ulids.new())
+            made.append((Purses(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
+        yield made
+
+
+@asynccontextmanager
+async def one(world: World) -> AsyncIterator[tuple[Purse, Purses, Wire]]:
+    async with processes(world, 1) as [(purses, wire)]:
+        yield purses.of(NAME, world.quota, world.version), purses, wire
+
+
+def left(world: World) -> int:
+    bucket = world.bucket()
+    assert bucket is not None
+    return bucket.left
+
+
+async def waited(world: World, purse: Purse, worst: int, seconds: float = 0) -> Held | None:
+    calling = asyncio.get_running_loop().create_task(purse.hold(worst))
+    await world.clock.advance(seconds)
+    await settle()
+    assert calling.done()
+    return calling.result()

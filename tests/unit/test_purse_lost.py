@@ -1,0 +1,122 @@
+"""A taking or a giving whose answer is lost: what became of it is found out, once, and nothing is lost with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from proxy.errors import Reason, ReasonCode, TransactionFailed
+from proxy.hard.hold import Lacking, OwnHold
+from proxy.hard.purse import WAIT_SECONDS, Why
+from proxy.stores.contract import Store, Write
+from tests.support.clock import settle
+from tests.support.hard_fleet import NAME, World, simulated_run
+from tests.support.hard_rows import HOLDER
+from tests.support.purses import left, one, waited
+
+
+@pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
+@simulated_run(100)
+async def test_what_became_of_a_lost_taking_is_found_out(world: World, fault: str, got: int) -> None:
+    async with one(world) as (purse, _, wire):
+        await purse.reconcile()
+        assert world.bucket() is None  # that makes none
+        purse.heard(100, 2)
+        await settle()
+        wire.meet(fault, 0)
+        assert await waited(world, purse, 60) is None
+        assert (purse.free, left(world), purse.told.why) == (0, 100 - got, Why.AWAY)
+        await world.clock.advance(1)
+        assert await waited(world, purse, 60)
+        assert (left(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
+
+
+@pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
+@simulated_run(100)
+async def test_what_became_of_a_lost_giving_is_found_out(world: World, fault: str, back: int) -> None:
+    async with one(world) as (purse, purses, wire):
+        held = await waited(world, purse, 60)
+        assert held is not None
+        held.close()
+        await purses.tick()
+        await world.clock.advance(6)
+        wire.meet(fault, 0)
+        await purses.tick()
+        assert left(world) == 40 + back
+        assert purse.free == (0 if back else 60)  # not sure to have stayed is gone
+        await world.clock.advance(1)
+        assert await waited(world, purse, 90)
+        assert left(world) + purse.free + purse.in_flight == 100
+
+
+@simulated_run(100)
+async def test_a_late_write_never_counts_after_the_next_one(world: World) -> None:
+    """Whose client gave it up long ago, and asked anew."""
+    async with one(world) as (purse, _, wire):
+        purse.heard(100, 2)
+        await settle()
+        wire.meet("late", 0)
+        assert await waited(world, purse, 30, WAIT_SECONDS) is None
+        assert purse.told.why is Why.AWAY
+        assert await waited(world, purse, 30) is None  # nobody else waits for what has taken that long
+        await world.clock.advance(10)
+        await world.clock.advance(1)
+        assert await waited(world, purse, 30, 1)
+        world.gates.pop().set()
+        await settle()
+        world.check()
+        assert (left(world), purse.free) == (70, 0)
+
+
+@pytest.mark.parametrize("fault", ["lost", "late"])
+@simulated_run(100)
+async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: World, fault: str) -> None:
+    """Or others would be told to wait for it until the period is over."""
+    async with one(world) as (purse, purses, wire):
+        purse.heard(100, 2)
+        await settle()
+        wire.meet(fault, 0)
+        assert await waited(world, purse, 60, WAIT_SECONDS) is None
+        await world.clock.advance(10)
+        for gate in world.gates:
+            gate.set()
+        await settle()
+        assert left(world) == 40
+        for _ in range(2):
+            await purses.tick()
+        assert (left(world), purse.free) == (100, 0)
+        world.check()
+
+
+@simulated_run(100)
+async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: World) -> None:
+    async with one(world) as (purse, purses, wire):
+        purse.heard(100, 2)
+        await settle()
+        wire.meet("late", 0)
+        assert await waited(world, purse, 60, WAIT_SECONDS) is None
+        await world.clock.advance(10)
+        await world.clock.advance(1)
+        await purses.tick()
+        world.gates.pop().set()
+        await settle()
+        asked = wire.asked
+        await purses.tick()
+        assert (left(world), purse.free, wire.asked) == (100, 0, asked)
+        world.check()
+
+
+@pytest.mark.parametrize("maybe_applied", [False, True])
+async def test_a_giving_that_was_refused_is_ours_again_only_where_it_can_no_longer_arrive(maybe_applied: bool) -> None:
+    class Refusing:
+        async def transact(self, writes: Sequence[Write]) -> None:
+            reasons = [Reason(ReasonCode.NONE), Reason(ReasonCode.CONDITION_FAILED)]
+            raise TransactionFailed(reasons, maybe_applied=maybe_applied)
+
+    gained: list[int] = []
+    own = OwnHold(cast(Store, Refusing()), NAME, HOLDER, gained.append)
+    with pytest.raises(Lacking):
+        await own.give_back(5)
+    assert (gained, own.is_unsure) == ([] if maybe_applied else [5], maybe_applied)
