@@ -182,6 +182,8 @@ async def run(
         gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
         notebook.start(tasks)
+        if place.shares_port:
+            core.standings.recollect = notebook.look_again
         if role != "sidecar" and place.is_first:
             parts = _parts(core)
             core.recording.aggregator.on_total = parts.page.history.learn

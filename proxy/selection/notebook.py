@@ -21,7 +21,7 @@ import orjson
 from proxy.clock import Clock
 from proxy.recording.lines import line, lines_in
 from proxy.recording.segment import OPENED, sync_folder
-from proxy.selection.notes import MOST_BYTES, Notes
+from proxy.selection.notes import MOST_BYTES, Name, Notes, newest
 from proxy.tasks import Tasks
 
 PREFIX: Final = "notes-"
@@ -30,6 +30,7 @@ FORMAT: Final = 1
 TICK_SECONDS: Final = 1.0
 STANDINGS_SECONDS: Final = 5.0  # settings are written as soon as they are new, what is spent no more often than this
 AT_A_TIME: Final = 100  # standings that are noted before others have their turn
+AGAIN_SECONDS: Final = 5.0  # between two looks at what other workers have noted
 FAILED_SECONDS: Final = 60.0  # until a disk is tried again
 BYTES_A_SECOND: Final = 256 * 1024  # at most, in the long run
 ROOM_LEFT: Final = 8 * 2**20  # bytes, which are the journal's
@@ -49,14 +50,23 @@ class Notebook:
         self._clock = clock
         self._path = folder / f"{PREFIX}{worker}"
         self._workers = workers if worker == 0 else None  # the first one clears up after workers that are no more
-        self._former: list[Path] = []
+        self._former: list[Path] = []  # of those
         self._writing = asyncio.Lock()
-        self._quiet_until = self._standings_due = clock.monotonic()
+        self._quiet_until = self._standings_due = self._again_at = clock.monotonic()
         self._trouble = ""
 
     async def open(self) -> None:
-        """Reads what others noted, and what this worker's former runs did."""
-        await asyncio.to_thread(self._read_all)
+        """Reads what was noted before."""
+        found, self._former = await asyncio.to_thread(self._read_all)
+        self.notes.remember(found)
+
+    async def look_again(self) -> None:
+        """What other workers have noted since; once for all who ask, and not often."""
+        async with self._writing:
+            if self._clock.monotonic() >= self._again_at:
+                found, _ = await asyncio.to_thread(self._read_all)
+                self.notes.remember(found)
+                self._again_at = self._clock.monotonic() + AGAIN_SECONDS
 
     def start(self, tasks: Tasks) -> None:
         tasks.every("notes to disk", TICK_SECONDS, self.keep)
@@ -119,18 +129,13 @@ class Notebook:
             for each in (_new(former), former):
                 each.unlink(missing_ok=True)
 
-    def _read_all(self) -> None:
-        found: list[list[object]] = []
-        for path in sorted(self._folder.glob(f"{PREFIX}*")):
-            name = _NAME.fullmatch(path.name)
-            if name is None:
-                continue
-            found += _read(path)
-            if self._workers is not None and int(name[1]) >= self._workers:
-                self._former.append(path)
-        spoilt = self.notes.remember(found)
+    def _read_all(self) -> tuple[dict[Name, bytes], list[Path]]:
+        """And the files to be cleared up."""
+        named = [(path, name) for path in self._folder.glob(f"{PREFIX}*") if (name := _NAME.fullmatch(path.name))]
+        found, spoilt = newest(values for path, _ in named for values in _read(path))
         if spoilt:
             _log.warning("%d of the notes in %s are none, and passed over", spoilt, self._folder)
+        return found, [path for path, name in named if self._workers is not None and int(name[1]) >= self._workers]
 
 
 def _new(path: Path) -> Path:

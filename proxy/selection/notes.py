@@ -34,7 +34,7 @@ _OF_SETTINGS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_ep
 _OF_STATE = frozenset({sticky.LABEL, "override_label", "override_until_epoch", "override_version"})
 _SPOILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Rejected)
 
-_Name = tuple[str, str]  # what it is about, and of which scope
+Name = tuple[str, str]  # what it is about, and of which scope
 
 
 class Stood(NamedTuple):
@@ -47,7 +47,7 @@ class Stood(NamedTuple):
 class Notes:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._lines: dict[_Name, bytes] = {}  # the one made or confirmed last is the last
+        self._lines: dict[Name, bytes] = {}  # the one made or confirmed last is the last
         self._size = 0
         self._standing: dict[str, Watch] = {}  # to be noted, by scope
         self.is_new = False  # something that was noted
@@ -91,7 +91,7 @@ class Notes:
         self._size -= len(before)
         self._keep((about, scope), line(b"[%.3f,%b" % (self._now(), rest)))
 
-    def _keep(self, name: _Name, note: bytes) -> None:
+    def _keep(self, name: Name, note: bytes) -> None:
         if len(note) > LONGEST:
             return
         self._lines[name] = note
@@ -115,6 +115,10 @@ class Notes:
         except _SPOILT:
             return None
 
+    def knows(self, scope: Scope) -> bool:
+        """What is to be known of it and of its org."""
+        return all((_SETTINGS, each.key) in self._lines for each in (scope, Scope(scope.org)))
+
     def _noted(self, about: str, scope: Scope) -> Item | None:
         found = self._lines.get((about, scope.key))
         if found is None:
@@ -131,22 +135,26 @@ class Notes:
         self.is_new = False
         return [*self._lines.values()]
 
-    def remember(self, noted: Iterable[list[Any]]) -> int:
-        """Of what was noted before the newest of each. Returns how many are none."""
-        good: list[tuple[float, _Name, bytes]] = []
-        spoilt = 0
-        for values in noted:
-            try:
-                good.append(_read(values))
-            except _SPOILT:
-                spoilt += 1
-        for _, name, note in sorted(good):
-            self._size -= len(self._lines.pop(name, b""))
-            self._keep(name, note)
-        return spoilt
+    def remember(self, found: Mapping[Name, bytes]) -> None:
+        """What `newest` found, but for what is known here."""
+        for name, note in found.items():
+            if name not in self._lines:
+                self._keep(name, note)
 
 
-def _read(values: list[Any]) -> tuple[float, _Name, bytes]:
+def newest(noted: Iterable[list[Any]]) -> tuple[dict[Name, bytes], int]:
+    """Of all that was noted, and how many of these are no notes."""
+    good: list[tuple[float, Name, bytes]] = []
+    spoilt = 0
+    for values in noted:
+        try:
+            good.append(_read(values))
+        except _SPOILT:
+            spoilt += 1
+    return {name: note for _, name, note in sorted(good)}, spoilt
+
+
+def _read(values: list[Any]) -> tuple[float, Name, bytes]:
     """When it was made, of what, and the note. A line that is whole may still be none."""
     made, about, scope, _ = values
     if about not in (_SETTINGS, _STANDING) or type(made) not in (int, float):

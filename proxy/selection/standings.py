@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -74,6 +74,7 @@ class Standings:
         self._swept = -NEVER
         self.outcomes = Outcomes()
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
+        self.recollect: Callable[[], Awaitable[None]] | None = None  # what other workers have noted since
         recorder.sender.books = self
 
     def add_to(self, telemetry: Telemetry) -> None:
@@ -139,6 +140,8 @@ class Standings:
                     if not self._is_met_well(name):
                         await self._meet_soon(caller).wait()
                     await self._looked(name)
+        if not self._is_met(name):
+            await self._recollect(caller)
         payer, watch = self._met(caller)
         watch.is_slow = watch.looking is not None
         return payer
@@ -220,10 +223,17 @@ class Standings:
             _log.warning(
                 "the settings of %s cannot be read; those known before hold: %s", caller.org, type(failure).__name__
             )
+            await self._recollect(caller)
             self._introduce_so_far(caller)
         finally:
             del self._meeting[name]
             over.set()
+
+    async def _recollect(self, caller: Caller) -> None:
+        """It may be new to this process alone."""
+        is_new = (caller.org, caller.app) not in self._payers
+        if self.recollect is not None and is_new and not self.notes.knows(Scope(caller.org, caller.app)):
+            await self.recollect()
 
     def _introduce_so_far(self, caller: Caller) -> None:
         """By what held in the period before, or by what is noted, or else by the defaults; unless nobody is to be

@@ -153,6 +153,22 @@ async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(t
     assert known(await read(tmp_path)) == {0, 1, 2, 3, 5, 7}
 
 
+async def test_what_others_write_later_is_read_when_it_is_asked_for_and_not_often(tmp_path: Path) -> None:
+    clock = ManualClock()
+    second = Notebook(tmp_path, clock, 1, 2)
+    await second.open()
+    await written(tmp_path, 1)
+    assert known(second) == set()
+    await second.look_again()
+    assert known(second) == {1}
+    await written(tmp_path, 1, 2)
+    await second.look_again()
+    assert known(second) == {1}
+    await clock.advance(book.AGAIN_SECONDS)
+    await second.look_again()
+    assert known(second) == {1, 2}
+
+
 async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:
     for name in ("notes-", "notes-01", "notes-x", "notes-1.txt", "notes-5000000000"):
         (tmp_path / name).write_bytes(line(b'["NOTES",1]'))

@@ -52,8 +52,14 @@ def passed_on(notes: Notes) -> Notes:
     """As they come to the next process: as lines."""
     notes.take_down(noted.MOST)
     following = Notes(notes._now)
-    assert following.remember(lines_in(b"".join(notes.lines())).values) == 0
+    following.remember(found_in(notes))
     return following
+
+
+def found_in(*several: Notes) -> dict[noted.Name, bytes]:
+    found, spoilt = noted.newest(values for each in several for values in lines_in(b"".join(each.lines())).values)
+    assert spoilt == 0
+    return found
 
 
 @asynccontextmanager
@@ -207,10 +213,10 @@ async def test_when_the_store_is_back_its_word_holds(one: Sidecar, tmp_path: Pat
 async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
     one: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standings, "WAIT_SECONDS", 0.05)
     who, gate = caller(), asyncio.Event()
     await budget(one.store._store, who.org, QUOTAS, enforcement="hard")
     await one.decide(who)
+    monkeypatch.setattr(standings, "WAIT_SECONDS", 0.05)
 
     async def hangs(verb: str) -> None:
         await gate.wait()
@@ -289,6 +295,26 @@ def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
     assert following.known == stored + sum(before) + sum(after)
 
 
+async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sidecar, tmp_path: Path) -> None:
+    who, other = caller(), caller()
+    for each in (who, other):
+        await budget(one.store._store, each.org, QUOTAS)
+    async with following(one, tmp_path) as two:
+        asked: list[int] = []
+
+        async def look_again() -> None:
+            asked.append(1)
+            two.standings.notes.remember(found_in(one.standings.notes))
+
+        two.standings.recollect = look_again
+        await one.decide(who)
+        for _ in range(3):
+            assert dict((await two.payer(who)).standing.plan.quotas)
+            await two.clock.advance(limits.ASK_AGAIN_SECONDS)
+        assert len(asked) == 1
+        assert not dict((await two.payer(other)).standing.plan.quotas)  # nobody has
+
+
 # What is kept, and how much of it.
 
 
@@ -345,11 +371,18 @@ def test_the_newest_of_several_holds() -> None:
     now[0] = 20.0
     second.settings(one, {"version": 2})
     first.settings(other, {"version": 3})
-    both = [values for each in (first, second) for values in lines_in(b"".join(each.lines())).values]
-    for lines in (both, both[::-1]):
+    for several in ((first, second), (second, first)):
         merged = Notes(lambda: now[0])
-        assert merged.remember(lines) == 0
+        merged.remember(found_in(*several))
         assert (merged.settings_of(one), merged.settings_of(other)) == ({"version": 2}, {"version": 3})
+
+
+def test_what_is_known_here_holds_whatever_others_noted() -> None:
+    old, new = Notes(lambda: 10.0), Notes(lambda: 20.0)
+    one = put(old, 1)
+    new.settings(one, {"version": 2})
+    old.remember(found_in(new))
+    assert old.settings_of(one) == {"quotas": {"premium": 1, "": 0}}
 
 
 def test_only_what_is_new_is_to_be_written() -> None:
@@ -382,7 +415,8 @@ _ORG = "00000001-0000-4000-8000-000000000000"
 )
 def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
     notes = Notes(lambda: 5.0)
-    spoilt = notes.remember([[made, about, scope, *rest]])
+    found, spoilt = noted.newest([[made, about, scope, *rest]])
+    notes.remember(found)
     assert spoilt + len(notes.lines()) == 1
     for each in (Scope(_ORG), Scope(_ORG, "web")):
         found = notes.settings_of(each)
