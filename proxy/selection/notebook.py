@@ -131,7 +131,12 @@ class Notebook:
 
     def _read_all(self) -> tuple[dict[Name, bytes], list[Path]]:
         """And the files to be cleared up."""
-        named = [(path, name) for path in self._folder.glob(f"{PREFIX}*") if (name := _NAME.fullmatch(path.name))]
+        try:
+            paths = [*self._folder.iterdir()]
+        except OSError as failure:
+            _log.warning("notes in %s cannot be read: %s", self._folder, failure.strerror)
+            paths = []
+        named = [(path, name) for path in paths if (name := _NAME.fullmatch(path.name))]
         found, spoilt = newest(values for path, _ in named for values in _read(path))
         if spoilt:
             _log.warning("%d of the notes in %s are none, and passed over", spoilt, self._folder)

@@ -26,6 +26,7 @@ from tests.support.commands import ROOT
 from tests.support.fleet import USD, budget, caller, sidecar
 
 KILLS = 4
+NOTE = line(b'[1,"settings","ORG#00000001-0000-4000-8000-000000000000",{}]')
 WRITES_WITHOUT_END = """
 import asyncio, sys
 from pathlib import Path
@@ -121,6 +122,16 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             known = (await one.payer(who)).standing.spent("premium").known
             assert known - 6 * USD <= sum(stood.spent["premium"]) <= known
         assert 10 <= len(seen) <= 14
+        await one.looked()
+        for is_more in (True, False):  # to be told of what it knows is no reason to write
+            if is_more:
+                await one.spend(who, 1 * USD)
+            before = file.stat().st_mtime_ns
+            notebook.notes.stands(next(iter(one.standings._watches.values())))
+            await clock.advance(book.STANDINGS_SECONDS)
+            await notebook.keep()
+            assert (file.stat().st_mtime_ns != before) == is_more
+            assert not notebook.notes.standings
 
 
 async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
@@ -211,8 +222,8 @@ async def test_spoilt_in_any_way_it_keeps_nobody_from_starting(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 5000, b"\n\n\n", line(b'["NOTES",2]') + line(b'[1,"settings","x",{}]'), line(b"[]"), b"x" * 10**6],
-    ids=["empty", "zeros", "lines", "of another version", "no head", "noise"],
+    [b"", b"\0" * 5000, b"\n\n\n", line(b'["NOTES",2]') + NOTE, NOTE, line(b"[]"), b"x" * 10**6],
+    ids=["empty", "zeros", "lines", "of another version", "no head", "an empty line", "noise"],
 )
 async def test_a_file_that_is_none_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes

@@ -348,12 +348,12 @@ def test_the_ones_confirmed_longest_ago_make_room(monkeypatch: pytest.MonkeyPatc
 
 
 def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noted, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(noted, "MOST_BYTES", 10_000)
     notes = Notes(lambda: 5.0)
     for number in range(100):
         put(notes, number % 30, 50 * (number % 17))
-        assert notes._size == sum(map(len, notes._lines.values())) <= 20_000
-    assert len(notes.lines()) > 20
+        assert notes._size == sum(map(len, notes._lines.values())) <= 10_000
+    assert 10 < len(notes.lines()) < 30
 
 
 def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
