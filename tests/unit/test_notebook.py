@@ -134,6 +134,24 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             assert not notebook.notes.standings
 
 
+async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
+    clock, who = ManualClock(), caller()
+    notebook = Notebook(tmp_path, clock)
+    await budget(exact_store, who.org, {"premium": 10, "economy": 1})
+    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.notes) as one:
+        await one.decide(who)
+        await notebook.keep()
+        await one.spend(who, 10 * USD)
+        await one.recorder.flush()
+        await clock.advance(book.TICK_SECONDS)
+        await one.decide(who)
+        await one.looked()
+        await notebook.keep()
+    stood = (await read(tmp_path)).notes.stood(Scope(who.org, "web"), "DAY#20261118")
+    assert stood is not None
+    assert stood.state["active_model_label"] == "economy"
+
+
 async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
     clock = ManualClock()
     notebook, file = Notebook(tmp_path, clock), tmp_path / "notes-0"
