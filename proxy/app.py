@@ -182,7 +182,7 @@ async def run(
         gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
         notebook.start(tasks)
-        if place.shares_port:
+        if place.shares_port and config.on_store_down == "serve":
             core.standings.recollect = notebook.look_again
         if role != "sidecar" and place.is_first:
             parts = _parts(core)
