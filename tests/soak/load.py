@@ -124,7 +124,7 @@ class Load:
 
     async def introduce(self) -> None:
         """Each app to each sidecar, so that what it may spend is known there."""
-        for app in self.apps:
+        for app in (each for each in self.apps if each.labels):  # usage of the others is told
             for member in self._members:
                 self.told.asked["ask"] += 1
                 await self._tried(member, self._question(app), is_http2=False)
