@@ -43,6 +43,8 @@ from proxy.offer import Offer
 from proxy.recording.adoption import Adoption
 from proxy.recording.composed import Recording, opened_recording
 from proxy.reloading import Read, Reloading, of_standings
+from proxy.selection.notebook import Notebook
+from proxy.selection.notes import Notes
 from proxy.selection.standings import Standings
 from proxy.stopping import Stop
 from proxy.stores.contract import Store
@@ -155,7 +157,8 @@ async def run(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
     read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
-    clock, config, adoption = clock or SystemClock(), place.configured(config), adoption_in(config, place)
+    clock, adoption, journal = clock or SystemClock(), adoption_in(config, place), Path(config.journal.dir)
+    config, notebook = place.configured(config), Notebook(journal, clock, place.number, place.count)
     stop, reloading = Stop(place.lifeline), Reloading(config, read, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(Aside())
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
@@ -172,13 +175,19 @@ async def run(
         bedrock = None if role == "control" else await _bedrock(config, environ, clock, tasks, running)
         leasing = leases(store, clock, tasks, time)
         recording = await running.enter_async_context(opened_recording(config, store, clock, adoption))
-        core = await _core(config, environ, clock, tokens, telemetry, tasks, store, recording, leasing, running)
+        await notebook.open()
+        core = await _core(
+            config, environ, clock, tokens, telemetry, tasks, store, recording, leasing, notebook.notes, running
+        )
         reloading.add_to(telemetry)
         data = None if bedrock is None else await _data_port(core, bedrock, role, place.count, reloading, running)
         reloading.add(of_standings(core.standings))
         gc.freeze()  # what is here now stays; the collector need not look at it again
         gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
+        notebook.start(tasks)
+        if place.shares_port and config.on_store_down == "serve":
+            core.standings.recollect = notebook.look_again
         if role != "sidecar" and place.is_first:
             parts = _parts(core)
             core.recording.aggregator.on_total = parts.page.history.learn
@@ -196,6 +205,7 @@ async def run(
             await data.listener.drain(DRAIN_SECONDS, data.forwarder.close)
         try:
             await core.recording.finish()
+            await notebook.write()
         finally:
             await core.leasing.stop()
 
@@ -229,12 +239,13 @@ async def _core(
     store: Store,
     recording: Recording,
     leasing: Leasing,
+    notes: Notes,
     running: AsyncExitStack,
 ) -> _Core:
     alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
     if recording.adoption is not None:
         recording.adoption.on_alerts = alerts.found
-    standings = Standings(config, store, recording.recorder, clock, tasks, alerts)
+    standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notes)
     revocation = dataplane.revocation(config, store, clock, tasks)
     recording.add_to(telemetry)
     standings.add_to(telemetry)
@@ -298,7 +309,7 @@ async def _data_port(
     tariffs = await dataplane.prices(config, core.store, clock, tasks)
     outbox = Outbox()
     forwarder = dataplane.forwarding(bedrock, clock, tasks, outbox)
-    admitting = dataplane.admitting(config, core.store, clock, tasks, core.leasing)
+    admitting = dataplane.admitting(config, core.store, clock, tasks, core.leasing, core.standings.notes)
     admitting.add_to(core.telemetry)
     hard = dataplane.hard_budgets(config, core.store, clock, tasks, core.recording, core.standings, tariffs, forwarder)
     hard.add_to(core.telemetry)

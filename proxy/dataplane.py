@@ -47,6 +47,7 @@ from proxy.selection.admitting import Admitting
 from proxy.selection.callers_limits import LimitsKept
 from proxy.selection.hard_budgets import HardBudgets
 from proxy.selection.labels import Labels
+from proxy.selection.notes import Notes
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.surface.calls import OF_A_MODEL, Asked
@@ -158,8 +159,11 @@ async def _begun(tariffs: Tariffs, tasks: Tasks) -> None:
             await is_done.wait()
 
 
-def admitting(config: Config, store: Store, clock: Clock, tasks: Tasks, leasing: Leasing) -> Admitting:
-    return Admitting(LimitsKept(store, clock, tasks), leasing, serves_alone=config.on_store_down == "serve")
+def admitting(
+    config: Config, store: Store, clock: Clock, tasks: Tasks, leasing: Leasing, notes: Notes | None = None
+) -> Admitting:
+    kept = LimitsKept(store, clock, tasks, notes or Notes(clock.now))
+    return Admitting(kept, leasing, serves_alone=config.on_store_down == "serve")
 
 
 def hard_budgets(

@@ -1,14 +1,14 @@
 """Keeps the limits of each caller: its app's own, and its org's beside them.
 
 They are read as often as other settings, in the background, and once for all who wait. While the store is away, what
-was known holds, and where nothing was, there are none.
+was known or noted holds, and where nothing was, there are none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,9 +18,10 @@ from proxy.exchange import Header
 from proxy.limits.bucket import MILLI, Bucket
 from proxy.limits.settings import REQUESTS, TOKENS, Limits, limits_of
 from proxy.model import Caller, Scope
+from proxy.selection.notes import Notes
 from proxy.selection.spent import NEVER
 from proxy.stores import schema
-from proxy.stores.contract import Store
+from proxy.stores.contract import Item, Store
 from proxy.tasks import Tasks
 
 SECONDS: Final = 60.0  # after which a call waits until they are read again
@@ -62,8 +63,9 @@ class _Kept:
 
 
 class LimitsKept:
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, notes: Notes) -> None:
         self._store = store
+        self._notes = notes
         self._clock = clock
         self._tasks = tasks
         self._kept: dict[tuple[str, str | None], _Kept] = {}
@@ -96,7 +98,8 @@ class LimitsKept:
         if found is None:
             if len(self._kept) >= MOST_CALLERS:
                 del self._kept[next(iter(self._kept))]
-            found = self._kept[name] = _Kept(CallersLimits(caller.client_id))
+            noted = [(scope, self._notes.settings_of(scope)) for scope in _scopes(caller)]
+            found = self._kept[name] = _Kept(_together(caller.client_id, _limits_in(noted)))
         return found
 
     def _read_soon(self, caller: Caller, kept: _Kept) -> asyncio.Event:
@@ -125,21 +128,31 @@ class LimitsKept:
             over.set()
 
     async def _found(self, caller: Caller) -> list[Limits]:
-        scopes = [Scope(caller.org)] if caller.app is None else [Scope(caller.org), Scope(caller.org, caller.app)]
         keys = [schema.org_config(caller.org)]
         if caller.app is not None:
             keys.append(schema.app_config(caller.org, caller.app))
-        items = await self._store.get_many(keys, consistent=True)
-        found = []
-        for scope, item in zip(scopes, items, strict=True):
-            try:
-                limits = limits_of(scope, item)
-            except ValueError as failure:
-                _log.warning("%s: limits: %s; passed over", scope.key, failure)
-                continue
-            if limits is not None:
-                found.append(limits)
-        return found
+        read = [*zip(_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
+        for scope, item in read:
+            self._notes.settings(scope, item)
+        return _limits_in(read)
+
+
+def _scopes(caller: Caller) -> list[Scope]:
+    whole = Scope(caller.org)
+    return [whole] if caller.app is None else [whole, Scope(caller.org, caller.app)]
+
+
+def _limits_in(items: Sequence[tuple[Scope, Item | None]]) -> list[Limits]:
+    found = []
+    for scope, item in items:
+        try:
+            limits = limits_of(scope, item)
+        except ValueError as failure:
+            _log.warning("%s: limits: %s; passed over", scope.key, failure)
+            continue
+        if limits is not None:
+            found.append(limits)
+    return found
 
 
 def _together(name: str, found: list[Limits]) -> CallersLimits:

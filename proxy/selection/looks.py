@@ -12,6 +12,7 @@ from proxy.recording.aggregator import STAMP, shard_keys, summed, total_key
 from proxy.recording.entries import Counter
 from proxy.recording.flush import COST, pico_of
 from proxy.recording.recorder import Recorder
+from proxy.selection.notes import Notes
 from proxy.selection.plan import Plan, plan_of
 from proxy.selection.standing import Standing
 from proxy.stores import schema
@@ -21,15 +22,25 @@ from proxy.stores.contract import Item, Key, Store
 class Looks:
     """Each raises StoreError."""
 
-    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock) -> None:
+    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock, notes: Notes) -> None:
         self._defaults = config.defaults
         self._thresholds = config.alerts.thresholds_pct
         self._store = store
         self._recorder = recorder
         self._clock = clock
+        self._notes = notes
 
     def plan_of(self, org: Item | None = None, app: Item | None = None) -> Plan:
         return plan_of(org, app, self._defaults, self._thresholds, self._clock.now())
+
+    def noted_plan(self, scope: Scope) -> Plan | None:
+        """By what was read last; None where nothing was. Of an app that was never met only the org's calendar is known,
+        unless the org has one budget for all."""
+        org, app = self._notes.settings_of(Scope(scope.org)), self._notes.settings_of(scope)
+        if org is None:
+            return None
+        plan = self.plan_of(org, None if scope.app is None else app)
+        return self.plan_of().with_calendar_of(plan) if app is None and plan.quota_scope == "APP" else plan
 
     async def plan(self, scope: Scope) -> tuple[Plan, bool]:
         """And whether anybody ever put the org."""
@@ -40,6 +51,9 @@ class Looks:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
         keys = [schema.sticky_state(standing.scope, standing.span.key), *_settings(standing.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
+        self._notes.settings(Scope(standing.scope.org), org)
+        if app:
+            self._notes.settings(standing.scope, *app)
         return self.plan_of(org, *app), org is not None, item, app[0] if app else None
 
     async def read_shards(self, standing: Standing) -> bool:

@@ -42,6 +42,16 @@ class Spent:
     def taken(self) -> int:
         return self.known + self.in_flight
 
+    @property
+    def parts(self) -> tuple[int, int]:
+        """What is known: so much of it is in the store, and so much of ours is not certainly there."""
+        return self.known - self._pending, self._pending
+
+    def recall(self, stored: int, waiting: int) -> None:
+        """What `parts` were when somebody else looked, until we do. What waited then is in the store by now, or in the
+        journal still and counts as that."""
+        self._rebase(stored + max(0, waiting - self._pending), -NEVER, -NEVER)
+
     # What this process does.
 
     def began(self, expected: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -22,6 +22,7 @@ from proxy.metering.profiles import Own
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Counter
 from proxy.recording.recorder import Recorder
+from proxy.selection.notes import Notes
 from proxy.selection.overrides import Override
 from proxy.selection.own_labels import OwnLabels
 from proxy.selection.payer import Payer, budget_scope
@@ -46,15 +47,26 @@ _Name = tuple[str, "str | None"]  # of an org and an app
 
 class Standings:
     def __init__(
-        self, config: Config, store: Store, recorder: Recorder, clock: Clock, tasks: Tasks, alerts: Alerts | None = None
+        self,
+        config: Config,
+        store: Store,
+        recorder: Recorder,
+        clock: Clock,
+        tasks: Tasks,
+        alerts: Alerts | None = None,
+        notes: Notes | None = None,
     ) -> None:
+        """`notes` may be those of a process before this one."""
         self.labels = config.labels
+        self.notes = notes or Notes(clock.now)
         self._refuses_unknown = config.on_store_down == "refuse"
         self._recorder = recorder
         self._clock = clock
         self._tasks = tasks
         self.own_labels = OwnLabels(config.labels, store, clock, tasks, self._learn_own)
-        self.watching = Watching(config, store, recorder, clock, tasks, alerts, self._meet_again, self.own_labels)
+        self.watching = Watching(
+            config, store, recorder, clock, tasks, alerts, self._meet_again, self.own_labels, self.notes
+        )
         self._payers: dict[_Name, tuple[Payer, Watch]] = {}
         self._watches: dict[tuple[str, str], Watch] = {}  # by scope and period
         self._frozen: dict[str, tuple[Plan, Span]] = {}  # by org: what it cannot change before its period is over
@@ -62,6 +74,7 @@ class Standings:
         self._swept = -NEVER
         self.outcomes = Outcomes()
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
+        self.recollect: Callable[[], Awaitable[None]] | None = None  # what other workers have noted since
         recorder.sender.books = self
 
     def add_to(self, telemetry: Telemetry) -> None:
@@ -127,6 +140,8 @@ class Standings:
                     if not self._is_met_well(name):
                         await self._meet_soon(caller).wait()
                     await self._looked(name)
+        if not self._is_met(name):
+            await self._recollect(caller)
         payer, watch = self._met(caller)
         watch.is_slow = watch.looking is not None
         return payer
@@ -186,6 +201,8 @@ class Standings:
         watch = self._watches.get((counter.scope, counter.period))
         if watch is not None:
             watch.standing.acknowledged(counter.label, pico, self._clock.monotonic())
+            if watch.knows_money:
+                self.notes.stands(watch)
 
     # Meeting somebody for the first time in a period.
 
@@ -206,18 +223,32 @@ class Standings:
             _log.warning(
                 "the settings of %s cannot be read; those known before hold: %s", caller.org, type(failure).__name__
             )
+            await self._recollect(caller)
             self._introduce_so_far(caller)
         finally:
             del self._meeting[name]
             over.set()
 
+    async def _recollect(self, caller: Caller) -> None:
+        """It may be new to this process alone."""
+        is_new = (caller.org, caller.app) not in self._payers
+        if self.recollect is not None and is_new and not self.notes.knows(Scope(caller.org, caller.app)):
+            await self.recollect()
+
     def _introduce_so_far(self, caller: Caller) -> None:
-        """By what held in the period before, or else by the defaults, unless nobody is to be served by those."""
+        """By what held in the period before, or by what is noted, or else by the defaults; unless nobody is to be
+        served by anything but what this process has read."""
         before = self._payers.get((caller.org, caller.app))
-        if before is None and self._refuses_unknown:
-            return
-        plan = self.watching.looks.plan_of() if before is None else before[0].standing.plan
-        self._introduce(caller, plan, is_known=False, is_settled=False)
+        if before is not None:
+            self._introduce(caller, before[0].standing.plan, is_known=False, is_settled=False)
+        elif not self._refuses_unknown:
+            noted = self.watching.looks.noted_plan(Scope(caller.org, caller.app))
+            plan = noted or self.watching.looks.plan_of()
+            self._introduce(caller, plan, is_known=False, is_settled=False)
+            if noted is not None:
+                standing = self._payers[caller.org, caller.app][0].standing
+                standing.is_stale = True
+                _log.warning("%s goes by what was noted when the store was last read", standing.scope.key)
 
     def _introduce(self, caller: Caller, plan: Plan, *, is_known: bool, is_settled: bool) -> None:
         now = self._clock.now()
@@ -273,6 +304,7 @@ class Standings:
             scope, period, plan, self.labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
         )
         watch = self._watches[scope.key, period.key] = Watch(standing, is_settled)
+        self.watching.recall(watch)
         return watch
 
     def _make_room(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from proxy.selection.overrides import Override
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Standing
+from proxy.stores.contract import Item
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Watch:
     old: float = -NEVER  # from then on a call waits for a look: for money, or for own labels
     looked_at: float = -NEVER
     grace: float = 0.0  # from when a look for money is due until what is known is old
+    state: Item | None = None  # of the active label and the override, as it was read
+    knows_money: bool = False  # it was looked at, or recalled
     sticky: int = 0  # the active label, but for an override
     override: Override | None = None
     override_ends: float = NEVER

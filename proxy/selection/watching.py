@@ -20,6 +20,7 @@ from proxy.selection import own_labels as own
 from proxy.selection import sticky
 from proxy.selection.alertness import LEAST_SECONDS
 from proxy.selection.looks import Looks
+from proxy.selection.notes import Notes
 from proxy.selection.overrides import override_of
 from proxy.selection.own_labels import OwnLabels
 from proxy.selection.plan import Plan
@@ -50,8 +51,10 @@ class Watching:
         alerts: Alerts | None,
         on_new_calendar: Callable[[str], None],
         own_labels: OwnLabels,
+        notes: Notes,
     ) -> None:
-        self.looks = Looks(config, store, recorder, clock)
+        self.looks = Looks(config, store, recorder, clock, notes)
+        self.notes = notes
         self._aggregator_seconds = config.aggregator.interval_secs
         self._store = store
         self._recorder = recorder
@@ -88,6 +91,17 @@ class Watching:
         watch.override, watch.override_ends, watch.due = None, NEVER, -NEVER
         watch.standing.learn(watch.standing.plan, watch.sticky)
 
+    def recall(self, watch: Watch) -> None:
+        """What was noted of it, until it is looked at."""
+        standing = watch.standing
+        stood = self.notes.stood(standing.scope, standing.span.key)
+        if stood is None:
+            return
+        for label in stood.spent.keys() & standing.plan.quotas.keys():
+            standing.spent(label).recall(*stood.spent[label])
+        self._take_settings(watch, standing.plan, watch.is_settled, stood.state)
+        watch.knows_money = True
+
     def look(self, watch: Watch) -> asyncio.Event:
         if watch.looking is None:
             watch.looking, watch.is_slow = asyncio.Event(), False
@@ -120,7 +134,7 @@ class Watching:
 
     async def _read(self, watch: Watch) -> bool:
         """Whether money was looked at, and not only the settings."""
-        standing, moment = watch.standing, self._clock.monotonic()
+        standing, moment, state = watch.standing, self._clock.monotonic(), watch.state
         is_old, has_money = moment >= watch.money_old, moment >= watch.money_due
         plan, is_settled, item, app = await self.looks.settings_and_sticky(standing)
         await self._take_own_labels(standing, app, moment)
@@ -137,6 +151,8 @@ class Watching:
             self._took_money(watch, moment)
             if is_certain:
                 await self._move(watch, item)
+        if watch.knows_money:
+            self.notes.stands(watch, is_soon=watch.state != state)
         watch.old = watch.money_old = watch.money_due + watch.grace
         watch.due = min(watch.money_due, moment + SETTINGS_SECONDS)
         if standing.own.by_name:  # their prices are money, so no call goes by older ones
@@ -147,13 +163,14 @@ class Watching:
 
     def _took_money(self, watch: Watch, moment: float) -> None:
         wait = watch.standing.looked(moment)
-        watch.looked_at, watch.money_due = moment, moment + wait
+        watch.looked_at, watch.money_due, watch.knows_money = moment, moment + wait, True
         watch.grace = max(LEAST_SECONDS, wait * GRACE)
 
     def _take_settings(self, watch: Watch, plan: Plan, is_settled: bool, item: Item | None) -> None:
         standing = watch.standing
         self._warn(watch, plan)
         self._take_override(watch, item)
+        watch.state = item
         watch.sticky = sticky.index_of(item, plan) if plan.is_sticky else 0
         active, override = watch.sticky, watch.override
         if override is not None and override.label in plan.ordering:

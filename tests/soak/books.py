@@ -19,7 +19,6 @@ from tests.soak.verdict import Verdict
 CLOCKS_SECONDS = 0.1  # between two looks at one clock by two processes, on a machine with much to do
 WAITING_SECONDS = 10.0  # of a call, for limits and budgets, from when its price is frozen to when its intent is written
 LEAST_WAY_SECONDS = 2.0  # from an intent to Bedrock; on a busy machine links hold calls up for longer
-NEW_SECONDS = 120.0  # of a process: so long it may not know whose calls it serves, while the store is away
 HIT_SECONDS = 30.0  # from the start of a call to what hit it, at most
 KNOWN_WHYS = {"cut", "no answer", "silent", "unknown"}  # of estimates: the last are found after a kill
 
@@ -98,27 +97,19 @@ class Books:
         }
 
     def compare_days(self, zones: dict[str, str]) -> None:
-        """A call counts on its org's day and, where apps share a budget, for the org as well as for its app. Whoever
-        is met while the store is away is taken to have no settings; then it may be another day, or the app alone."""
+        """A call counts on its org's day and, where apps share a budget, for the org as well as for its app; where the
+        budget is hard it is paid from a hold. Each sidecar has met each app while the store was there, and has noted
+        it: so this holds also for calls to a process that began while the store was away."""
         known = {org: ZoneInfo(zone) for org, zone in zones.items()}
-        unmet, wrong, unheld = 0, [], 0
-        query = "select request, sidecar, scope, label, period, started, pico, scopes, is_held from receipts"
-        for request, sidecar, scope, label, period, started, paid, scopes, is_held in self._db.execute(query):
+        wrong = []
+        query = "select request, sidecar, scope, label, period, started, scopes, is_held from receipts"
+        for request, sidecar, scope, label, period, started, scopes, is_held in self._db.execute(query):
             org = scope.split("#")[1]
             days = {span(Period.DAY, moment, known[org]).key for moment in (started, started - WAITING_SECONDS)}
-            is_met = period in days and scopes == (2 if org == SHARED else 1) and (is_held or org != HARD)
-            unmet += not is_met
-            unheld += paid if org == HARD and not is_held else 0
-            if not (is_met or self._is_new(sidecar, started)):
-                wrong.append(f"{request} of {sidecar}: {scope} {label} {period}, {scopes} scopes")
-        self._verdict.figures["calls of somebody whose settings a new process could not read"] = unmet
-        self._verdict.figures["of them, USD under a hard budget that nobody knew of"] = unheld / 10**12
-        self._verdict.none("calls on another day, or in fewer sums, than their org says", wrong)
-
-    def _is_new(self, sidecar: str, moment: float) -> bool:
-        begun = [each.sent for each in self._members[sidecar].history]
-        begun += [since for since, _ in self._members[sidecar].ends]
-        return any(began <= moment <= began + NEW_SECONDS for began in begun)
+            if period not in days or scopes != (2 if org == SHARED else 1) or is_held != (org == HARD):
+                held = "" if is_held else ", without a hold"
+                wrong.append(f"{request} of {sidecar}: {scope} {label} {period}, {scopes} scopes{held}")
+        self._verdict.none("calls on another day, or paid otherwise, than their org says", wrong)
 
     # Those of which it never came to be known.
 
@@ -182,18 +173,12 @@ class Books:
         ends = self._members[sidecar].ends
         return any(since - HIT_SECONDS <= started <= until + HIT_SECONDS for since, until in ends)
 
-    def unheld(self, app: App) -> dict[str, int]:
-        """Pico-dollars by label, of calls of a process that did not know of the budget."""
-        query = "select label, sum(pico) from receipts where scope like ? and not is_held group by label"
-        return dict(self._all(query, f"%#APP#{app.name}"))
-
     def served(self, app: App) -> dict[str, int]:
-        """Pico-dollars by label, by Bedrock's books; of a call without a receipt at the lowest price, and without those
-        of a process that did not know of the budget."""
+        """Pico-dollars by label, by Bedrock's books; of a call without a receipt at the lowest price."""
         sums: Counter[str] = Counter()
         query = """select ran.model, ran.tokens, receipts.pico from ran
                    left join receipts on receipts.request = ran.request and why = ''
-                   where invocation like ? and coalesce(is_held, 1)"""
+                   where invocation like ?"""
         labels = {model: label for label, model in MODELS.items()}
         for model, told, paid in self._db.execute(query, [f"{app.name}.%"]):
             label, tokens = labels[model], tuple(map(int, told.split(",")))

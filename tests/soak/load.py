@@ -122,6 +122,13 @@ class Load:
         await asyncio.gather(*(call_on() for _ in range(callers)))
         return (self.told.heard.total() - before) / (time.monotonic() - began)
 
+    async def introduce(self) -> None:
+        """Each app to each sidecar, so that what it may spend is known there."""
+        for app in (each for each in self.apps if each.labels):  # usage of the others is told
+            for member in self._members:
+                self.told.asked["ask"] += 1
+                await self._tried(member, self._question(app), is_http2=False)
+
     async def settled(self, seconds: float) -> None:
         """All that is under way has ended, and no connection is kept."""
         if self._under_way:
@@ -210,9 +217,9 @@ class Load:
 
     # One call as an SDK makes it.
 
-    def _question(self, *, is_stream: bool | None = None) -> Question:
+    def _question(self, app: App | None = None, *, is_stream: bool | None = None) -> Question:
         chance = self._chance
-        app = chance.choices(self.apps, [each.weight for each in self.apps])[0]
+        app = app or chance.choices(self.apps, [each.weight for each in self.apps])[0]
         label = chance.choice(app.labels)
         is_stream = chance.random() < 0.35 if is_stream is None else is_stream
         text = f"{MARKER} {next(self._numbers)}" + " word" * chance.randrange(120)

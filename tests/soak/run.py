@@ -36,6 +36,7 @@ FAIR_AFTER = 0.93  # of the time: from then on nothing goes wrong
 FLIPS_AFTER = {FLIPPING: {"premium": 0.25}, SPENDING: {"premium": 0.5, "economy": 0.75}}  # of the time, about
 SETTLED = 0.25  # of the time: from then on memory is to stay as it is
 GATHERING_SECONDS = 2.0
+NOTED_SECONDS = 5.0  # within which a sidecar has noted on its disk whom it has met
 REST_SECONDS = 120.0  # at most, after the load: connections are kept for a while
 QUIET_SECONDS = 180.0  # within which whatever is under way has ended
 IDLE_SECONDS = 40.0  # longer than connections to Bedrock stand by, so that none is there before the load
@@ -112,6 +113,8 @@ class Soak:
             await self.people.put(app, quotas=dict.fromkeys(MODELS, AMPLE) | quotas)
         await self.people.put(LIMITED, limits={"rpm": max(6, round(60 * a_weight * LIMITED.weight / 2))})
         self.load.apps = list(APPS)
+        await self.load.introduce()
+        await asyncio.sleep(NOTED_SECONDS)
         return rate
 
     async def _go_on(self, rate: float) -> list[Watched]:
@@ -176,7 +179,7 @@ class Soak:
         books.compare_days(self.people.zones)
         books.explain_estimates()
         await compare_store(self.store, self.harvest.db, self.people.told_usd_micros, self.verdict)
-        await check_hard_budget(self.store, books.served(SPENDING), books.unheld(SPENDING), self.verdict)
+        await check_hard_budget(self.store, books.served(SPENDING), self.verdict)
 
     def _tell(self) -> None:
         figures, told, people = self.verdict.figures, self.load.told, self.people

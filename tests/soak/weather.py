@@ -55,7 +55,7 @@ class Weather:
         """Each kind once before any comes again."""
         at_bedrock = (self._bedrock_socket, self._bedrock_away, self._bedrock_trouble)
         at_store = (self._store_socket, self._store_away, self._store_throttles, self._store_silent, self._answers_lost)
-        ending = (self._kill, self._kill_worker, self._restart)
+        ending = (self._kill, self._kill_worker, self._restart, self._begin_without_store)
         net = self._row("net", (*at_bedrock, *at_store))
         processes = self._row("processes", (self._reload, self._reload_spoilt, self._pause, *ending))
         await asyncio.gather(self._turn(net, until), self._rolled_then_turn(processes, until))
@@ -166,6 +166,17 @@ class Weather:
     async def _kill_worker(self, point: float, seconds: float) -> None:
         await self.members[1].kill_worker(1)
         await asyncio.sleep(1 + point * min(seconds, 2))
+
+    async def _begin_without_store(self, point: float, seconds: float) -> None:
+        """It has to go by what is noted on its disk."""
+        member, store = self.members[-1], self.stores[-1]
+        await member.kill()
+        store.cut_off()
+        try:
+            await member.start()
+            await asyncio.sleep(1 + point * min(seconds, 8))
+        finally:
+            store.accept()
 
     async def _restart(self, _: float, __: float) -> None:
         await restarted(self.members[-1])

@@ -21,6 +21,7 @@ from proxy.recording.pace import Pace
 from proxy.recording.recorder import Recorder
 from proxy.recording.sender import Sender
 from proxy.recording.ulid import Ulids
+from proxy.selection.notes import Notes
 from proxy.selection.payer import Payer
 from proxy.selection.standing import Decision
 from proxy.selection.standings import Standings
@@ -103,7 +104,12 @@ class Sidecar:
 
 @asynccontextmanager
 async def sidecar(
-    folder: Path, store: Store, clock: ManualClock, alerts: Any = None, **config: Any
+    folder: Path,
+    store: Store,
+    clock: ManualClock,
+    alerts: Any = None,
+    notes: Notes | None = None,
+    **config: Any,
 ) -> AsyncIterator[Sidecar]:
     whole = replace(Config.development(), aggregator=AggregatorConfig(60), **config)
     counted = Counted(store)
@@ -113,7 +119,7 @@ async def sidecar(
         told = cast(Store, counted)
         journal = Journal(folder, ulids)
         recorder = Recorder(journal, [], Sender(told, clock), clock, Pace(1.0, 15.0), max_unflushed_pico=10**6 * USD)
-        standings = Standings(whole, told, recorder, clock, tasks, alerts)
+        standings = Standings(whole, told, recorder, clock, tasks, alerts, notes)
         yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, 60))
         journal.close()
 

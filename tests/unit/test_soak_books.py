@@ -85,7 +85,7 @@ MISTAKES: dict[str, Callable[[Db], object]] = {
         db, "", 300.0, 7, why="no answer"
     ),
     "calls not recorded exactly though nothing befell them": lambda db: _ran(db, "lost", 300.0),
-    "calls on another day, or in fewer sums, than their org says": lambda db: db.execute(
+    "calls on another day, or paid otherwise, than their org says": lambda db: db.execute(
         "update receipts set period = 'DAY#19700102' where request = 'cut'"
     ),
     "answers that a caller had whole, and that are not recorded exactly": lambda db: db.execute(
@@ -104,3 +104,10 @@ def test_a_call_that_is_in_no_book_of_ours(db: Db, tmp_path: Path) -> None:
     """Broken off, so it may be estimated; but it has to be."""
     db.execute("delete from receipts where request = 'cut'")
     assert _missed(db, tmp_path) == ["calls that were served and of which there is not even an estimate"]
+
+
+@pytest.mark.parametrize("otherwise", ["is_held = 1", "scopes = 2"])
+def test_a_call_by_other_settings_than_its_orgs(otherwise: str, db: Db, tmp_path: Path) -> None:
+    """As one of a sidecar that does not know them."""
+    db.execute(f"update receipts set {otherwise} where request = 'cut'")
+    assert _missed(db, tmp_path) == ["calls on another day, or paid otherwise, than their org says"]

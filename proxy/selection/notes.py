@@ -1,0 +1,162 @@
+"""What the store last said of orgs and apps, and how their budgets stood: noted for when it cannot be asked, also by a
+process that begins then (`notebook`). Pure.
+
+    of an org or an app   the settings that decisions are made of, or that there are none
+    of a scope            in one period: the active label, the override, and of each label what was spent
+
+A note is a line as a journal has them. Nothing else is noted: neither the credentials that stand on the same items, nor
+who asked for an override and why. The ones made longest ago make room for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from proxy.errors import Rejected
+from proxy.model import Scope
+from proxy.recording.lines import line
+from proxy.selection import sticky
+from proxy.selection.settings import ORG_SETTINGS
+from proxy.selection.watch import Watch
+from proxy.stores.contract import Item, Value
+from proxy.stores.sqlite_codec import decode, encode
+
+MOST: Final = 10_000
+MOST_BYTES: Final = 4 * 2**20
+LONGEST: Final = 64 * 2**10  # bytes of one
+
+_SETTINGS, _STANDING = "settings", "standing"
+_OF_SETTINGS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
+_OF_STATE = frozenset({sticky.LABEL, "override_label", "override_until_epoch", "override_version"})
+_SPOILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Rejected)
+
+Name = tuple[str, str]  # what it is about, and of which scope
+
+
+class Stood(NamedTuple):
+    """How a scope stood. `spent`, in pico-dollars by label: what was in the store, and what of ours was not, yet."""
+
+    state: Item
+    spent: Mapping[str, tuple[int, int]]
+
+
+class Notes:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lines: dict[Name, bytes] = {}  # the one made or confirmed last is the last
+        self._size = 0
+        self._standing: dict[str, Watch] = {}  # to be noted, by scope
+        self.is_new = False  # something that was noted
+
+    # What is noted.
+
+    def settings(self, scope: Scope, item: Item | None) -> None:
+        """As they were read consistently; None: nobody put any."""
+        kept = {name: value for name, value in (item or {}).items() if name in _OF_SETTINGS}
+        self._note(_SETTINGS, scope.key, kept)
+
+    def stands(self, watch: Watch, *, is_soon: bool = False) -> None:
+        """Otherwise than it did, perhaps. It is noted when somebody has it taken down, since it may do so often; soon,
+        where it is not only more that was spent."""
+        self._standing[watch.standing.scope.key] = watch
+        self.is_new |= is_soon
+
+    @property
+    def standings(self) -> int:
+        """To take down."""
+        return len(self._standing)
+
+    def take_down(self, most: int) -> None:
+        """So many of them."""
+        for scope in [*islice(self._standing, most)]:
+            self._note_standing(self._standing.pop(scope))
+
+    def _note_standing(self, watch: Watch) -> None:
+        standing = watch.standing
+        state = {name: value for name, value in (watch.state or {}).items() if name in _OF_STATE}
+        spent: dict[str, Value] = {label: [*standing.spent(label).parts] for label in standing.plan.quotas}
+        self._note(_STANDING, standing.scope.key, {"period": standing.span.key, "state": state, "spent": spent})
+
+    def _note(self, about: str, scope: str, content: Item) -> None:
+        rest = orjson.dumps([about, scope, orjson.Fragment(encode(content))])[1:]
+        before = self._lines.pop((about, scope), b"")
+        if before.endswith(rest + b"\n"):
+            self._lines[about, scope] = before
+            return
+        self.is_new = True
+        self._size -= len(before)
+        self._keep((about, scope), line(b"[%.3f,%b" % (self._now(), rest)))
+
+    def _keep(self, name: Name, note: bytes) -> None:
+        if len(note) > LONGEST:
+            return
+        self._lines[name] = note
+        self._size += len(note)
+        while len(self._lines) > MOST or self._size > MOST_BYTES:
+            self._size -= len(self._lines.pop(next(iter(self._lines))))
+
+    # What was noted.
+
+    def settings_of(self, scope: Scope) -> Item | None:
+        """Empty where nobody had put any; None where nothing is known."""
+        return self._noted(_SETTINGS, scope)
+
+    def stood(self, scope: Scope, period: str) -> Stood | None:
+        found: Any = self._noted(_STANDING, scope)
+        try:
+            if found is None or found["period"] != period:
+                return None
+            spent = {str(label): (int(stored), int(waiting)) for label, (stored, waiting) in found["spent"].items()}
+            return Stood(dict(found["state"]), spent)
+        except _SPOILT:
+            return None
+
+    def knows(self, scope: Scope) -> bool:
+        """What is to be known of it and of its org."""
+        return all((_SETTINGS, each.key) in self._lines for each in (scope, Scope(scope.org)))
+
+    def _noted(self, about: str, scope: Scope) -> Item | None:
+        found = self._lines.get((about, scope.key))
+        if found is None:
+            return None
+        try:
+            return decode(orjson.dumps(orjson.loads(found.partition(b" ")[2])[-1]))
+        except _SPOILT:
+            return None
+
+    # From one process to the next.
+
+    def lines(self) -> list[bytes]:
+        """All of them, which are new no more."""
+        self.is_new = False
+        return [*self._lines.values()]
+
+    def remember(self, found: Mapping[Name, bytes]) -> None:
+        """What `newest` found, but for what is known here."""
+        for name, note in found.items():
+            if name not in self._lines:
+                self._keep(name, note)
+
+
+def newest(noted: Iterable[list[Any]]) -> tuple[dict[Name, bytes], int]:
+    """Of all that was noted, and how many of these are no notes."""
+    good: list[tuple[float, Name, bytes]] = []
+    spoilt = 0
+    for values in noted:
+        try:
+            good.append(_read(values))
+        except _SPOILT:
+            spoilt += 1
+    return {name: note for _, name, note in sorted(good)}, spoilt
+
+
+def _read(values: list[Any]) -> tuple[float, Name, bytes]:
+    """When it was made, of what, and the note. A line that is whole may still be none."""
+    made, about, scope, _ = values
+    if about not in (_SETTINGS, _STANDING) or type(made) not in (int, float):
+        raise ValueError("no note")
+    return made, (about, Scope.of_key(scope).key), line(orjson.dumps(values))

@@ -1,0 +1,426 @@
+"""What is noted of budgets: by it goes who begins while the store is away, as if it had run before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.calendar_days import Period, known_zone, span
+from proxy.config import Config
+from proxy.errors import Busy, QuotaSpent
+from proxy.model import Scope
+from proxy.recording.entries import Counter
+from proxy.recording.lines import lines_in
+from proxy.selection import notes as noted
+from proxy.selection import standings
+from proxy.selection import watching as limits
+from proxy.selection.callers_limits import LimitsKept
+from proxy.selection.notes import Notes
+from proxy.selection.overrides import set_override
+from proxy.selection.plan import plan_of
+from proxy.selection.spent import Spent
+from proxy.stores import schema
+from proxy.stores.contract import Store
+from proxy.tasks import Tasks
+from tests.support.clock import ManualClock
+from tests.support.fleet import USD, Counted, Sidecar, budget, caller, configure, sidecar
+
+QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
+DAY = "DAY#20261118"
+KIRITIMATI_DAY = "DAY#20261119"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[Sidecar]:
+    async with sidecar(tmp_path / "one", exact_store, clock) as made:
+        yield made
+
+
+def passed_on(notes: Notes) -> Notes:
+    """As they come to the next process: as lines."""
+    notes.take_down(noted.MOST)
+    following = Notes(notes._now)
+    following.remember(found_in(notes))
+    return following
+
+
+def found_in(*several: Notes) -> dict[noted.Name, bytes]:
+    found, spoilt = noted.newest(values for each in several for values in lines_in(b"".join(each.lines())).values)
+    assert spoilt == 0
+    return found
+
+
+@asynccontextmanager
+async def following(one: Sidecar, folder: Path, *, is_away: bool = True, **config: Any) -> AsyncIterator[Sidecar]:
+    """Begun with what `one` noted, while the store is away."""
+    store, clock = one.store._store, one.clock
+    async with sidecar(folder / "two", store, clock, notes=passed_on(one.standings.notes), **config) as two:
+        two.store.is_away = is_away
+        yield two
+
+
+async def test_the_chain_goes_on_where_it_was(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.clock.advance(limits.SETTINGS_SECONDS)
+    await one.decide(who)
+    await one.looked()
+    await one.spend(who, 1 * USD)
+    await one.recorder.flush()  # which no look has seen
+    async with following(one, tmp_path) as two:
+        assert await two.spend(who, 4 * USD) == "standard"
+        payer = await two.payer(who)
+        assert payer.standing.is_stale
+        assert payer.standing.active == 1
+        assert [payer.standing.spent(label).known for label in QUOTAS] == [10 * USD, 5 * USD, 0]
+        assert (await two.decide(who)).label == "economy"
+
+
+async def test_a_hard_budget_is_known_to_be_hard(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await configure(one.store._store, schema.app_config(who.org, "web"), enforcement="hard", version=3)
+    await one.decide(who)
+    async with following(one, tmp_path) as two:
+        plan = (await two.payer(who)).standing.plan
+        assert (plan.enforcement, plan.version, dict(plan.quotas)) == (
+            "hard",
+            3,
+            {label: usd * USD for label, usd in QUOTAS.items()},
+        )
+
+
+async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS, quota_scope="ORG", agg_shard_count=16, timezone="Asia/Tokyo")
+    await one.decide(who)
+    async with following(one, tmp_path) as two:
+        for app in ("web", "never-met"):
+            await two.spend(caller(app, who.org), 4 * USD)
+        counted = sorted(two.recorder.journal.tally.sums())
+        scopes = [f"ORG#{who.org}", f"ORG#{who.org}#APP#never-met", f"ORG#{who.org}#APP#web"]
+        assert counted == [Counter(scope, "premium", "DAY#20261118", 16) for scope in scopes]
+        assert (await two.payer(who)).standing.spent("premium").known == 8 * USD
+
+
+async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Sidecar, tmp_path: Path) -> None:
+    """As by a process that runs: its own settings may allow it more than the org's do."""
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 0}, period="month", agg_shard_count=16)
+    with pytest.raises(QuotaSpent):
+        await one.decide(who)
+    one.store.is_away = True
+    async with following(one, tmp_path) as two:
+        for each in (one, two):
+            stranger = caller("never-met", who.org)
+            await each.spend(stranger, 1)
+            plan = (await each.payer(stranger)).standing.plan
+            assert (plan.period, plan.shards, dict(plan.quotas)) == (Period.MONTH, 16, {})
+
+
+async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await one.decide(who)
+    async with following(one, tmp_path) as two:
+        for each in (who, caller()):
+            assert dict((await two.payer(each)).standing.plan.quotas) == {}
+
+
+async def test_an_override_stays_in_force_until_its_end(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    scope, today = Scope(who.org, "web"), span(Period.DAY, one.clock.now(), known_zone("UTC"))
+    until = one.clock.now() + 600
+    await set_override(
+        one.store._store, one.clock, scope, today, "economy", "a secret plan", "ops@hand", until, ordering=list(QUOTAS)
+    )
+    await one.decide(who)
+    text = b"".join(passed_on(one.standings.notes).lines())
+    assert b"secret plan" not in text
+    assert b"ops@hand" not in text
+    async with following(one, tmp_path) as two:
+        assert (await two.decide(who)).label == "economy"
+        await two.clock.advance(601)
+        assert (await two.decide(who)).label == "premium"
+
+
+async def test_what_was_spent_in_another_period_is_none_of_this_one(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.clock.advance(86_400)
+    async with following(one, tmp_path) as two:
+        standing = (await two.payer(who)).standing
+        assert (standing.span.key, standing.spent("premium").known, standing.plan.quotas["premium"]) == (
+            "DAY#20261119",
+            0,
+            10 * USD,
+        )
+
+
+async def test_a_store_that_answers_is_believed_and_nothing_noted(one: Sidecar, tmp_path: Path) -> None:
+    who, store = caller(), one.store._store
+    await budget(store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)  # and its journal is lost
+    await one.looked()
+    async with following(one, tmp_path, is_away=False) as two:
+        await budget(store, who.org, {"standard": 7}, version=2, timezone="Pacific/Kiritimati")
+        assert (await two.decide(who, "standard")).label == "standard"
+        standing = (await two.payer(who)).standing
+        assert (dict(standing.plan.quotas), standing.span.key, standing.is_stale) == (
+            {"standard": 7 * USD},
+            KIRITIMATI_DAY,
+            False,
+        )
+        assert standing.spent("standard").known == 0
+
+
+async def test_when_the_store_is_back_its_word_holds(one: Sidecar, tmp_path: Path) -> None:
+    who, store = caller(), one.store._store
+    await budget(store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.looked()
+    async with following(one, tmp_path) as two:
+        assert (await two.decide(who)).label == "standard"
+        more: dict[str, Any] = {"version": 2, "quota_scope": "ORG", "timezone": "Pacific/Kiritimati"}
+        await budget(store, who.org, {"standard": 7}, **more)
+        two.store.is_away = False
+        for _ in range(3):
+            await two.clock.advance(limits.ASK_AGAIN_SECONDS)
+            await two.decide(who, "standard")
+            await two.looked()
+        standing = (await two.payer(who)).standing
+        assert (standing.scope.app, standing.span.key, standing.is_stale) == (None, KIRITIMATI_DAY, False)
+        assert dict(standing.plan.quotas) == {"standard": 7 * USD}
+
+
+async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
+    one: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who, gate = caller(), asyncio.Event()
+    await budget(one.store._store, who.org, QUOTAS, enforcement="hard")
+    await one.decide(who)
+    monkeypatch.setattr(standings, "WAIT_SECONDS", 0.05)
+
+    async def hangs(verb: str) -> None:
+        await gate.wait()
+
+    async with following(one, tmp_path, is_away=False) as two:
+        two.store.before = hangs
+        standing = (await two.payer(who)).standing
+        assert (standing.plan.enforcement, standing.is_stale) == ("hard", True)
+        gate.set()
+        await two.looked()
+        assert not (await two.payer(who)).standing.is_stale
+
+
+async def test_with_refuse_what_is_noted_lets_nobody_in(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    async with following(one, tmp_path, on_store_down="refuse") as two:
+        with pytest.raises(Busy, match="what its budget is"):
+            await two.decide(who)
+
+
+async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.looked()
+    async with following(one, tmp_path) as two:
+        await two.decide(who)
+        await two.clock.advance(limits.SETTINGS_SECONDS)
+        await two.decide(who)
+        async with following(two, tmp_path / "more") as three:
+            assert (await three.payer(who)).standing.spent("premium").known == 10 * USD
+
+
+async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
+    who, notes = caller(), Notes(clock.now)
+    await configure(exact_store, schema.org_config(who.org), limits={"rpm": 60})
+    await configure(exact_store, schema.app_config(who.org, "web"), limits={"rpm": 6}, version=4)
+    async with Tasks(clock) as tasks:
+        met = await LimitsKept(exact_store, clock, tasks, notes).learned(who)
+        away = Counted(exact_store)
+        away.is_away = True
+        kept = LimitsKept(cast(Store, away), clock, tasks, passed_on(notes))
+        found = await kept.learned(who)
+        assert (found.buckets, dict(found.rates)) == (met.buckets, {"rpm": 6})
+        assert not (await kept.learned(caller())).buckets
+        away.is_away = False
+        await configure(exact_store, schema.app_config(who.org, "web"), limits={"rpm": 7}, version=5)
+        assert dict((await kept.learned(who)).rates) == {"rpm": 7}
+
+
+@given(
+    stored=st.integers(0, 10**16),
+    before=st.lists(st.integers(0, 10**14), max_size=6),
+    flushed=st.integers(0, 12),
+    after=st.lists(st.integers(0, 10**14), max_size=6),
+)
+def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
+    stored: int, before: list[int], flushed: int, after: list[int]
+) -> None:
+    """Calls, a note, more calls and flushes of some of all these in order, then a death: the journal has the rest."""
+    spent = Spent()
+    spent.read_exactly(stored, 0.0)
+    for pico in before:
+        spent.ended(0, pico)
+    parts = spent.parts
+    left = sum([*before, *after][flushed:])
+    following = Spent(left)
+    following.recall(*parts)
+    assert spent.known <= following.known <= stored + sum(before) + sum(after)
+    assert following.known >= stored + left
+    following.acknowledged(left, 100.0)
+    following.read_exactly(stored + sum(before) + sum(after), 200.0)
+    assert following.known == stored + sum(before) + sum(after)
+
+
+async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sidecar, tmp_path: Path) -> None:
+    who, other = caller(), caller()
+    for each in (who, other):
+        await budget(one.store._store, each.org, QUOTAS)
+    async with following(one, tmp_path) as two:
+        asked: list[int] = []
+
+        async def look_again() -> None:
+            asked.append(1)
+            two.standings.notes.remember(found_in(one.standings.notes))
+
+        two.standings.recollect = look_again
+        await one.decide(who)
+        for _ in range(3):
+            assert dict((await two.payer(who)).standing.plan.quotas)
+            await two.clock.advance(limits.ASK_AGAIN_SECONDS)
+        assert len(asked) == 1
+        assert not dict((await two.payer(other)).standing.plan.quotas)  # nobody has
+
+
+# What is kept, and how much of it.
+
+
+async def test_nothing_else_of_an_item_is_noted(one: Sidecar) -> None:
+    who = caller()
+    more: dict[str, Any] = {"org_name": "Marked name", "credentials": {"secret_hash": "marked-hash"}, "other": "marked"}
+    await budget(one.store._store, who.org, QUOTAS, **more)
+    await configure(one.store._store, schema.app_config(who.org, "web"), app_name="Marked app", secret="marked-secret")
+    await one.spend(who, 1)
+    text = b"".join(passed_on(one.standings.notes).lines())
+    assert who.org.encode() in text
+    assert b"arked" not in text
+
+
+def put(notes: Notes, number: int, size: int = 0) -> Scope:
+    scope = Scope(f"{number:08d}-0000-4000-8000-000000000000")
+    notes.settings(scope, {"quotas": {"premium": number, "x" * size: 0}})
+    return scope
+
+
+def test_the_ones_confirmed_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "MOST", 10)
+    notes = Notes(lambda: 5.0)
+    scopes = [put(notes, number) for number in range(10)]
+    put(notes, 0)  # read again, and the same
+    put(notes, 10)
+    assert notes.settings_of(scopes[1]) is None
+    assert notes.settings_of(scopes[0]) == {"quotas": {"premium": 0, "": 0}}
+    assert len(notes.lines()) == 10
+    assert len(passed_on(notes).lines()) == 10
+
+
+def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "MOST_BYTES", 10_000)
+    notes = Notes(lambda: 5.0)
+    for number in range(100):
+        put(notes, number % 30, 50 * (number % 17))
+        assert notes._size == sum(map(len, notes._lines.values())) <= 10_000
+    assert 10 < len(notes.lines()) < 30
+
+
+def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
+    notes = Notes(lambda: 5.0)
+    scope = put(notes, 1)
+    put(notes, 1, noted.LONGEST)
+    assert notes.settings_of(scope) is None
+    assert (notes.lines(), notes._size) == ([], 0)
+
+
+def test_the_newest_of_several_holds() -> None:
+    now = [10.0]
+    first, second = Notes(lambda: now[0]), Notes(lambda: now[0])
+    one, other = put(first, 1), put(second, 2)
+    now[0] = 20.0
+    second.settings(one, {"version": 2})
+    first.settings(other, {"version": 3})
+    for several in ((first, second), (second, first)):
+        merged = Notes(lambda: now[0])
+        merged.remember(found_in(*several))
+        assert (merged.settings_of(one), merged.settings_of(other)) == ({"version": 2}, {"version": 3})
+
+
+def test_what_is_known_here_holds_whatever_others_noted() -> None:
+    old, new = Notes(lambda: 10.0), Notes(lambda: 20.0)
+    one = put(old, 1)
+    new.settings(one, {"version": 2})
+    old.remember(found_in(new))
+    assert old.settings_of(one) == {"quotas": {"premium": 1, "": 0}}
+
+
+def test_only_what_is_new_is_to_be_written() -> None:
+    notes = Notes(lambda: 5.0)
+    put(notes, 1)
+    assert notes.is_new
+    notes.lines()
+    put(notes, 1)
+    assert not notes.is_new
+
+
+_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["N", "B", "M", "period", "state", "spent", "quotas", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+_ORG = "00000001-0000-4000-8000-000000000000"
+
+
+@given(
+    made=st.floats(0, 1e12) | _JSON,
+    about=st.sampled_from(["settings", "standing"]) | _JSON,
+    scope=st.sampled_from([f"ORG#{_ORG}", f"ORG#{_ORG}#APP#web"]) | _JSON,
+    rest=st.lists(_JSON, max_size=2) | st.builds(lambda found: [{"period": DAY, "state": {}, "spent": found}], _JSON),
+)
+def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
+    notes = Notes(lambda: 5.0)
+    found, spoilt = noted.newest([[made, about, scope, *rest]])
+    notes.remember(found)
+    assert spoilt + len(notes.lines()) == 1
+    for each in (Scope(_ORG), Scope(_ORG, "web")):
+        found = notes.settings_of(each)
+        if found is not None:
+            plan_of(found, found, Config.development().defaults, (), 5.0)
+        stood = notes.stood(each, DAY)
+        assert stood is None or all(type(pico) is int for pair in stood.spent.values() for pico in pair)
