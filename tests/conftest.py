@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -40,6 +42,15 @@ def _test_credentials() -> Iterator[None]:
         if known.OWN_ENDPOINT not in os.environ:
             for name, value in known.TEST_CREDENTIALS.items():
                 patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_read_once() -> Iterator[None]:
+    """Each session of botocore would read the models of AWS's services anew, which takes most of what opening a client
+    does; and the tests open a thousand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield
 
 
