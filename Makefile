@@ -11,6 +11,9 @@ NODE   := tests/flow/clients/programs
 PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
+# Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak check audit bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made

@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+import botocore.session
 import pytest
+from botocore.httpsession import get_cert_path
 from hypothesis import HealthCheck, settings
 
 from proxy.stores.contract import Store
@@ -35,11 +38,29 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _test_credentials() -> Iterator[None]:
+def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of the tests and of the processes they start, unless an endpoint beyond this machine is tried as well.
+
+    One authority of all the world's is trusted: to read them all takes longer than to open a client, and to start a
+    process a tenth of its time. Where TLS is tried, it is with authorities of the test's own.
+    """
+    first, end, _ = Path(get_cert_path(True)).read_text().partition("-----END CERTIFICATE-----\n")
+    authority = tmp_path_factory.mktemp("trust") / "authority.pem"
+    authority.write_text(first + end)
+    trust = {"AWS_CA_BUNDLE": str(authority), "SSL_CERT_FILE": str(authority), "SSL_CERT_DIR": str(authority.parent)}
     with pytest.MonkeyPatch.context() as patch:
         if known.OWN_ENDPOINT not in os.environ:
-            for name, value in known.TEST_CREDENTIALS.items():
+            for name, value in (known.TEST_CREDENTIALS | trust).items():
                 patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_read_once() -> Iterator[None]:
+    """Each session of botocore would read the models of AWS's services anew, which takes most of what opening a client
+    does; and the tests open a thousand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield
 
 

@@ -64,7 +64,7 @@ async def _store(endpoint: str, sleep: Callable[[float], Awaitable[None]]) -> Dy
 
 @pytest.fixture
 async def rig(engines: Engines, tmp_path: Path, pk: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 1.0)
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -81,7 +81,6 @@ def test_with_too_little_for_large_bodies_it_refuses_rather_than_dies(tmp_path: 
     print(f"4 MB for {CALLERS} bodies of 3 MB: {dict(large.answers)}, {len(load.whole)} small calls whole")
 
 
-@pytest.mark.skipif(SECONDS <= 1, reason="takes two starts: set PRICE_KEEPER_AFFLICTED_SECONDS, as make soak does")
 def test_with_none_at_all_whatever_becomes_of_it_counts(tmp_path: Path) -> None:
     """Libraries of C may end the process then, which is no worse than a kill; it must not stand still."""
     with tried(tmp_path) as trial:

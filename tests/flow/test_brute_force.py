@@ -24,7 +24,6 @@ from tests.support.clock import ManualClock
 from tests.support.commands import sidecar
 from tests.support.control import ADMIN_KEY, API, ORG, Rig, rig
 from tests.support.engines import Engines
-from tests.support.secrets_kept import cheap_hashes
 
 SHOP, BOT = f"org-{ORG}-app-shop", f"org-{ORG}-app-bot"
 TRIES = 300
@@ -59,8 +58,7 @@ class Attacked:
 
 
 @pytest.fixture
-async def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Attacked]:
-    cheap_hashes(monkeypatch)
+async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
     clock = ManualClock()
     rates = LocalRates(clock.monotonic, 20, 1.0)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, clock, rates) as api:

@@ -28,7 +28,6 @@ from proxy.stores.contract import Key
 from tests.support.clock import ManualClock, settle
 from tests.support.control import API, ORG, OTHER, Answered, Rig, rig
 from tests.support.engines import Engines
-from tests.support.secrets_kept import cheap_hashes
 
 SHOP = f"{API}/apps/shop"
 SESSIONS = f"{SHOP}/sessions"
@@ -38,8 +37,7 @@ Pair = dict[str, Any]
 
 
 @pytest.fixture
-async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    cheap_hashes(monkeypatch)
+async def api(tmp_path: Path) -> AsyncIterator[Rig]:
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, ManualClock()) as running:
         await running.org()
         yield running

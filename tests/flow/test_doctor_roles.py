@@ -19,7 +19,7 @@ from proxy.config.checks import Address
 from proxy.config.keys import Identity, Key
 from proxy.doctor.findings import Status
 from proxy.doctor.needs import ACTIONS, needs_of
-from tests.support.commands import ROOT, price_keeper, sidecar
+from tests.support.commands import ROOT, called, sidecar
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import dynamodb_error, fault_proxy
@@ -33,7 +33,7 @@ ROLES: tuple[Role, ...] = ("both", "sidecar", "control")
 
 
 def made(folder: Path, kid: str, out: str = "keys") -> Path:
-    done = price_keeper("keys", "new", "--kid", kid, "--out", out, folder=folder)
+    done = called("keys", "new", "--kid", kid, "--out", out, folder=folder)
     assert done.returncode == 0, done.stderr
     return folder / out
 
@@ -235,20 +235,20 @@ def test_the_command_before_a_control_service_that_runs(tmp_path: Path) -> None:
         return folder
 
     own = placed("control", f"private_key_file: {keys / 'k1.pem'}")
-    told = price_keeper("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
+    told = called("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
     assert (told.returncode, "data port" in told.stdout) == (0, False), told.stdout
     with sidecar("serve", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet) as running:
         url = f"  control_url: {running.control}\n"
         folder = placed("sidecar", f"public_key_file: {keys / 'k1.pub.pem'}", url)
-        told = price_keeper("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
+        told = called("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
         found = {each["name"]: each for each in json.loads(told.stdout)["checks"]}
         assert (told.returncode, found["control service"]["status"]) == (0, "ok"), told.stdout
         with sidecar("serve", "--role", "sidecar", folder=folder, **quiet) as other:
             mistaken = placed(
                 "mistaken", f"public_key_file: {keys / 'k1.pub.pem'}", f"  control_url: {other.control}\n"
             )
-            told = price_keeper("doctor", "--role", "sidecar", folder=mistaken, **quiet)
+            told = called("doctor", "--role", "sidecar", folder=mistaken, **quiet)
             assert (told.returncode, "has no control API" in told.stdout) == (1, True), told.stdout
-    refused = price_keeper("doctor", "--role", "sidecar", "--data-dir", ".", folder=tmp_path)
+    refused = called("doctor", "--role", "sidecar", "--data-dir", ".", folder=tmp_path)
     assert (refused.returncode, "--role" in refused.stderr) == (2, True)
-    assert price_keeper("doctor", "--role", "none", folder=tmp_path).returncode == 2
+    assert called("doctor", "--role", "none", folder=tmp_path).returncode == 2

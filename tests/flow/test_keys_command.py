@@ -15,7 +15,7 @@ from proxy.auth.keys import load_keys
 from proxy.auth.tokens import Tokens
 from proxy.config import load
 from proxy.errors import AccessDenied
-from tests.support.commands import price_keeper
+from tests.support.commands import called
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 REST = """
@@ -26,7 +26,7 @@ FILES = {"EdDSA": ["k2.pem", "k2.pub.pem"], "RS256": ["k2.pem", "k2.pub.pem"], "
 
 
 def new(folder: Path, *arguments: str, code: int = 0) -> CompletedProcess[str]:
-    told = price_keeper("keys", "new", *arguments, folder=folder)
+    told = called("keys", "new", *arguments, folder=folder)
     assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
     return told
 
@@ -54,7 +54,7 @@ def test_what_is_printed_can_be_pasted_and_works(tmp_path: Path, alg: str) -> No
     assert sorted(os.listdir(tmp_path / "keys")) == FILES[alg]
     blocks = pasted(told)
     (tmp_path / "config.yaml").write_text(blocks[0] + REST)
-    assert "good" in price_keeper("check-config", folder=tmp_path).stdout
+    assert "good" in called("check-config", folder=tmp_path).stdout
     token = loaded(tmp_path, blocks[0]).mint(ORG, "web").token
     for block in blocks:
         assert loaded(tmp_path, block).verify(token).app == "web"

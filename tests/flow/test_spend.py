@@ -10,7 +10,7 @@ import pty
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
@@ -26,8 +26,8 @@ from proxy.stores import schema
 from proxy.stores.contract import Put, Store
 from proxy.stores.sqlite import SqliteStore
 from tests.support.clock import ManualClock
-from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
-from tests.support.engines import PREFIX, Engines
+from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
+from tests.support.engines import PREFIX, TEST_CREDENTIALS, Engines
 from tests.support.recording import recording
 from tests.unit.test_spend_focus import faults
 
@@ -103,8 +103,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spend(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    told = price_keeper("spend", *arguments, folder=place, **environment)
+def spend(
+    place: Path, *arguments: str, run: Callable[..., subprocess.CompletedProcess[str]] = called, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    told = run("spend", *arguments, folder=place, **TEST_CREDENTIALS, **environment)
     assert told.returncode == 0, told.stderr
     return told
 
@@ -180,7 +182,7 @@ def test_json_is_exact_and_complete(place: Path) -> None:
 
 
 def test_csv_is_the_same_bytes_wherever_it_goes(place: Path) -> None:
-    told = spend(place, f"{YESTERDAY}..today", "--csv", PYTHONIOENCODING="ascii")
+    told = spend(place, f"{YESTERDAY}..today", "--csv", run=price_keeper, PYTHONIOENCODING="ascii")
     assert told.stderr == f"{NOTE}\n"
     assert "Beta Läbs" in told.stdout
     rows = list(csv.DictReader(StringIO(told.stdout)))
@@ -231,23 +233,23 @@ def test_without_a_configuration_by_the_folder_of_the_development_mode(place: Pa
     ],
 )
 def test_a_mistake_ends_with_2_and_says_what_is_allowed(place: Path, arguments: list[str], says: str) -> None:
-    told = price_keeper("spend", *arguments, folder=place)
+    told = called("spend", *arguments, folder=place)
     assert (told.returncode, told.stdout) == (2, "")
     assert says in " ".join(told.stderr.split())
     assert "Traceback" not in told.stderr
 
 
 def test_where_there_is_nothing_to_read(tmp_path: Path) -> None:
-    told = price_keeper("spend", folder=tmp_path)
+    told = called("spend", folder=tmp_path)
     assert (told.returncode, told.stdout) == (2, "")
     assert "there is no config.yaml here; name one with --config FILE" in told.stderr
-    told = price_keeper("spend", "--data-dir", "data", folder=tmp_path)
+    told = called("spend", "--data-dir", "data", folder=tmp_path)
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.startswith("price-keeper: there is no store in data/price-keeper.db: price-keeper serve or dev")
     assert not (tmp_path / "data").exists()
     (tmp_path / "other.db").write_bytes(b"not a database, but long enough to look like one" * 30)
     (tmp_path / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./other.db}"))
-    told = price_keeper("spend", folder=tmp_path)
+    told = called("spend", folder=tmp_path)
     assert told.returncode == 1
     assert told.stderr.startswith("price-keeper: other.db is no SQLite database; store in the configuration says which")
 
@@ -278,7 +280,7 @@ def test_colors_are_for_terminals_that_want_them(place: Path) -> None:
 
 
 def test_a_terminal_that_knows_ascii_alone(place: Path) -> None:
-    told = spend(place, "--by", "org", PYTHONIOENCODING="ascii").stdout
+    told = spend(place, "--by", "org", run=price_keeper, PYTHONIOENCODING="ascii").stdout
     assert told.isascii()
     assert "####" in told
     assert "Beta L?bs" in told

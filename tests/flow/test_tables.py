@@ -13,8 +13,8 @@ import yaml
 
 from proxy.commands.tables import cloudformation_yaml
 from proxy.stores.schema import TABLES
-from tests.support.commands import price_keeper
-from tests.support.engines import Engines
+from tests.support.commands import called
+from tests.support.engines import TEST_CREDENTIALS, Engines
 
 TEMPLATE = Path(__file__).parents[2] / "deploy" / "cloudformation" / "tables.yaml"
 
@@ -33,7 +33,7 @@ class Place:
         (folder / "config.yaml").write_text(CONFIG.format(endpoint=endpoint, prefix=self.prefix))
 
     def tables(self, *arguments: str) -> Any:
-        return price_keeper("tables", *arguments, folder=self.folder)
+        return called("tables", *arguments, folder=self.folder, **TEST_CREDENTIALS)
 
     def client(self, service: str = "dynamodb") -> Any:
         return boto3.client(service, endpoint_url=self.endpoint, region_name="us-east-1")
@@ -121,7 +121,7 @@ def test_tables_of_the_embedded_store(tmp_path: Path) -> None:
     Place(tmp_path, "http://127.0.0.1:9")
 
     def tables(*arguments: str) -> Any:
-        return price_keeper("tables", *arguments, folder=tmp_path, **environment)
+        return called("tables", *arguments, folder=tmp_path, **environment)
 
     assert tables("check").returncode == 1
     assert not (tmp_path / "here").exists()

@@ -121,7 +121,7 @@ def instants(draw: st.DrawFn) -> tuple[ZoneInfo, int]:
     return zone, at
 
 
-@settings(max_examples=tries(600), deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(where=instants(), period=st.sampled_from(Period), fraction=st.sampled_from([0, 0.5, 0.999_999_7]))
 def test_a_span_is_what_the_model_says(where, period, fraction):
     zone, at = where
@@ -133,7 +133,7 @@ def test_a_span_is_what_the_model_says(where, period, fraction):
     assert span(period, found.start - 1, zone).end == found.start
 
 
-@settings(max_examples=tries(500), deadline=None)
+@settings(max_examples=tries(250), deadline=None)
 @given(where=instants(), later=st.one_of(st.integers(0, 2 * HOUR), st.integers(0, 400 * DAY)))
 def test_days_and_their_keys_never_go_back(where, later):
     zone, at = where

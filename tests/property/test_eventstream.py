@@ -108,7 +108,7 @@ def watched(parts: list[bytes]) -> tuple[FrameWatcher, list[Frame]]:
 # ---------------------------------------------------------------- whole streams
 
 
-@settings(max_examples=tries(400))
+@settings(max_examples=tries(200))
 @given(st.data(), st.lists(frames, max_size=6))
 def test_however_a_stream_is_cut_up_the_same_is_seen(data, some):
     stream = b"".join(some)
@@ -118,7 +118,7 @@ def test_however_a_stream_is_cut_up_the_same_is_seen(data, some):
     assert watcher.close() is None
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(st.data(), st.lists(frames, min_size=1, max_size=4))
 def test_a_stream_cut_short_is_told_from_a_whole_one(data, some):
     stream = b"".join(some)
@@ -146,7 +146,7 @@ def test_botocore_reads_what_we_encode(headers, payload):
 # ---------------------------------------------------------------- damage
 
 
-@settings(max_examples=tries(150))
+@settings(max_examples=tries(75))
 @given(st.data(), st.lists(frames, min_size=1, max_size=3))
 def test_any_flipped_bit_is_detected(data, some):
     stream = b"".join(some)
@@ -175,7 +175,7 @@ def test_every_single_bit_of_a_stream():
             assert (watcher.frames, len(found)) == (untouched, untouched)
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(st.data(), st.lists(st.one_of(st.binary(max_size=300), frames), max_size=4))
 def test_garbage_is_a_fault_and_nothing_worse(data, some):
     stream = b"".join(some)
@@ -185,7 +185,7 @@ def test_garbage_is_a_fault_and_nothing_worse(data, some):
     assert str(whole.close()) == str(split.close())
 
 
-@settings(max_examples=tries(500))
+@settings(max_examples=tries(250))
 @given(
     st.one_of(
         st.binary(max_size=40),

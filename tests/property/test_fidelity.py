@@ -210,7 +210,7 @@ def with_one(check: Callable[[Bench, list[Asked]], Awaitable[None]], loop: str, 
         opened = bench(narrow)
         one = runner.run(opened.__aenter__())
 
-        @settings(max_examples=tries(150))
+        @settings(max_examples=tries(75))
         @given(calls)
         def examples(asked: list[Asked]) -> None:
             runner.run(check(one, asked))

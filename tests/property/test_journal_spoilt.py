@@ -143,4 +143,4 @@ class Spoilt(Machine):
 
 
 TestSpoiltJournal = Spoilt.TestCase
-TestSpoiltJournal.settings = settings(max_examples=tries(200), stateful_step_count=50)
+TestSpoiltJournal.settings = settings(max_examples=tries(100), stateful_step_count=50)

@@ -121,7 +121,7 @@ def encoded(document: Any, seed: int) -> bytes:
     return spelled(document, random.Random(seed)).encode(errors="surrogatepass")
 
 
-@settings(max_examples=tries(400))
+@settings(max_examples=tries(200))
 @given(objects, seeds)
 def test_members_are_where_a_parser_sees_them(document: Object, seed: int) -> None:
     check(encoded(document, seed))
@@ -134,7 +134,7 @@ BITS = [b'"', b"\\", b"{", b"}", b"[", b"]", b":", b",", b" ", b"\n", b"\x00", b
 edits = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 3), st.sampled_from(BITS)), min_size=1, max_size=3)
 
 
-@settings(max_examples=tries(600))
+@settings(max_examples=tries(300))
 @given(objects, seeds, edits)
 def test_spoilt_json_is_refused_wherever_a_parser_refuses_it(document: Object, seed: int, changes: Any) -> None:
     data = encoded(document, seed)
@@ -144,7 +144,7 @@ def test_spoilt_json_is_refused_wherever_a_parser_refuses_it(document: Object, s
     check(data)
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(st.lists(st.sampled_from(BITS), max_size=12).map(b"".join))
 @example(b"")
 @example(b"{")

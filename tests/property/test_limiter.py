@@ -217,7 +217,7 @@ async def _play(store: Store, script: Any) -> None:
     await world.check()
 
 
-@settings(max_examples=tries(300), suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(150), suppress_health_check=list(HealthCheck))
 @given(SCRIPTS)
 def test_the_bucket_is_exact_whatever_happens_on_the_way(script: Any) -> None:
     asyncio.run(_play(Ledger(), script))

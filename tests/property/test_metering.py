@@ -89,7 +89,7 @@ def cut_up(draw: st.DrawFn, wire: bytes) -> list[bytes]:
 # ---------------------------------------------------------------- bodies
 
 
-@settings(max_examples=tries(400))
+@settings(max_examples=tries(200))
 @given(st.one_of(objects, documents), headers, st.sampled_from(FAMILIES))
 def test_no_answer_breaks_the_meter(document, head, family):
     for read in (bodies.converse, bodies.chat, bodies.guardrail, bodies.metrics):
@@ -97,7 +97,7 @@ def test_no_answer_breaks_the_meter(document, head, family):
     assert is_sound(bodies.invocation(family, document, head))
 
 
-@settings(max_examples=tries(200))
+@settings(max_examples=tries(100))
 @given(counts, counts, counts, counts, counts)
 def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, for_1h):
     """And in each the sum over all kinds of input is what the caller sent."""
@@ -116,7 +116,7 @@ def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, fo
     assert bodies.chat({"usage": told}) == together
 
 
-@settings(max_examples=tries(200))
+@settings(max_examples=tries(100))
 @given(st.one_of(st.none(), st.integers(max_value=-1), st.integers(min_value=MOST_TOKENS + 1), st.floats(), st.text()))
 def test_only_a_count_is_counted(value):
     assert bodies.converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
@@ -150,7 +150,7 @@ frames = st.builds(
 )
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(st.lists(frames, max_size=9), headers, st.sampled_from(FAMILIES))
 def test_no_frame_breaks_the_meter(given_frames, head, family):
     for stream in (ConverseStream(family), InvocationStream(head)):
@@ -185,7 +185,7 @@ def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
         assert len(found) == 1
 
 
-@settings(max_examples=tries(100))
+@settings(max_examples=tries(50))
 @given(counts, counts, st.text(max_size=3000), st.integers(150, 4000))
 def test_bedrocks_counts_are_found_at_the_end_of_any_chunk(read, said, text, keep):
     document = {"text": text, METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
@@ -220,7 +220,7 @@ def fed(pieces):
     return stream
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(wires, st.data())
 def test_events_that_come_in_any_pieces_say_the_same(wire, data):
     whole, cut = fed([wire]), fed(data.draw(cut_up(wire)))
@@ -233,7 +233,7 @@ def test_events_that_come_in_any_pieces_say_the_same(wire, data):
     )
 
 
-@settings(max_examples=tries(200))
+@settings(max_examples=tries(100))
 @given(wires, st.data())
 def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
     """With a limit so low that most events are beyond it."""
@@ -250,7 +250,7 @@ def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
         streams.LARGEST_EVENT = limit
 
 
-@settings(max_examples=tries(200))
+@settings(max_examples=tries(100))
 @given(st.one_of(st.binary(max_size=80), objects.map(lambda each: b"data: " + json.dumps(each).encode() + b"\n\n")))
 def test_an_event_of_usage_alone_can_be_told_from_any_other(event):
     is_alone = streams.usage_event_only(event)

@@ -95,7 +95,7 @@ def as_item(plan: Plan) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(org=st.fixed_dictionaries({}, optional=_ORGS), app=st.fixed_dictionaries({}, optional=_ORGS))
 def test_an_app_inherits_attribute_by_attribute(org: dict[str, Any], app: dict[str, Any]) -> None:
     assert as_item(plan_of(org, app, DEFAULTS, THRESHOLDS, NOW)) == merged(org, app)
@@ -109,7 +109,7 @@ _ANYTHING = st.recursive(
 _SPOILT = st.dictionaries(st.sampled_from([*_ORGS, "settled", "settled_until_epoch"]), _ANYTHING)
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(org=_SPOILT, app=_SPOILT)
 def test_whatever_was_written_by_hand_there_is_a_plan_and_every_label_of_it_has_a_quota(org: Any, app: Any) -> None:
     plan = plan_of(org, app, DEFAULTS, THRESHOLDS, NOW)
@@ -185,7 +185,7 @@ def body(trio: Trio, **changes: Any) -> dict[str, Any]:
     return {"org_name": "Acme", **trio._asdict(), **quotas, **changes}
 
 
-@settings(max_examples=tries(150))
+@settings(max_examples=tries(75))
 @given(start=_STARTS, first=_TRIOS, changes=st.lists(st.tuples(_WAITS, _TRIOS), min_size=1, max_size=6))
 async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, first: Trio, changes: Any) -> None:
     memory, clock, model = MemoryStore(), ManualClock(start), Model(first)

@@ -134,7 +134,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=tries(500))
+@settings(max_examples=tries(250))
 @given(STEPS)
 def test_sessions_are_as_on_paper(steps: list[tuple[str, int, int]]) -> None:
     with mock.patch("proxy.auth.revocation.PROBE_SECONDS", 10.0**9):  # weeks are made of many
@@ -167,7 +167,7 @@ async def _played(steps: list[tuple[str, int, int]]) -> None:
 MANY = st.lists(st.sampled_from(["login", "login", "refresh", "revoke"]), min_size=2, max_size=12)
 
 
-@settings(max_examples=tries(500))
+@settings(max_examples=tries(250))
 @given(MANY, st.integers(1, 4))
 def test_at_once_the_limit_holds_and_each_session_has_one_token(whats: list[str], most: int) -> None:
     asyncio.run(_played_at_once(whats, most))

@@ -114,7 +114,7 @@ headers = st.one_of(
 )
 
 
-@settings(max_examples=tries(800))
+@settings(max_examples=tries(400))
 @given(credentials, regions, services, methods, paths, hosts, headers, bodies, moments)
 def test_paths_headers_and_bodies(credentials, region, service, method, path, host, headers, body, at):
     ours = by_us(credentials, region, service, method, path, "", host, headers, body, at)
@@ -146,7 +146,7 @@ def test_calls_of_many_kinds_in_any_order(calls):
         assert ours == by_botocore(credentials, "us-east-1", "bedrock", method, url, None, headers, body, at)
 
 
-@settings(max_examples=tries(300))
+@settings(max_examples=tries(150))
 @given(pairs, st.randoms(use_true_random=False), moments)
 @example([("a", ""), ("a", "1"), ("a-", "0"), ("A", "é"), ("~", "a=b&c+d e/%")], None, TODAY)
 def test_queries(pairs, random, at):
@@ -172,7 +172,7 @@ def _spelled_byte(byte: int, random) -> str:
     return f"%{byte:02x}" if random is not None and random.random() < 0.3 else f"%{byte:02X}"
 
 
-@settings(max_examples=tries(500))
+@settings(max_examples=tries(250))
 @given(st.sampled_from(["method", "path", "query", "host", "value", "name"]), st.text(max_size=12))
 def test_no_text_can_end_a_line(where, text):
     """Whatever is put wherever, either it is refused or it stays in its place."""

@@ -101,4 +101,4 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=tries(200), stateful_step_count=40, deadline=None)
+TestFleet.settings = settings(max_examples=tries(100), stateful_step_count=40, deadline=None)

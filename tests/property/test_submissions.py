@@ -77,7 +77,7 @@ TOLD = st.builds(
 )
 
 
-@settings(max_examples=tries(200))
+@settings(max_examples=tries(100))
 @given(st.lists(st.lists(TOLD, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12))
 def test_each_counts_once_whatever_fails(batches: list[list[Charged]], failures: list[StoreError | None]) -> None:
     asyncio.run(_counts_once(batches, failures))

@@ -236,7 +236,7 @@ def check(operation: Operation, format: str, model: str, path: str, sent: bytes,
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(("format", "model", "bodies"), FAMILIES.values(), ids=FAMILIES)
-@settings(max_examples=tries(25), deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(data=st.data(), way=st.integers(0, 2), wished=wishes, times=st.integers(1, 2))
 def test_no_invocation_costs_more(
     streams: bool, format: str, model: str, bodies: Any, data: Any, way: int, wished: Wishes, times: int
@@ -318,7 +318,7 @@ def put(value: Any, path: tuple[Any, ...], other: Any) -> Any:
     return copy
 
 
-@settings(max_examples=tries(500), deadline=None)
+@settings(max_examples=tries(250), deadline=None)
 @given(st.data(), st.sampled_from(OPERATIONS), st.sampled_from(FORMATS), st.sampled_from([None, LABEL]))
 def test_a_spoilt_member_is_bounded_or_refused(data: Any, operation: Operation, format: str, label: int | None) -> None:
     body = data.draw(st.one_of(EVERY))
@@ -332,7 +332,7 @@ def test_a_spoilt_member_is_bounded_or_refused(data: Any, operation: Operation, 
         json.loads(found.body)
 
 
-@settings(max_examples=tries(300), deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(st.data(), st.sampled_from(OPERATIONS), st.sampled_from(FORMATS))
 def test_spoilt_bytes_are_bounded_or_refused(data: Any, operation: Operation, format: str) -> None:
     body = bytearray(spelt(data.draw(st.one_of(EVERY)), data.draw(st.integers(0, 2))))
@@ -344,7 +344,7 @@ def test_spoilt_bytes_are_bounded_or_refused(data: Any, operation: Operation, fo
     outcome(operation, format, bytes(body), LABEL)
 
 
-@settings(max_examples=tries(200), deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(free, st.integers(0, 2))
 def test_the_text_of_a_body_is_in_the_size_that_counts(value: Any, way: int) -> None:
     """Of all strings in it together, and the same however they are spelt."""

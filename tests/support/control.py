@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from proxy.auth.clients import Clients
 from proxy.auth.keys import SigningKey
@@ -32,6 +33,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock
 from tests.support.recording import Recording, recording
+from tests.support.secrets_kept import cheap_hashes
 
 ADMIN_KEY = "the admin key of these tests, long enough"
 ORG, OTHER = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5c"
@@ -124,7 +126,16 @@ def config() -> Config:
 async def rig(
     store: Store, folder: Path, clock: Clock | None = None, rates: Rates | None = None, limits: Limits = DEFAULT
 ) -> AsyncIterator[Rig]:
-    clock, whole = clock or Impatient(), config()
+    """Hashes of secrets are cheap: nobody here tries to guess one."""
+    with pytest.MonkeyPatch.context() as patch:
+        cheap_hashes(patch)
+        async with _rig(store, folder, clock or Impatient(), rates or Generous(), limits) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: Limits) -> AsyncIterator[Rig]:
+    whole = config()
     tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), Telemetry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
@@ -140,7 +151,7 @@ async def rig(
             tokens,
             revocation,
             Clients(store, clock.now, Lookups(clock), clock.monotonic),
-            rates or Generous(),
+            rates,
         )
         control = Control(api.routes(readiness, telemetry), clock.now)
         control.started(parts)

@@ -12,9 +12,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from subprocess import CompletedProcess
 from typing import Any, TypeVar
-from unittest.mock import patch
-
-from bcrypt import gensalt
 
 from tests.support.commands import SECONDS, called
 from tests.support.control import ADMIN_KEY, Impatient, Rig, rig
@@ -45,12 +42,7 @@ class Served:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Served]:
-    """At the real time, since commands go by it. Hashes of secrets are cheap: nothing here tries to guess one."""
-    with patch("proxy.auth.clients.bcrypt.gensalt", lambda: gensalt(4)):
-        yield from _served(folder)
-
-
-def _served(folder: Path) -> Iterator[Served]:
+    """At the real time, since commands go by it."""
     begun: SimpleQueue[Served | BaseException] = SimpleQueue()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, begun)))
     thread.start()

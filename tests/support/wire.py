@@ -68,7 +68,7 @@ class Wire:
 
     def __init__(self, kernel: socket.socket) -> None:
         self.kernel = kernel
-        self.got = b""
+        self._got = bytearray()
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -85,6 +85,16 @@ class Wire:
             raise
         return cls(kernel)
 
+    @property
+    def got(self) -> bytes:
+        """What was read and not yet taken."""
+        return bytes(self._got)
+
+    def all(self) -> bytes:
+        """Takes it."""
+        taken, self._got = bytes(self._got), bytearray()
+        return taken
+
     async def send(self, *pieces: bytes) -> None:
         """Each piece arrives by itself, as far as a kernel can be made to do that."""
         async with asyncio.timeout(PATIENCE):
@@ -97,7 +107,7 @@ class Wire:
     async def more(self, most: int = 65536) -> bool:
         async with asyncio.timeout(PATIENCE):
             data = await self._loop.sock_recv(self.kernel, most)
-        self.got += data
+        self._got += data
         return bool(data)
 
     async def _until(self, is_enough: Callable[[], bool]) -> None:
@@ -109,14 +119,14 @@ class Wire:
             raise CutError("reset", self.got) from None
 
     async def take(self, length: int) -> bytes:
-        await self._until(lambda: len(self.got) >= length)
-        taken, self.got = self.got[:length], self.got[length:]
+        await self._until(lambda: len(self._got) >= length)
+        taken = bytes(self._got[:length])
+        del self._got[:length]
         return taken
 
     async def _line(self) -> bytes:
-        await self._until(lambda: b"\r\n" in self.got)
-        line, _, self.got = self.got.partition(b"\r\n")
-        return line
+        await self._until(lambda: b"\r\n" in self._got)
+        return (await self.take(self._got.index(b"\r\n") + 2))[:-2]
 
     async def head(self) -> tuple[int, list[Header]]:
         status = int((await self._line()).split(b" ")[1])
@@ -136,8 +146,10 @@ class Wire:
             assert b"transfer-encoding" not in known
             body = await self.take(int(known[b"content-length"]))
         elif known.get(b"transfer-encoding") == b"chunked":
+            chunks = []
             while size := int(await self._line(), 16):
-                body += (await self.take(size + 2))[:-2]
+                chunks.append((await self.take(size + 2))[:-2])
+            body = b"".join(chunks)
             assert await self._line() == b""
         else:
             body = await self.rest()
@@ -150,8 +162,7 @@ class Wire:
                 pass
         except ConnectionError:
             raise CutError("reset", self.got) from None
-        taken, self.got = self.got, b""
-        return taken
+        return self.all()
 
     async def ending(self) -> str:
         """How the connection ends, whatever comes before: "closed" or "reset"."""
@@ -273,8 +284,7 @@ class Http2Wire:
             is_more = await self.wire.more(most)
         except ConnectionError:
             is_more = False
-        data, self.wire.got = self.wire.got, b""
-        for event in self.h2.receive_data(data):
+        for event in self.h2.receive_data(self.wire.all()):
             self._take(event)
         self.is_over = not is_more
         if is_more:

@@ -21,6 +21,7 @@ from proxy.model import scope_of_client
 from proxy.stores import schema
 from proxy.stores.contract import Put
 from proxy.stores.sqlite import SqliteStore
+from tests.support.secrets_kept import cheap_hashes
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 WEB = f"org-{ORG}-app-web"
@@ -33,6 +34,11 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap_hashes(monkeypatch)
 
 
 @pytest.fixture
@@ -187,7 +193,7 @@ async def test_a_client_is_read_once_in_a_minute_whoever_asks(store: SqliteStore
 
 
 async def _set_hash_without_a_check(store: SqliteStore, app: str, secret: str) -> None:
-    hashed = module.bcrypt.hashpw(secret.encode(), module.bcrypt.gensalt(4)).decode()
+    hashed = module.bcrypt.hashpw(secret.encode(), module.bcrypt.gensalt()).decode()
     await store.put(Put(schema.app_config(ORG, app), {"client_secret_hash": hashed}))
 
 
