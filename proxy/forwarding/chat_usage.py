@@ -5,15 +5,13 @@ that comes of it from callers who did not: they get what they would have got wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import orjson
 
 from proxy.errors import InvalidRequest
 from proxy.exchange import Flow, Header, Responder
 from proxy.forwarding import json_splice
 
 _STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
+_ALONE = b'{"include_usage":true}'
 _EVENT_STREAM = b"text/event-stream"
 _MARKS = (b"\n\n", b"\r\n\r\n")
 _LONGEST_MARK = 4
@@ -28,27 +26,43 @@ def is_to_be_asked(body: bytes) -> bool:
         raise InvalidRequest(f"the body {failure}") from None
     if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
         return False
-    return _OPTIONS not in found or _options(body, found[_OPTIONS]).get(_INCLUDE) is not True
+    return _OPTIONS not in found or not _ask_for_it(body[slice(*found[_OPTIONS])])
 
 
 def with_usage_asked(body: bytes) -> bytes:
     found = json_splice.members(body, (_OPTIONS,))
     span = found.spans.get(_OPTIONS)
     if span is None:
-        return json_splice.added(body, found, _OPTIONS, orjson.dumps({_INCLUDE: True}))
-    return json_splice.replaced(body, span, orjson.dumps(_options(body, span) | {_INCLUDE: True}))
+        return json_splice.added(body, found, _OPTIONS, _ALONE)
+    return json_splice.replaced(body, span, _asking(body[slice(*span)]))
 
 
-def _options(body: bytes, span: tuple[int, int]) -> dict[str, Any]:
-    """Raises InvalidRequest where they say twice whether the usage is to be told: readers differ in which counts."""
-    options = orjson.loads(body[slice(*span)])
-    if not isinstance(options, dict):
-        return {}
+def _ask_for_it(options: bytes) -> bool:
+    found = _members(options)
+    span = None if found is None else found.spans.get(_INCLUDE)
+    return span is not None and options[slice(*span)] == b"true"
+
+
+def _asking(options: bytes) -> bytes:
+    """What else they say stays as it is."""
+    found = _members(options)
+    if found is None:
+        return _ALONE
+    span = found.spans.get(_INCLUDE)
+    if span is None:
+        return json_splice.added(options, found, _INCLUDE, b"true")
+    return json_splice.replaced(options, span, b"true")
+
+
+def _members(options: bytes) -> json_splice.Members | None:
+    """None where they are no object. Raises InvalidRequest where they say twice whether the usage is to be told, as
+    readers differ in which of the two counts."""
+    if not options.startswith(b"{"):
+        return None
     try:
-        json_splice.members(body[slice(*span)], (_INCLUDE,))
+        return json_splice.members(options, (_INCLUDE,))
     except json_splice.NoJsonObject as failure:
         raise InvalidRequest(f"the body's {_OPTIONS!r} {failure}") from None
-    return options
 
 
 class WithoutUsage:

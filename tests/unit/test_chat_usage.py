@@ -120,8 +120,20 @@ def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None
         (
             '{"stream_options": {"a": 1, "include_usage": false}, "stream": true, "seed": 123456789012345678901}',
             False,
-            '{"stream_options": {"a":1,"include_usage":true}, "stream": true, "seed": 123456789012345678901}',
+            '{"stream_options": {"a": 1, "include_usage": true}, "stream": true, "seed": 123456789012345678901}',
         ),
+        (
+            '{"stream": true, "stream_options": {"a": 1e999, "b": 12345678901234567890123}}',
+            False,
+            '{"stream": true, "stream_options": {"a": 1e999, "b": 12345678901234567890123,"include_usage":true}}',
+        ),
+        ('{"stream": true, "stream_options": {}}', False, '{"stream": true, "stream_options": {"include_usage":true}}'),
+        (
+            '{"stream": true, "stream_options": 1e999}',
+            False,
+            '{"stream": true, "stream_options": {"include_usage":true}}',
+        ),
+        ('{"stream": true, "stream_options": {"include_usage": true, "a": "\\ud800"}}', True, None),
         (
             '{"stream": true, "stream_options": null}',
             False,
