@@ -180,7 +180,7 @@ MISTAKES = {
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_224),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
-    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_015),
+    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_233),
     "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 83),
     "a lost taking that nobody asks after": Mistake(OwnHold, "make_sure", _never_asked, "soft", 1_405),
 }

@@ -72,6 +72,7 @@ class Reader:
         found: Sequence[Item | None],
         began: float,
         ahead: float,
+        wrong_by: float,
         positions: Mapping[Name, int],
     ) -> None:
         """`began` is by the process's monotonic clock, `ahead` by how much its wall clock is before that."""
@@ -86,15 +87,19 @@ class Reader:
                 self.at[name_of(key)] = self._truth.now()
                 if item is not None:
                     stamp = float(cast(Decimal, item[STAMP]))
-                    self.known.setdefault(name_of(key), {})[stamp - ahead] = self._truth.of_total[key, stamp]
+                    place, stamped_wrong_by = self._truth.of_total[key, stamp]
+                    known = self.known.setdefault(name_of(key), {})
+                    known.pop(stamp - ahead, None)
+                    if stamped_wrong_by - wrong_by <= MARGIN_SECONDS:  # else it seems newer than it is: see `Spent`
+                        known[stamp - ahead] = place
             elif key.table == "config" and item is not None and "quotas" in item:
                 self.quotas[key.pk] = cast("Mapping[str, Any]", item["quotas"])
 
-    def put(self, put: Put) -> None:
+    def put(self, put: Put, wrong_by: float) -> None:
         if put.key.table == TOTALS:
             stamp, place = float(cast(Decimal, put.item[STAMP])), self.positions.get(name_of(put.key), 0)
-            before = self._truth.of_total.get((put.key, stamp), place)
-            self._truth.of_total[put.key, stamp] = min(before, place)
+            before = self._truth.of_total.get((put.key, stamp), (place, wrong_by))
+            self._truth.of_total[put.key, stamp] = min(before[0], place), max(before[1], wrong_by)
 
 
 class Truth:
@@ -107,7 +112,7 @@ class Truth:
         self.requests: Sums[Name] = Sums()
         self.known_pico = 0  # what Bedrock told and was written down
         self.flushed: dict[Name, Flushed] = {}
-        self.of_total: dict[tuple[Key, float], int] = {}
+        self.of_total: dict[tuple[Key, float], tuple[int, float]] = {}  # and by how much the clock was wrong
         self.held: Sums[tuple[rows.Name, str]] = Sums()  # by budget and holder: what its calls cost or may cost
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
