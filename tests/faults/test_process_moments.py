@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.simulator import DEFAULT_KEYS
-from tests.faults.test_recording_kill import _compare
 from tests.support.afflicted import Trial, counted, tried, until
 from tests.support.commands import SECONDS, surroundings
-from tests.support.crashing import SCOPE, SECRET, Books, Copies, Lineup, Load
+from tests.support.crashing import SCOPE, SECRET, Books, Copies, Lineup, Load, compare
 from tests.support.workers import is_gone, serving
 
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
@@ -138,6 +137,6 @@ def _called(load: Load) -> None:
 
 def _books(trial: Trial, load: Load) -> Books:
     books = Books.read(trial.folder / "copies")
-    _compare(books, load.whole, trial.served())
+    compare(books, load.whole, trial.served())
     assert books.sums(SCOPE.key) == counted(trial.folder / "price-keeper.db")
     return books

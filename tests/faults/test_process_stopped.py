@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from tests.support.afflicted import by_hand, checks, configure, counted, tried, until
@@ -22,12 +23,29 @@ SECONDS = float(os.environ.get("PRICE_KEEPER_STOPPED_SECONDS", "2"))
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+def stopped(pid: int, store: Path | None = None) -> Iterator[None]:
+    """With the file of a store, in no moment in which it writes there: nobody else could, as long as it is stopped."""
+    _stop(pid)
+    while store is not None and not _is_free(store):
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
+        _stop(pid)
     try:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def _is_free(store: Path) -> bool:
+    with closing(sqlite3.connect(store, timeout=0)) as file, suppress(sqlite3.OperationalError):
+        file.execute("BEGIN IMMEDIATE")
+        return True
+    return False
 
 
 def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) -> None:
@@ -63,7 +81,7 @@ def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_
         lineup.options = ("--workers", "2")
         with serving(lineup) as crew:
             until(lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values()))
-            with stopped(crew.pids[1]):
+            with stopped(crew.pids[1], tmp_path / "price-keeper.db"):
                 crew.running.process.kill()
                 until(lambda: is_gone(crew.pids[0]))  # which notices, and brings to its end what it has
                 lineup.options = ()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_recording_kill import _compare, _counted, _minus, _store_config
-from tests.support.crashing import MODELS, SCOPE, Books, Copies, Load
+from tests.faults.test_recording_kill import _counted, _minus, _store_config
+from tests.support.crashing import MODELS, SCOPE, Books, Copies, Load, compare
 from tests.support.engines import Engines
 from tests.support.simulated import bedrock_process, read_ledger
 from tests.support.workers import Crew, children, is_gone, lineup_of, serving, until
@@ -37,7 +37,7 @@ def test_every_answer_of_every_worker_is_recorded_once_and_exactly(
                 shown = crew.samples("journal_lost_calls_total")
             assert crew.running.stop() == 0
     books, counted = Books.read(tmp_path / "copies"), asyncio.run(_counted(lineup, engines))
-    _compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
+    compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
     assert books.sums(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
     assert sum(shown.values()) == len(books.estimated)  # each worker tells of what it found in its own journal
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))

@@ -49,7 +49,11 @@ def counted(file: Path) -> int:
 
 def config_of(folder: Path) -> None:
     labels = yaml.safe_load((ROOT / "config.yaml").read_text())["labels"]
-    config = {"store": {"path": "data/price-keeper.db"}, "journal": {"dir": "data/journal"}, "labels": labels}
+    config = {
+        "store": {"path": "data/price-keeper.db"},
+        "journal": {"dir": "data/journal", "flush_interval_secs": 15},
+        "labels": labels,
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
