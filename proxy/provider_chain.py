@@ -92,8 +92,9 @@ def _heard(look: Answer) -> None:
 
 
 class _Command(subprocess.Popen[bytes]):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options, start_new_session=True)  # so that what it starts ends with it
+    def __init__(self, line: list[str], stdout: int, stderr: int) -> None:
+        # Its session is its own, so that what it starts can be ended with it.
+        super().__init__(line, stdout=stdout, stderr=stderr, start_new_session=True)
 
     def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
         try:

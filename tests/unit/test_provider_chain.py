@@ -178,5 +178,5 @@ async def test_a_command_that_was_killed_is_started_again(hanging: Path) -> None
     chain = ProviderChain()
     with pytest.raises(TimeoutExpired):
         await chain.found()
-    hanging.unlink()
+    await asyncio.to_thread(hanging.unlink)
     assert (await chain.found()).access_key == "FROMCOMMAND"
