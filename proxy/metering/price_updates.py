@@ -69,8 +69,12 @@ class AwsPriceList:
         import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
         from aiobotocore.config import AioConfig
 
+        from proxy.verified import Verified
+
         retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-        config = AioConfig(connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries)
+        config = AioConfig(
+            connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries, http_session_cls=Verified
+        )
         session = aioboto3.Session()
         self._client = partial(session.client, "pricing", HOME_REGION, endpoint_url=endpoint, config=config)
 
