@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,8 +20,8 @@ from proxy.clock import SystemClock
 from proxy.errors import Refusal, StoreError
 from proxy.forwarding.forwarder import BearerKey, Call, Forwarder, Target
 from proxy.forwarding.upstream import Endpoint
-from proxy.metering import price_updates
-from proxy.metering.price_updates import AwsPriceList, PriceListUnreadable
+from proxy.metering import aws_price_list
+from proxy.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from proxy.stores import dynamodb
 from proxy.stores.contract import Key
 from proxy.stores.dynamodb import DynamoStore
@@ -57,6 +58,19 @@ async def _price_list(host: str, port: int) -> None:
         await AwsPriceList(f"https://{host}:{port}").probe()
 
 
+async def _web_identity(host: str, port: int) -> None:
+    """What a pod shows for credentials, before anything can be signed."""
+    token = Path(os.environ["SSL_CERT_FILE"])  # any file will do
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/r")
+        patch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+        patch.setenv("AWS_ENDPOINT_URL_STS", f"https://{host}:{port}")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        await _price_list(host, 9)
+
+
 async def _control_service(host: str, port: int) -> None:
     async with control_service(f"https://{host}:{port}") as asking:
         with pytest.raises(NoAnswer):
@@ -65,7 +79,7 @@ async def _control_service(host: str, port: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dynamodb, price_updates):
+    for module in (dynamodb, aws_price_list):
         monkeypatch.setattr(module, "ATTEMPTS", 1)
 
 
@@ -76,7 +90,7 @@ def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", known)  # which it makes once, as it is imported
 
 
-@pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _control_service])
+@pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _web_identity, _control_service])
 @pytest.mark.parametrize(("host", "is_trusted"), CASES)
 async def test_who_shows_no_good_certificate_is_sent_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
