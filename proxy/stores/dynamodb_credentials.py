@@ -1,7 +1,7 @@
 """AWS credentials for the store and the price list, renewed beside their calls.
 
-aiobotocore would have the call wait that finds them due, and all calls in the ten minutes before their end; and it would
-not look at the name of who hands them out (`verified.py`).
+aiobotocore would have the call wait that finds them due, and all calls in the ten minutes before their end; and it
+would not look at the name of who hands them out (`verified.py`).
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ class Renewed(AioCredentials):  # type: ignore[misc]
             raise CredentialRetrievalError(provider=self.method, error_msg=kind) from None
         if kind != self._told:
             self._told = kind
-            _log.warning(
-                "AWS credentials of the store or the price list could not be renewed, and the last ones hold: %s", kind
-            )
+            told = "AWS credentials of the store or the price list could not be renewed, and the last ones hold"
+            _log.warning("%s: %s", told, kind)
 
 
 async def session(credentials: Renewed) -> AioSession:
