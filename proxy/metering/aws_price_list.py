@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 from proxy.errors import PriceKeeperError
@@ -31,28 +32,28 @@ class AwsPriceList:
     """Needs the permission `pricing:GetProducts`. `endpoint` is for tests."""
 
     def __init__(self, endpoint: str | None = None) -> None:
-        from proxy.stores.dynamodb_credentials import (
-            Renewed,  # 50 MB and 0.2 s that who sets his own prices need not pay
-        )
-
-        self._endpoint = endpoint
-        self._credentials = Renewed()
-
-    @asynccontextmanager
-    async def _client(self) -> AsyncIterator[Any]:
-        from aioboto3 import Session
+        import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
         from aiobotocore.config import AioConfig
 
-        from proxy.stores.dynamodb_credentials import session
+        from proxy.stores.dynamodb_credentials import Renewed, session
         from proxy.verified import Verified
 
         retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-        config = AioConfig(
+        self._config = AioConfig(
             connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries, http_session_cls=Verified
         )
-        found = Session(botocore_session=await session(self._credentials))
-        async with found.client("pricing", HOME_REGION, endpoint_url=self._endpoint, config=config) as client:
-            yield client
+        self._endpoint = endpoint
+        self._began = partial(session, Renewed())
+        self._session_of = aioboto3.Session
+        self._session: Any = None
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[Any]:
+        if self._session is None:
+            self._session = self._session_of(botocore_session=await self._began())
+        client = self._session.client("pricing", HOME_REGION, endpoint_url=self._endpoint, config=self._config)
+        async with client as opened:
+            yield opened
 
     async def read(self, region: str) -> list[Product]:
         with _told():
