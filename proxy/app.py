@@ -286,6 +286,7 @@ def _parts(core: _Core) -> Parts:
         core.clients,
         leasing=core.leasing,
         wrong_secrets=core.wrong_secrets,
+        limits=fitting(raised_descriptors()),
     )
 
 

@@ -34,7 +34,8 @@ from proxy.hard.purses import Purses
 from proxy.hard.rows import Name
 from proxy.limits.leasing import Leasing
 from proxy.logs import where
-from proxy.metering.price_updates import AwsPriceList, Tariffs
+from proxy.metering.aws_price_list import AwsPriceList
+from proxy.metering.price_updates import Tariffs
 from proxy.metering.profiles import OwnChoice, Profile
 from proxy.model import Choice
 from proxy.pipeline import Pipeline

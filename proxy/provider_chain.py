@@ -6,10 +6,15 @@ A provider reads files, calls services or runs a command, and any of these may n
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from signal import SIGKILL
 from typing import Any, TypeAlias
+
+from proxy.aside import Aside
 
 RENEW_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
 LOOK_SECONDS = 5.0  # for an answer; one that comes later is taken at the next look
@@ -31,8 +36,9 @@ class ProviderChain:
 
     def __init__(self, make: Callable[[], Find] | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._make = make or _botocore_chain
-        self._find = self._make()
+        self._find: Find = _Lazily(self._make)
         self._now = now
+        self._aside = Aside()  # its own: a command that has said what is wrong ends without them as well
         self._look: Answer | None = None  # the one under way, which all who ask share
         self._began = 0.0
         self._silent: set[Answer] = set()
@@ -40,7 +46,7 @@ class ProviderChain:
     async def found(self, seconds: float = LOOK_SECONDS) -> Any:
         """Raises whatever its providers do, or SilentProvider."""
         if self._look is not None and not self._look.done() and self._now() - self._began > GIVE_UP_SECONDS:
-            await self.anew()
+            self.anew()
         look = self._look or self._begun()
         await asyncio.wait([look], timeout=seconds)
         if not look.done():
@@ -49,7 +55,7 @@ class ProviderChain:
             self._look = None
         return look.result()
 
-    async def anew(self) -> None:
+    def anew(self) -> None:
         """Another chain takes the place of this one, unless too many say nothing as it is: what it has found it reads
         only once."""
         if self._look is not None and not self._look.done():
@@ -58,13 +64,25 @@ class ProviderChain:
             self._silent.add(self._look)
             self._look.add_done_callback(self._silent.discard)
         self._look = None
-        self._find = await asyncio.to_thread(self._make)
+        self._find = _Lazily(self._make)
 
     def _begun(self) -> Answer:
-        look = self._look = asyncio.get_running_loop().run_in_executor(None, self._find)
+        look = self._look = asyncio.get_running_loop().run_in_executor(self._aside, self._find)
         look.add_done_callback(_heard)
         self._began = self._now()
         return look
+
+
+class _Lazily:
+    """A chain that is made where it is asked."""
+
+    def __init__(self, make: Callable[[], Find]) -> None:
+        self._make = make
+        self._find: Find | None = None
+
+    def __call__(self) -> Any:
+        self._find = self._find or self._make()
+        return self._find()
 
 
 def _heard(look: Answer) -> None:
@@ -74,23 +92,34 @@ def _heard(look: Answer) -> None:
 
 
 class _Command(subprocess.Popen[bytes]):
+    def __init__(self, line: list[str], stdout: int, stderr: int) -> None:
+        # Its session is its own, so that what it starts can be ended with it.
+        super().__init__(line, stdout=stdout, stderr=stderr, start_new_session=True)
+
     def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
         try:
             return super().communicate(input, timeout or COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
-            with self:  # closes its pipes, and waits for it
-                self.kill()
+            with self, suppress(ProcessLookupError):  # closes its pipes, and waits for it
+                os.killpg(self.pid, SIGKILL)
             raise
 
 
 def _botocore_chain() -> Find:
-    from botocore.session import Session  # 75 ms that those without AWS need not pay
+    from botocore.credentials import ProcessProvider  # 75 ms that those without AWS need not pay
+    from botocore.session import Session
 
     session = Session()
 
+    def bounded(profile: str) -> Any:
+        return ProcessProvider(profile, lambda: session.full_config, _Command)
+
     def find() -> Any:
-        # Botocore has no other way to bound a command, and would wait for it for ever.
-        session.get_component("credential_provider").get_provider("custom-process")._popen = _Command
+        # Botocore has no other way to bound a command, and would wait for it for ever; nor that of another profile,
+        # which provides what a role is assumed with.
+        chain = session.get_component("credential_provider")
+        chain.get_provider("custom-process")._popen = _Command
+        chain.get_provider("assume-role")._profile_provider_builder._create_process_provider = bounded
         provided = session.get_credentials()
         return provided.get_frozen_credentials() if provided is not None else None
 

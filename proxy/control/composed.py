@@ -15,6 +15,8 @@ from proxy.auth.tokens import Tokens
 from proxy.clock import Clock
 from proxy.config import Config
 from proxy.control.access import Access, Verify, admin_mark, load_admin_key
+from proxy.control.connections import DEFAULT, Limits
+from proxy.control.page.state import PageState
 from proxy.control.parts import RETRIEVALS_OF_ALL, RETRIEVALS_OF_AN_ADDRESS, Parts
 from proxy.control.rates import LocalRates, Rates, SharedRates
 from proxy.limits.leasing import Leasing
@@ -38,6 +40,7 @@ def parts_of(
     rates: Rates | None = None,
     leasing: Leasing | None = None,
     wrong_secrets: WrongSecrets | None = None,
+    limits: Limits = DEFAULT,
 ) -> Parts:
     """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
     wrong_secrets = wrong_secrets or WrongSecrets(clock.monotonic)
@@ -58,6 +61,7 @@ def parts_of(
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
         page_sessions=page_sessions,
         retrieval_pace=Lookups(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
+        page=PageState(limits=limits),
     )
 
 

@@ -83,9 +83,10 @@ class Crowd:
         return True
 
     def _has_made_room(self, came: _From, is_one_too_many: bool) -> bool:
-        """By one that is not at work: of the same network where that has its share, and never one of this machine for
-        one from elsewhere. So who only stays keeps nobody out."""
-        rivals = [each for each, its in self._known.items() if came.is_local or not its.is_local]
+        """By one that is not at work: of the same network where that has its share, and none of those that are kept for
+        this machine for one from elsewhere. So who only stays keeps nobody out."""
+        has_more = sum(its.is_local for its in self._known.values()) > self.limits.for_loopback
+        rivals = [each for each, its in self._known.items() if came.is_local or has_more or not its.is_local]
         if is_one_too_many:
             rivals = [each for each in rivals if self._known[each].network == came.network]
         idlest = max(rivals, key=lambda each: each.idleness, default=None)

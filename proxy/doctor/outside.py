@@ -13,7 +13,7 @@ from proxy.doctor.asking import ASK_SECONDS
 from proxy.doctor.findings import Finding, ok, skipped, trouble, warning
 from proxy.doctor.patient import Patient
 from proxy.errors import ConfigError
-from proxy.metering.price_updates import AwsPriceList, PriceListUnreadable
+from proxy.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 
 
 async def price_list(patient: Patient) -> Finding:

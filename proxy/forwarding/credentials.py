@@ -77,7 +77,7 @@ class ProvidedCredentials:
         if self._is_refused:
             self._is_refused = False  # until Bedrock says so again
             self._rests = self._rests_left = min(2 * self._rests + 1, MOST_RESTS)
-            await self._chain.anew()
+            self._chain.anew()
         elif self._current is not None:
             self._rests = 0
             return

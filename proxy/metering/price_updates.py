@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from proxy.clock import Clock
 from proxy.config.keys import Config
-from proxy.errors import ConditionFailed, PriceKeeperError, StoreError
-from proxy.metering.price_list import SERVICE_CODES, Product, Unclear, listed_of, model_of, product_of
+from proxy.errors import ConditionFailed, StoreError
+from proxy.metering.aws_price_list import PriceListUnreadable
+from proxy.metering.price_list import Product, Unclear, listed_of, model_of
 from proxy.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, misread, overlaid, tariff_of
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, Between, Item, Put, Query, Store, live, missing_or_expired
@@ -33,98 +32,18 @@ KEPT_SECONDS = 3 * 86_400
 CLAIM_SECONDS = 300  # in which whoever reads the list for the others is done, or has failed
 ROWS_KEPT = 4  # of one model: those of three days and of today
 
-# Of the Price List's own endpoint, which is in few regions and serves all.
-HOME_REGION = "us-east-1"
-CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 30.0
-READ_SECONDS = 180.0  # of a region's whole list: some thirty pages
-ATTEMPTS = 5  # of each page; it is throttled at a few calls a second
-PAGE_SIZE = 100  # the most there is
-MOST_PAGES = 200  # many times what there are; beyond it the pages go in a circle
-FORMAT = "aws_v1"
-
 _UNIT = "_price_usd_micros_per_1m"  # and pico-dollars a token: the same number
 _CLAIM = "PRICE-LIST"  # in the place of a model: who reads the list of a region today
 
-_NONSENSE = "an answer that is not the AWS Price List's"
 _NAMELESS = "the id does not say which model of the price list it is"
 _WAITING = "another process is reading the price list"
 
 _log = logging.getLogger("proxy.prices")
 
 
-class PriceListUnreadable(PriceKeeperError):
-    """Nothing was learned from the price list; the message says why."""
-
-
 class PriceList(Protocol):
     async def read(self, region: str) -> Sequence[Product]:
         """Every price for tokens in a region, or PriceListUnreadable: never a part of them."""
-
-
-class AwsPriceList:
-    """Needs the permission `pricing:GetProducts`. `endpoint` is for tests."""
-
-    def __init__(self, endpoint: str | None = None) -> None:
-        import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
-        from aiobotocore.config import AioConfig
-
-        retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-        config = AioConfig(connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries)
-        session = aioboto3.Session()
-        self._client = partial(session.client, "pricing", HOME_REGION, endpoint_url=endpoint, config=config)
-
-    async def read(self, region: str) -> list[Product]:
-        with _told():
-            async with asyncio.timeout(READ_SECONDS), self._client() as client:
-                return [product for code in SERVICE_CODES for product in await _products(client, code, region)]
-
-    async def probe(self) -> None:
-        """Raises PriceListUnreadable unless we may ask for prices, of which it asks for one."""
-        with _told():
-            async with self._client() as client:
-                answer = await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=FORMAT, MaxResults=1)
-                _check_form(answer)
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    import aiohttp
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        yield
-    except ClientError as failure:  # its message may quote a session token
-        code = failure.response.get("Error", {}).get("Code", "")
-        raise PriceListUnreadable(f"the AWS Price List answers {code or 'with an error'}") from None
-    except (BotoCoreError, aiohttp.ClientError, OSError) as failure:  # a time-out is an OSError
-        raise PriceListUnreadable(f"no answer from the AWS Price List: {type(failure).__name__}") from None
-    except (AttributeError, LookupError, TypeError, ValueError):  # botocore's parser, on what it was not made for
-        raise PriceListUnreadable(_NONSENSE) from None
-
-
-def _check_form(answer: Any) -> None:
-    if answer["FormatVersion"] != FORMAT:
-        raise PriceListUnreadable(_NONSENSE)
-
-
-async def _products(client: Any, service_code: str, region: str) -> list[Product]:
-    request = {
-        "ServiceCode": service_code,
-        "Filters": [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
-        "FormatVersion": FORMAT,
-        "MaxResults": PAGE_SIZE,
-    }
-    found: list[Product] = []
-    for _ in range(MOST_PAGES):
-        answer = await client.get_products(**request)
-        _check_form(answer)
-        # Not `.get`: botocore reads an answer with nothing in it out of whatever comes with status 200.
-        found += [product for entry in answer["PriceList"] if (product := product_of(entry, region)) is not None]
-        if not answer.get("NextToken"):
-            return found
-        request["NextToken"] = answer["NextToken"]
-    raise PriceListUnreadable(f"the AWS Price List of {service_code} in {region} does not end")
 
 
 # ---------------------------------------------------------------- rows of the cache

@@ -19,7 +19,7 @@ from proxy.errors import StoreError, StoreUnavailable, Throttled
 from proxy.stores import dynamodb_errors as errors
 from proxy.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
 from proxy.stores.dynamodb_connections import Connections
-from proxy.stores.dynamodb_credentials import session
+from proxy.stores.dynamodb_credentials import Renewed, session
 from proxy.stores.expressions import (
     TRANSACTION_VERBS,
     Request,
@@ -89,6 +89,7 @@ class DynamoStore:
         self._endpoint = endpoint
         self._sleep = sleep
         self._asking = asking
+        self._credentials = Renewed()
         self._open = AsyncExitStack()
         self.client: Any = None
         self._is_closed = False
@@ -96,7 +97,7 @@ class DynamoStore:
 
     async def open(self) -> DynamoStore:
         try:
-            client = aioboto3.Session(botocore_session=await session()).client(
+            client = aioboto3.Session(botocore_session=await session(self._credentials)).client(
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=client_config()
             )
             self.client = await self._open.enter_async_context(client)
@@ -231,6 +232,8 @@ class DynamoStore:
             answer = await getattr(self.client, verb)(**request)
         except ClientError as failure:
             answered(_date(failure.response))
+            if errors.refuses_credentials(failure):
+                self._credentials.refused()
             raise
         answered(_date(answer))
         return answer

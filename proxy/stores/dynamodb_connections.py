@@ -12,9 +12,10 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ServerDisconnectedError, TCPConnector
 from aiohttp.client_proto import ResponseHandler
+
+from proxy.verified import Verified
 
 _NUMBER = "x-amzn-requestid"  # that no two answers share
 _REMEMBERED = 100  # answers of one connection
@@ -57,7 +58,7 @@ def _made(loop: AbstractEventLoop) -> ResponseHandler:
     return _Connection(loop)
 
 
-class Connections(AIOHTTPSession):  # type: ignore[misc]
+class Connections(Verified):
     def _create_connector(self, proxy_url: str | None) -> TCPConnector:
         connector: TCPConnector = super()._create_connector(proxy_url)
         connector._factory = partial(_made, connector._loop)

@@ -1,6 +1,7 @@
-"""AWS credentials for the store, renewed beside its calls.
+"""AWS credentials for the store and the price list, renewed beside their calls.
 
-aiobotocore would have the call wait that finds them due, and all calls in the ten minutes before their end.
+aiobotocore would have the call wait that finds them due, and all calls in the ten minutes before their end; and it
+would not look at the name of who hands them out (`verified.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCrede
 
 from proxy.provider_chain import LOOK_SECONDS, RENEW_SECONDS, Find, ProviderChain
 
-AGAIN_SECONDS = 5.0  # where none came, or none in time
+AGAIN_SECONDS = 5.0  # where none came, none in time, or none that DynamoDB takes
+MOST_DOUBLINGS = 4  # of that, while it goes on taking none: each look may ask a service, for a fleet
 AWAIT_SECONDS = 1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
 
 _log = logging.getLogger("proxy.stores")
@@ -31,23 +33,41 @@ class Renewed(AioCredentials):  # type: ignore[misc]
         self._chain = ProviderChain(make, now)
         self._now = now
         self._current: Any = None
-        self._due = now()
+        self._due = self._looked = now()
+        self._is_refused = False
+        self._in_vain = 0  # looks for others, whose findings were refused as well
         self._told = ""
+
+    def refused(self) -> None:
+        """DynamoDB does not take them. What it has found a chain reads only once, so another one is asked."""
+        if not self._is_refused:
+            self._is_refused = True
+            again = self._looked + AGAIN_SECONDS * 2**self._in_vain if self._in_vain else self._now()
+            self._due = min(self._due, again)
 
     async def get_frozen_credentials(self) -> Any:
         """Raises BotoCoreError where there are none."""
         if self._current is None or self._now() >= self._due:
-            self._due = self._now() + AGAIN_SECONDS
+            self._begin()
             try:
                 self._take(await self._chain.found(LOOK_SECONDS if self._current is None else AWAIT_SECONDS))
             except Exception as failure:  # providers raise whatever their sources do
                 self._keep(failure)
         return self._current
 
+    def _begin(self) -> None:
+        self._looked = self._now()
+        self._due = self._looked + AGAIN_SECONDS
+        if self._is_refused:
+            self._chain.anew()
+        self._in_vain = min(self._in_vain + 1, MOST_DOUBLINGS) if self._is_refused else 0
+        self._is_refused = False  # until DynamoDB says so again
+
     def _take(self, found: Any) -> None:
         if found is None:
             raise NoCredentialsError
         self._current, self._told = found, ""
+        self.account_id = found.account_id  # by which DynamoDB has endpoints
         self._due = self._now() + RENEW_SECONDS
 
     def _keep(self, failure: Exception) -> None:
@@ -59,12 +79,13 @@ class Renewed(AioCredentials):  # type: ignore[misc]
             raise CredentialRetrievalError(provider=self.method, error_msg=kind) from None
         if kind != self._told:
             self._told = kind
-            _log.warning("the store's AWS credentials could not be renewed, and the last ones hold: %s", kind)
+            told = "AWS credentials of the store or the price list could not be renewed, and the last ones hold"
+            _log.warning("%s: %s", told, kind)
 
 
-async def session() -> AioSession:
-    """It has looked for credentials once, so that the first calls need not wait for that."""
-    made, credentials = get_session(), Renewed()
+async def session(credentials: Renewed) -> AioSession:
+    """They have been looked for once, so that the first calls need not wait for that."""
+    made = get_session()
     made._credentials = credentials  # there is no other way to bring one's own
     with suppress(BotoCoreError):  # who calls is told
         await credentials.get_frozen_credentials()

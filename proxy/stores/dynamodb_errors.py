@@ -98,6 +98,7 @@ _BAD_CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
+_NO_PERMISSION = frozenset({"AccessDeniedException", "NotAuthorizedException"})  # for these credentials, which are good
 _REASONS = {
     "None": ReasonCode.NONE,
     "ConditionalCheckFailed": ReasonCode.CONDITION_FAILED,
@@ -144,6 +145,11 @@ def translated(failure: BaseException) -> StoreError:
     if isinstance(failure, _NO_CREDENTIALS):
         return NotAllowed(f"no AWS credentials for DynamoDB: {type(failure).__name__}")
     return StoreUnavailable(f"no answer from DynamoDB: {failure}", maybe_applied=not _was_never_sent(failure))
+
+
+def refuses_credentials(failure: ClientError) -> bool:
+    """Whether others may be taken."""
+    return failure.response.get("Error", {}).get("Code") in _BAD_CREDENTIALS - _NO_PERMISSION
 
 
 def _was_never_sent(failure: BaseException) -> bool:

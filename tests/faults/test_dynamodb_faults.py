@@ -20,7 +20,7 @@ from proxy.errors import (
     Throttled,
     TransactionFailed,
 )
-from proxy.stores import dynamodb, dynamodb_credentials
+from proxy.stores import dynamodb
 from proxy.stores.contract import Delete, Item, Key, Put, Query, Update
 from proxy.stores.dynamodb import ATTEMPTS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, DynamoStore
 from proxy.stores.dynamodb_errors import translated
@@ -38,7 +38,6 @@ from tests.support.fault_proxy import (
     dynamodb_error,
     fault_proxy,
 )
-from tests.support.hanging import hanging_command
 from tests.support.servers import free_port
 
 THROTTLE = dynamodb_error("ThrottlingException")
@@ -351,41 +350,6 @@ async def test_a_missing_table_says_what_to_do(engines: Engines, pk: str) -> Non
 
 async def _never(seconds: float) -> None:
     raise AssertionError(f"nothing to wait for, yet {seconds} s were asked")
-
-
-async def test_no_credentials_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    store = await _store(rig.proxy.url, _never)
-    with pytest.raises(NotAllowed, match="credentials"):
-        await store.update(_addition(rig))
-    await store.close()
-
-
-async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_credentials_are_good(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nine minutes before their end, when botocore itself has every call wait for newer ones."""
-    assert await rig.counted() == 0  # with other credentials
-    command, hangs = hanging_command(tmp_path, "a-token", 540)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(command))
-    monkeypatch.setattr(dynamodb_credentials, "AWAIT_SECONDS", 0.05)
-    store = await _store(rig.proxy.url, _never)
-    await store.update(_addition(rig))
-    hangs.touch()
-    for name in ("RENEW_SECONDS", "AGAIN_SECONDS"):  # each call asks for newer ones
-        monkeypatch.setattr(dynamodb_credentials, name, 0.0)
-    async with asyncio.timeout(dynamodb.CALL_SECONDS / 2):
-        for _ in range(3):
-            await asyncio.gather(*(store.update(_addition(rig)) for _ in range(10)))
-    assert await rig.counted() == 31
-    hangs.unlink()
-    await store.close()
 
 
 def _left_unread(key: Key) -> Answer:

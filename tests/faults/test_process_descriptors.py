@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.afflicted import asked, by_hand, checks, counted, processor_seconds, told, tried, until
+from tests.support.control import ADMIN_KEY
 from tests.support.crashing import Load
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
@@ -84,6 +85,26 @@ def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path, 
             assert "Too many open files" not in running.errors
         served = trial.served()
     assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+
+
+def test_with_few_from_the_start_pages_that_are_kept_up_to_date_leave_room(tmp_path: Path) -> None:
+    """All that is on this machine, or behind a proxy on it, has one address."""
+    page = f"GET /status/events HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {ADMIN_KEY}\r\n\r\n".encode()
+    with tried(tmp_path) as trial:
+        lineup = trial.lineup()
+        lineup.around = ("prlimit", "--nofile=64")
+        lineup.environment = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
+        with lineup.serving() as running, ExitStack() as pages:
+            control = int(running.control.rpartition(":")[2])
+            answers = Counter[bytes]()
+            for _ in range(STRANGERS):
+                opened = pages.enter_context(closing(socket.create_connection(("127.0.0.1", control), 5)))
+                opened.sendall(page)
+                answers[opened.recv(12)] += 1
+            assert set(answers) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+            assert [told(running.control, "/health")[0] for _ in range(PROBES)] == [200] * PROBES
+            pages.close()
+            assert running.stop() == 0
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.metering import price_updates
+from proxy.metering import aws_price_list, price_updates
 from proxy.metering.price_updates import TariffStatus
 from tests.support import price_list_server as aws
 from tests.support.price_fleet import (
@@ -40,7 +40,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the waits of the real client's own retries."""
-    monkeypatch.setattr(price_updates, "ATTEMPTS", 1)
+    monkeypatch.setattr(aws_price_list, "ATTEMPTS", 1)
 
 
 # ---------------------------------------------------------------- the day's prices

@@ -152,6 +152,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
             revocation,
             Clients(store, clock.now, Lookups(clock), clock.monotonic),
             rates,
+            limits=limits,
         )
         control = Control(api.routes(readiness, telemetry), clock.now)
         control.started(parts)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config.keys import Config, parse
-from proxy.metering.price_updates import AwsPriceList, Tariffs, TariffStatus
+from proxy.metering.aws_price_list import AwsPriceList
+from proxy.metering.price_updates import Tariffs, TariffStatus
 from proxy.metering.pricing import Tariff, cost
 from proxy.metering.usage import Usage
 from proxy.stores import schema

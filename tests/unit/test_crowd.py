@@ -46,6 +46,15 @@ def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
     assert crowd.joined(_Connection(), "127.0.0.1")
 
 
+def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> None:
+    """All of 127.0.0.0/8 is here, so a share for each address is no bound."""
+    crowd = Crowd(ManualClock(), Limits(connections=8, of_one=2, for_loopback=2))
+    stay = [_Connection(2) for _ in range(8)]
+    assert all(crowd.joined(each, f"127.0.0.{number}") for number, each in enumerate(stay, 1))
+    assert [crowd.joined(_Connection(), f"192.0.2.{number}") for number in range(8)] == [True] * 6 + [False] * 2
+    assert [each.is_cut for each in stay] == [True] * 6 + [False] * 2
+
+
 @pytest.mark.parametrize("descriptors", [0, 64, 96, 256, 1024, 65_536])
 def test_few_descriptors_are_not_all_taken(descriptors: int) -> None:
     fitted = fitting(descriptors)

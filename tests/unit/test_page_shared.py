@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from proxy.control.calls import Principal
+from proxy.control.connections import fitting
 from proxy.control.page.listeners import OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT, Listeners
 from proxy.control.page.shared import MOST_KEPT, Shared
 from proxy.control.problems import Problem
@@ -69,25 +70,44 @@ async def test_what_is_kept_is_bounded() -> None:
         assert len(shared._found) <= MOST_KEPT
 
 
-def test_listeners_are_bounded_and_clients_keep_no_administrator_out() -> None:
-    listeners, admin = Listeners(), Principal("admin", is_admin=True)
+ADMIN = Principal("admin", is_admin=True)
 
-    def taken(principal: Principal) -> int:
+
+class Pages:
+    def __init__(self, listeners: Listeners) -> None:
+        self.listeners = listeners
+        self.open_now, self.refusals = ExitStack(), set[tuple[int, str]]()
+
+    def taken(self, principal: Principal) -> int:
         for count in range(1000):
             try:
-                open_now.enter_context(listeners.one_more(principal))
+                self.open_now.enter_context(self.listeners.one_more(principal))
             except Problem as failure:
-                refusals.add((failure.status, failure.headers["Retry-After"]))
+                self.refusals.add((failure.status, failure.headers["Retry-After"]))
                 return count
         raise AssertionError("no bound")
 
-    open_now, refusals = ExitStack(), set[tuple[int, str]]()
+
+def test_listeners_are_bounded_and_clients_keep_no_administrator_out() -> None:
+    pages = Pages(Listeners())
+    listeners, taken = pages.listeners, pages.taken
     assert taken(Principal("org-1", "1")) == OF_ONE_CLIENT
     others = sum(taken(Principal(f"org-{number}", str(number))) for number in range(2, 50))
     assert others == OF_CLIENTS - OF_ONE_CLIENT
-    assert taken(admin) == OF_ADMINS
+    assert taken(ADMIN) == OF_ADMINS
     assert len(listeners) == OF_ADMINS + OF_CLIENTS
-    assert refusals == {(503, "30")}
-    open_now.close()
+    assert pages.refusals == {(503, "30")}
+    pages.open_now.close()
     assert (len(listeners), len(listeners._clients)) == (0, 0)
-    assert taken(admin) == OF_ADMINS
+    assert taken(ADMIN) == OF_ADMINS
+
+
+@pytest.mark.parametrize("descriptors", [0, 64, 200, 256, 512, 1024])
+def test_pages_leave_one_address_room_for_probes_and_people(descriptors: int) -> None:
+    """All have one address behind a proxy on this machine, and so may they."""
+    limits = fitting(descriptors)
+    pages = Pages(Listeners(limits))
+    clients = sum(pages.taken(Principal(f"org-{number}", str(number))) for number in range(50))
+    assert clients >= 1
+    assert pages.taken(ADMIN) >= 1
+    assert len(pages.listeners) <= limits.of_one * 5 / 8

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
@@ -78,9 +81,50 @@ async def test_another_one_is_asked_at_once_where_what_was_found_is_of_no_use(si
     chain = ProviderChain(silent)
     with pytest.raises(SilentProvider):
         await chain.found(SOON)
-    await chain.anew()
+    chain.anew()
     silent.speaks[1].set()
     assert await chain.found() == 1
+
+
+async def test_all_who_come_at_once_ask_the_other_one(silent: Silent) -> None:
+    clock = ManualClock()
+    chain = ProviderChain(silent, clock.monotonic)
+    with pytest.raises(SilentProvider):
+        await chain.found(SOON)
+    await clock.advance(GIVE_UP_SECONDS + 1)
+    silent.speaks[1].set()
+    assert await asyncio.gather(*(chain.found() for _ in range(50))) == [1] * 50
+    assert silent.asked == [0, 1]
+
+
+async def test_a_chain_that_is_long_in_the_making_keeps_nobody_waiting() -> None:
+    is_made = threading.Event()
+
+    def make() -> Find:
+        assert is_made.wait(30)
+        return lambda: 1
+
+    chain = ProviderChain(make)
+    for _ in range(2):
+        with pytest.raises(SilentProvider):
+            await chain.found(SOON)
+        chain.anew()
+    is_made.set()
+    assert await chain.found() == 1
+
+
+def test_a_process_ends_though_a_provider_never_answers() -> None:
+    code = """
+import asyncio, threading
+from proxy.provider_chain import ProviderChain, SilentProvider
+chain = ProviderChain(lambda: threading.Event().wait)
+try:
+    asyncio.run(chain.found(0.01))
+except SilentProvider as silence:
+    print(silence)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "no answer in 0.01 seconds\n"
 
 
 async def test_what_fails_is_raised_whoever_waits_by_then() -> None:
@@ -93,24 +137,46 @@ async def test_what_fails_is_raised_whoever_waits_by_then() -> None:
             await chain.found()
 
 
-async def test_a_command_that_hangs_is_killed_and_started_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A command that hangs while there is this file; it and what it started itself write down who they are."""
     hangs = tmp_path / "hangs"
     hangs.touch()
     keys = '{"Version": 1, "AccessKeyId": "FROMCOMMAND", "SecretAccessKey": "secret"}'
+    waits = f"sleep 60 & echo $! > {tmp_path}/child; wait"
     command = tmp_path / "command"
-    command.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n[ -e {hangs} ] && exec sleep 60\necho '{keys}'\n")
+    command.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nif [ -e {hangs} ]; then {waits}; fi\necho '{keys}'\n")
     command.chmod(0o700)
-    (tmp_path / "aws").write_text(f"[default]\ncredential_process = {command}\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")  # which nobody is to get to
     monkeypatch.setattr(provider_chain, "COMMAND_SECONDS", 0.5)
+    return hangs
+
+
+PROFILES = {
+    "its own": "[default]\ncredential_process = {}\n",
+    "of another profile": "[default]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = other\n"
+    "[profile other]\ncredential_process = {}\n",
+}
+
+
+@pytest.mark.parametrize("whose", PROFILES)
+async def test_a_command_that_hangs_is_killed_with_all_it_has_started(hanging: Path, whose: str) -> None:
+    folder = hanging.parent
+    (folder / "aws").write_text(PROFILES[whose].format(folder / "command"))
+    with pytest.raises(TimeoutExpired):
+        await ProviderChain().found()
+    for each in ("pid", "child"):
+        await eventually(partial(is_gone, int((folder / each).read_text())))
+
+
+async def test_a_command_that_was_killed_is_started_again(hanging: Path) -> None:
+    (hanging.parent / "aws").write_text(PROFILES["its own"].format(hanging.parent / "command"))
     chain = ProviderChain()
     with pytest.raises(TimeoutExpired):
         await chain.found()
-    assert is_gone(int((tmp_path / "pid").read_text()))
-    hangs.unlink()
+    await asyncio.to_thread(hanging.unlink)
     assert (await chain.found()).access_key == "FROMCOMMAND"

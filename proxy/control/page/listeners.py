@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from proxy.control.calls import Principal
+from proxy.control.connections import DEFAULT, Limits
 from proxy.control.problems import ERRORS, Problem
 
-# Together well below the connections that one address may have, as all have one behind a proxy.
+# Together well below the connections that one address may have, as all have one behind a proxy. Where these are fewer,
+# there are fewer pages.
 OF_ADMINS = 24
 OF_CLIENTS = 16  # of all together, who must not keep administrators out
 OF_ONE_CLIENT = 4
@@ -17,7 +19,11 @@ AGAIN_SECONDS = 30.0
 
 
 class Listeners:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = DEFAULT) -> None:
+        def share(most: int) -> int:
+            return max(1, most * limits.of_one // DEFAULT.of_one)
+
+        self._of_admins, self._of_clients, self._of_one_client = map(share, (OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT))
         self._clients: Counter[str] = Counter()
         self._admins = 0
 
@@ -38,8 +44,8 @@ class Listeners:
 
     def _has_room(self, principal: Principal) -> bool:
         if principal.is_admin:
-            return self._admins < OF_ADMINS
-        return self._clients.total() < OF_CLIENTS and self._clients[principal.name] < OF_ONE_CLIENT
+            return self._admins < self._of_admins
+        return self._clients.total() < self._of_clients and self._clients[principal.name] < self._of_one_client
 
     def _count(self, principal: Principal, more: int) -> None:
         if principal.is_admin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from proxy.control.connections import DEFAULT, Limits
 from proxy.control.page.history import History
 from proxy.control.page.listeners import Listeners
 from proxy.control.page.shared import Shared
@@ -14,10 +15,10 @@ STORED_SECONDS = 10.0  # as above, of what the store has to be asked for
 
 
 class PageState:
-    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+    def __init__(self, tick_seconds: float = TICK_SECONDS, limits: Limits = DEFAULT) -> None:
         self.tick_seconds = tick_seconds
         self.history = History()
-        self.listeners = Listeners()
+        self.listeners = Listeners(limits)
         self.boards: Shared[dict[str, Any]] = Shared(tick_seconds)
         self.places: Shared[Any] = Shared(STORED_SECONDS)
         self.happened: Shared[list[dict[str, Any]]] = Shared(STORED_SECONDS)

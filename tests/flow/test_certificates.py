@@ -1,0 +1,178 @@
+"""What is called over https shows a certificate that is trusted, and for its name, before it is sent anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from unittest.mock import Mock
+
+import aiohttp.connector
+import pytest
+
+from proxy.auth.control_service import control_service
+from proxy.auth.relayed import NoAnswer
+from proxy.clock import SystemClock
+from proxy.errors import Refusal, StoreError
+from proxy.forwarding.forwarder import BearerKey, Call, Forwarder, Target
+from proxy.forwarding.upstream import Endpoint
+from proxy.metering import aws_price_list
+from proxy.metering.aws_price_list import AwsPriceList, PriceListUnreadable
+from proxy.stores import dynamodb
+from proxy.stores.contract import Key
+from proxy.stores.dynamodb import DynamoStore
+from proxy.surface.tls import local_authority, server_context
+from tests.support.rig import Tapped
+
+Calls = Callable[[str, int], Awaitable[None]]
+NAMED, UNNAMED = "127.0.0.1", "127.0.0.2"  # by the certificate
+CASES = [(NAMED, True), (NAMED, False), (UNNAMED, True)]
+
+
+async def _bedrock(host: str, port: int) -> None:
+    forwarder = Forwarder(BearerKey("key"), SystemClock())
+    target = Target(Endpoint(host, port, is_tls=True), "here", "a-model", "/there")
+    call = Call("POST", "", [], lambda _: b"{}", [target])
+    with pytest.raises(Refusal):
+        await forwarder.forward(call, Mock(is_gone=False), (), Tapped())
+    forwarder.close()
+
+
+async def _store(host: str, port: int) -> None:
+    async def no_wait(_: float) -> None:
+        pass
+
+    endpoint = f"https://{host}:{port}"
+    store = await DynamoStore(region="us-east-1", table_prefix="p-", endpoint=endpoint, sleep=no_wait).open()
+    with pytest.raises(StoreError):
+        await store.get(Key("config", "ORG", "CONFIG"))
+    await store.close()
+
+
+async def _price_list(host: str, port: int) -> None:
+    with pytest.raises(PriceListUnreadable):
+        await AwsPriceList(f"https://{host}:{port}").probe()
+
+
+async def _web_identity(host: str, port: int) -> None:
+    """What a pod shows for credentials, before anything can be signed."""
+    token = Path(os.environ["SSL_CERT_FILE"])  # any file will do
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/r")
+        patch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+        patch.setenv("AWS_ENDPOINT_URL_STS", f"https://{host}:{port}")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")
+        await _price_list(host, 9)
+
+
+async def _control_service(host: str, port: int) -> None:
+    async with control_service(f"https://{host}:{port}") as asking:
+        with pytest.raises(NoAnswer):
+            await asking("client:secret")
+
+
+@pytest.fixture(autouse=True)
+def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dynamodb, aws_price_list):
+        monkeypatch.setattr(module, "ATTEMPTS", 1)
+
+
+def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
+        patch.setenv(name, str(authority))
+    known = ssl.create_default_context(cafile=str(authority))
+    patch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", known)  # which it makes once, as it is imported
+
+
+@pytest.mark.parametrize("calls", [_bedrock, _store, _price_list, _web_identity, _control_service])
+@pytest.mark.parametrize(("host", "is_trusted"), CASES)
+async def test_who_shows_no_good_certificate_is_sent_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
+) -> None:
+    authority, certificate, key = local_authority(tmp_path, time.time())
+    if is_trusted:
+        _trust(authority, monkeypatch)
+    async with _listening(host, server_context(certificate, key)) as (port, heard):
+        await calls(host, port)
+    assert bool(heard) == (is_trusted and host == NAMED)
+
+
+@pytest.mark.parametrize("calls", [_store, _price_list])
+@pytest.mark.parametrize(("host", "is_trusted"), CASES)
+async def test_nor_through_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
+) -> None:
+    """One that the surroundings name, which only what AWS's libraries call goes through."""
+    authority, certificate, key = local_authority(tmp_path, time.time())
+    if is_trusted:
+        _trust(authority, monkeypatch)
+    async with _listening(host, server_context(certificate, key)) as (port, heard), _passing_on(host, port) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy[0]}")
+        monkeypatch.setenv("NO_PROXY", "")
+        await calls(host, port)
+    assert proxy[1].startswith(f"CONNECT {host}:{port} ".encode())
+    assert bool(heard) == (is_trusted and host == NAMED)
+
+
+Listening = tuple[int, bytearray]
+
+
+@asynccontextmanager
+async def _listening(host: str, tls: ssl.SSLContext) -> AsyncIterator[Listening]:
+    """Its port, and what it is sent; it answers nothing."""
+    heard = bytearray()
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.extend(await reader.read(65_536))
+        await _closed(writer)
+
+    async with _serving(hear, host, tls) as port:
+        yield port, heard
+
+
+@asynccontextmanager
+async def _passing_on(host: str, port: int) -> AsyncIterator[Listening]:
+    """A proxy's port, and what it is asked for."""
+    asked = bytearray()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.extend(await reader.readuntil(b"\r\n\r\n"))
+        far_reader, far_writer = await asyncio.open_connection(host, port)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(_piped(reader, far_writer), _piped(far_reader, writer))
+
+    async with _serving(pass_on, "127.0.0.1", None) as own:
+        yield own, asked
+
+
+@asynccontextmanager
+async def _serving(serve: Callable[..., Awaitable[None]], host: str, tls: ssl.SSLContext | None) -> AsyncIterator[int]:
+    """All that it has begun is over at the end."""
+    begun = list[asyncio.Task[None]]()
+
+    def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.append(asyncio.ensure_future(serve(reader, writer)))
+
+    async with await asyncio.start_server(served, host, 0, ssl=tls) as server:
+        yield server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(20):
+            await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def _piped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+    await _closed(writer)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
