@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from proxy.selection.plan import plan_of
 from proxy.selection.spent import Spent
 from proxy.stores import schema
 from proxy.stores.contract import Store
+from proxy.stores.sqlite import SqliteStore
 from proxy.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, Counted, Sidecar, budget, caller, configure, sidecar
@@ -173,6 +175,21 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: Sidecar
         )
 
 
+async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    _, number = await one.begin(who)
+    await one.clock.advance(43_200)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.looked()
+    one.end(number, 1 * USD)
+    await one.recorder.flush()
+    async with following(one, tmp_path) as two:
+        standing = (await two.payer(who)).standing
+        assert (standing.span.key, standing.spent("premium").known) == (KIRITIMATI_DAY, 10 * USD)
+
+
 async def test_a_store_that_answers_is_believed_and_nothing_noted(one: Sidecar, tmp_path: Path) -> None:
     who, store = caller(), one.store._store
     await budget(store, who.org, QUOTAS)
@@ -251,6 +268,30 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one
         await two.decide(who)
         async with following(two, tmp_path / "more") as three:
             assert (await three.payer(who)).standing.spent("premium").known == 10 * USD
+
+
+@pytest.mark.parametrize("written", ["null", "95.5", '{"M": {"premium": null}}'])
+async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_the_rest(
+    tmp_path: Path, clock: ManualClock, written: str
+) -> None:
+    """In the file itself, which any tool of SQLite can do."""
+    who, path = caller(), tmp_path / "store.db"
+    store = await SqliteStore(path, clock.now).open()
+    try:
+        await budget(store, who.org, {"premium": 10})
+        with sqlite3.connect(path) as connection:
+            put = "UPDATE config SET item = json_set(item, '$.tight_mode_threshold_pct', json(?)) WHERE pk = ?"
+            assert connection.execute(put, (written, schema.org_config(who.org).pk)).rowcount == 1
+        async with sidecar(tmp_path / "one", store, clock) as one, sidecar(tmp_path / "two", store, clock) as two:
+            await one.spend(who, 10 * USD)
+            await one.recorder.flush()
+            with pytest.raises(QuotaSpent):
+                await two.decide(who)
+            assert not (await two.payer(who)).standing.is_stale
+            assert two.standings.notes.settings_of(Scope(who.org)) is None
+    finally:
+        connection.close()
+        await store.close()
 
 
 async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
@@ -352,8 +393,27 @@ def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(lambda: 5.0)
     for number in range(100):
         put(notes, number % 30, 50 * (number % 17))
-        assert notes._size == sum(map(len, notes._lines.values())) <= 10_000
+        assert notes._size == sum(map(len, notes.lines())) <= 10_000
     assert 10 < len(notes.lines()) < 30
+
+
+async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was spent by many apps would have it forgotten that their budgets are hard."""
+    monkeypatch.setattr(noted, "MOST", 16)
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 10}, enforcement="hard")
+    apps = [caller(f"app-{number}", who.org) for number in range(12)]
+    for _ in range(2):
+        for each in apps:
+            await one.spend(each, 1 * USD)
+        await one.recorder.flush()
+        one.standings.notes.take_down(noted.MOST)
+    assert len(one.standings.notes.lines()) == 16
+    async with following(one, tmp_path) as two:
+        payers = [await two.payer(each) for each in apps]
+        assert {payer.standing.plan.enforcement for payer in payers} == {"hard"}
+        known = sorted(payer.standing.spent("premium").known for payer in payers)
+        assert known == [0] * 9 + [2 * USD] * 3
 
 
 def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
