@@ -102,7 +102,10 @@ class Owed:
             for _ in range(ROUNDS):
                 unsure = [each for each in self._unsure if is_last or not self._waits(each)]
                 everything: list[_Unsure | _Debt] = [*unsure, *self._debts.values()]
-                for work in [each for each in everything if id(each) not in left]:
+                now = [each for each in everything if id(each) not in left]
+                if not now:
+                    break
+                for work in now:
                     try:
                         await (self._undo(work, is_last) if isinstance(work, _Unsure) else self._pay(work))
                     except (StoreUnavailable, Throttled):

@@ -99,8 +99,7 @@ class Recording:
                 await self.recorder.flush()
         except TimeoutError:
             _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
-        self.recorder.journal.pay_owed()  # what was flushed may have made room
-        self.recorder.journal.close()
+        await self.recorder.close()
         if self.recorder.is_all_in:
             await self._close_holds()
 

@@ -189,6 +189,12 @@ class Recorder:
             with suppress(OSError):  # the journal has told of it
                 await asyncio.to_thread(self.journal.sync)
 
+    async def close(self) -> None:
+        """The journal, when no thread is at it."""
+        async with self._files:
+            self.journal.pay_owed()  # what was flushed may have made room
+            self.journal.close()
+
     async def flush(self) -> bool:
         """Seals and sends everything there is; whether all of it arrived."""
         async with self._turns.flush():

@@ -52,6 +52,7 @@ class Notebook:
         self._workers = workers if worker == 0 else None  # the first one clears up after workers that are no more
         self._former: list[Path] = []  # of those
         self._writing = asyncio.Lock()
+        self._looking = asyncio.Lock()  # another one: calls wait for it, and a disk may take long over a sync
         self._quiet_until = self._standings_due = self._again_at = clock.monotonic()
         self._trouble = ""
 
@@ -62,7 +63,7 @@ class Notebook:
 
     async def look_again(self) -> None:
         """What other workers have noted since; once for all who ask, and not often."""
-        async with self._writing:
+        async with self._looking:
             if self._clock.monotonic() >= self._again_at:
                 found, _ = await asyncio.to_thread(self._read_all)
                 self.notes.remember(found)

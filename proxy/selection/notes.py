@@ -5,7 +5,8 @@ process that begins then (`notebook`). Pure.
     of a scope            in one period: the active label, the override, and of each label what was spent
 
 A note is a line as a journal has them. Nothing else is noted: neither the credentials that stand on the same items, nor
-who asked for an override and why. The ones made longest ago make room for others.
+who asked for an override and why. The ones made longest ago make room for others, and no settings as long as there are
+sums, which say nothing without them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Stood(NamedTuple):
 class Notes:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._lines: dict[Name, bytes] = {}  # the one made or confirmed last is the last
+        # By what they are about and by scope; the one made or confirmed last is the last.
+        self._lines: dict[str, dict[str, bytes]] = {_SETTINGS: {}, _STANDING: {}}
         self._size = 0
         self._standing: dict[str, Watch] = {}  # to be noted, by scope
         self.is_new = False  # something that was noted
@@ -61,9 +63,10 @@ class Notes:
 
     def stands(self, watch: Watch, *, is_soon: bool = False) -> None:
         """Otherwise than it did, perhaps. It is noted when somebody has it taken down, since it may do so often; soon,
-        where it is not only more that was spent."""
-        self._standing[watch.standing.scope.key] = watch
-        self.is_new |= is_soon
+        where it is not only more that was spent. What ends in a period that is over takes nobody's place."""
+        if watch.standing.span.covers(self._now()):
+            self._standing[watch.standing.scope.key] = watch
+            self.is_new |= is_soon
 
     @property
     def standings(self) -> int:
@@ -82,22 +85,25 @@ class Notes:
         self._note(_STANDING, standing.scope.key, {"period": standing.span.key, "state": state, "spent": spent})
 
     def _note(self, about: str, scope: str, content: Item) -> None:
-        rest = orjson.dumps([about, scope, orjson.Fragment(encode(content))])[1:]
-        before = self._lines.pop((about, scope), b"")
-        if before.endswith(rest + b"\n"):
-            self._lines[about, scope] = before
-            return
-        self.is_new = True
+        before = self._lines[about].pop(scope, b"")
         self._size -= len(before)
-        self._keep((about, scope), line(b"[%.3f,%b" % (self._now(), rest)))
+        try:
+            rest = orjson.dumps([about, scope, orjson.Fragment(encode(content))])[1:]
+        except (AssertionError, *_SPOILT):  # it was written by hand; whoever reads it goes by the rest
+            return
+        is_same = before.endswith(rest + b"\n")
+        self.is_new |= not is_same
+        self._keep((about, scope), before if is_same else line(b"[%.3f,%b" % (self._now(), rest)))
 
     def _keep(self, name: Name, note: bytes) -> None:
         if len(note) > LONGEST:
             return
-        self._lines[name] = note
+        about, scope = name
+        self._lines[about][scope] = note
         self._size += len(note)
-        while len(self._lines) > MOST or self._size > MOST_BYTES:
-            self._size -= len(self._lines.pop(next(iter(self._lines))))
+        while sum(map(len, self._lines.values())) > MOST or self._size > MOST_BYTES:
+            lines = self._lines[_STANDING] or self._lines[_SETTINGS]
+            self._size -= len(lines.pop(next(iter(lines))))
 
     # What was noted.
 
@@ -117,10 +123,10 @@ class Notes:
 
     def knows(self, scope: Scope) -> bool:
         """What is to be known of it and of its org."""
-        return all((_SETTINGS, each.key) in self._lines for each in (scope, Scope(scope.org)))
+        return all(each.key in self._lines[_SETTINGS] for each in (scope, Scope(scope.org)))
 
     def _noted(self, about: str, scope: Scope) -> Item | None:
-        found = self._lines.get((about, scope.key))
+        found = self._lines[about].get(scope.key)
         if found is None:
             return None
         try:
@@ -133,13 +139,13 @@ class Notes:
     def lines(self) -> list[bytes]:
         """All of them, which are new no more."""
         self.is_new = False
-        return [*self._lines.values()]
+        return [*self._lines[_SETTINGS].values(), *self._lines[_STANDING].values()]
 
     def remember(self, found: Mapping[Name, bytes]) -> None:
         """What `newest` found, but for what is known here."""
-        for name, note in found.items():
-            if name not in self._lines:
-                self._keep(name, note)
+        for (about, scope), note in found.items():
+            if scope not in self._lines[about]:
+                self._keep((about, scope), note)
 
 
 def newest(noted: Iterable[list[Any]]) -> tuple[dict[Name, bytes], int]:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from uuid import uuid4
 
 import orjson
 import pytest
 
 from proxy.commands import replay
 from proxy.errors import CannotRecord, JournalUnusable
+from proxy.model import Scope
 from proxy.recording import composed, journal
 from proxy.recording.aggregator import Aggregator, total_key
 from proxy.recording.composed import opened_recording
-from proxy.recording.entries import Counts, Receipt
+from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
 from proxy.recording.folder import locked
 from proxy.recording.leftovers import recover
 from proxy.recording.lines import line
-from proxy.stores.contract import Store, Update
+from proxy.recording.segment import sync_folder
+from proxy.stores.contract import Store, Update, Write
 from tests.support.clock import ManualClock
-from tests.support.recording import Recording, recording
+from tests.support.recording import Faulty, Recording, recording
 from tests.unit.test_recording_start import PWRITE, config_of
 
 
@@ -108,6 +113,38 @@ async def test_a_disk_that_cannot_sync_keeps_nobody_from_ending(
     assert any("cannot be synced" in each.message for each in caplog.records)
     left = recover(folder)
     assert (left.estimated, left.spoilt, [each.seal.pico for each in left.sealed]) == (1, 0, [3])
+
+
+async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file must not be closed under a thread that syncs it."""
+    at_it, gate, loop = threading.Event(), threading.Event(), asyncio.get_running_loop()
+    syncing: list[asyncio.Task[None]] = []
+
+    def slow(folder: Path) -> None:
+        if threading.current_thread() is not threading.main_thread() and syncing:
+            at_it.set()
+            gate.wait(5)
+        sync_folder(folder)
+
+    class Slow(Faulty):
+        async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+            """The segment that follows is written to while the last one is sent."""
+            if not syncing:
+                syncing.append(asyncio.create_task(running.recorder.keep_on_disk()))
+                assert await asyncio.to_thread(at_it.wait, 5)
+                loop.call_later(0.2, gate.set)
+            await super().transact(writes, token=token)
+
+    async with opened_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
+        journalled = running.recorder.journal
+        account = Account.of([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
+        journalled.record(journalled.intend(Intent(account, 1, 1, 1, 0)), Receipt(Counts(1, pico=5)))
+        monkeypatch.setattr(journal, "sync_folder", slow)
+        await running.finish()
+        await syncing[0]
+    assert (caplog.records, journalled.trouble) == ([], "")
 
 
 async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it(

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.errors import Reason, ReasonCode, StoreUnavailable, TransactionFailed
 from proxy.limits.bucket import Bucket
-from proxy.limits.sending import LINGERS_SECONDS
+from proxy.limits.sending import LINGERS_SECONDS, Sending, Transaction
 from proxy.stores.contract import EXPIRY
 from proxy.stores.sqlite import SqliteStore
 from tests.support.buckets import (
@@ -200,3 +200,14 @@ async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(ri
     await rig.clock.advance(LINGERS_SECONDS)
     await rig.limiter.settle()
     assert await rig.item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
+
+
+async def test_what_waits_is_looked_at_once_and_not_in_each_round(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a thousand of them, and each adjustment comes by."""
+    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
+    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
+    assert (await rig.take(3_000))[0] == "refused"
+    looks: list[Transaction] = []
+    monkeypatch.setattr(Sending, "may_arrive", lambda _, each: looks.append(each) or True)
+    await rig.limiter.settle()
+    assert (len(looks), rig.limiter.pending) == (1, 1)

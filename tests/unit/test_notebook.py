@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -196,6 +198,30 @@ async def test_what_others_write_later_is_read_when_it_is_asked_for_and_not_ofte
     await clock.advance(book.AGAIN_SECONDS)
     await second.look_again()
     assert known(second) == {1, 2}
+
+
+async def test_nobody_waits_for_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look is for a call, and a disk may take its time over a sync."""
+    at_it, gate = threading.Event(), threading.Event()
+
+    def slow(file: int) -> None:
+        at_it.set()
+        gate.wait()
+
+    second = Notebook(tmp_path, ManualClock(), 1, 2)
+    await written(tmp_path, 1)
+    second.notes.settings(scope(2), None)
+    monkeypatch.setattr(os, "fsync", slow)
+    writing = asyncio.create_task(second.write())
+    try:
+        assert await asyncio.to_thread(at_it.wait, 30)
+        async with asyncio.timeout(10):
+            await second.look_again()
+        assert known(second) == {1, 2}
+        assert not writing.done()
+    finally:
+        gate.set()
+        await writing
 
 
 async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:

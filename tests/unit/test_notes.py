@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.calendar_days import Period, known_zone, span
-from proxy.config import Config
 from proxy.errors import Busy, QuotaSpent
 from proxy.model import Scope
 from proxy.recording.entries import Counter
@@ -24,7 +23,6 @@ from proxy.selection import watching as limits
 from proxy.selection.callers_limits import LimitsKept
 from proxy.selection.notes import Notes
 from proxy.selection.overrides import set_override
-from proxy.selection.plan import plan_of
 from proxy.selection.spent import Spent
 from proxy.stores import schema
 from proxy.stores.contract import Store
@@ -171,6 +169,21 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: Sidecar
             0,
             10 * USD,
         )
+
+
+async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(one: Sidecar, tmp_path: Path) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    _, number = await one.begin(who)
+    await one.clock.advance(43_200)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.looked()
+    one.end(number, 1 * USD)
+    await one.recorder.flush()
+    async with following(one, tmp_path) as two:
+        standing = (await two.payer(who)).standing
+        assert (standing.span.key, standing.spent("premium").known) == (KIRITIMATI_DAY, 10 * USD)
 
 
 async def test_a_store_that_answers_is_believed_and_nothing_noted(one: Sidecar, tmp_path: Path) -> None:
@@ -352,8 +365,27 @@ def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(lambda: 5.0)
     for number in range(100):
         put(notes, number % 30, 50 * (number % 17))
-        assert notes._size == sum(map(len, notes._lines.values())) <= 10_000
+        assert notes._size == sum(map(len, notes.lines())) <= 10_000
     assert 10 < len(notes.lines()) < 30
+
+
+async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was spent by many apps would have it forgotten that their budgets are hard."""
+    monkeypatch.setattr(noted, "MOST", 16)
+    who = caller()
+    await budget(one.store._store, who.org, {"premium": 10}, enforcement="hard")
+    apps = [caller(f"app-{number}", who.org) for number in range(12)]
+    for _ in range(2):
+        for each in apps:
+            await one.spend(each, 1 * USD)
+        await one.recorder.flush()
+        one.standings.notes.take_down(noted.MOST)
+    assert len(one.standings.notes.lines()) == 16
+    async with following(one, tmp_path) as two:
+        payers = [await two.payer(each) for each in apps]
+        assert {payer.standing.plan.enforcement for payer in payers} == {"hard"}
+        known = sorted(payer.standing.spent("premium").known for payer in payers)
+        assert known == [0] * 9 + [2 * USD] * 3
 
 
 def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
@@ -392,35 +424,3 @@ def test_only_what_is_new_is_to_be_written() -> None:
     notes.lines()
     put(notes, 1)
     assert not notes.is_new
-
-
-_JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["N", "B", "M", "period", "state", "spent", "quotas", "x"]), inner, max_size=4
-        )
-    ),
-    max_leaves=8,
-)
-_ORG = "00000001-0000-4000-8000-000000000000"
-
-
-@given(
-    made=st.floats(0, 1e12) | _JSON,
-    about=st.sampled_from(["settings", "standing"]) | _JSON,
-    scope=st.sampled_from([f"ORG#{_ORG}", f"ORG#{_ORG}#APP#web"]) | _JSON,
-    rest=st.lists(_JSON, max_size=2) | st.builds(lambda found: [{"period": DAY, "state": {}, "spent": found}], _JSON),
-)
-def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
-    notes = Notes(lambda: 5.0)
-    found, spoilt = noted.newest([[made, about, scope, *rest]])
-    notes.remember(found)
-    assert spoilt + len(notes.lines()) == 1
-    for each in (Scope(_ORG), Scope(_ORG, "web")):
-        found = notes.settings_of(each)
-        if found is not None:
-            plan_of(found, found, Config.development().defaults, (), 5.0)
-        stood = notes.stood(each, DAY)
-        assert stood is None or all(type(pico) is int for pair in stood.spent.values() for pico in pair)

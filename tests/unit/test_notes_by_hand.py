@@ -1,0 +1,80 @@
+"""Settings that were written by hand hold what no note can, and a file of notes what no note is: neither does harm."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config import Config
+from proxy.errors import QuotaSpent
+from proxy.model import Scope
+from proxy.selection import notes as noted
+from proxy.selection.notes import Notes
+from proxy.selection.plan import plan_of
+from proxy.stores import schema
+from proxy.stores.sqlite import SqliteStore
+from tests.support.clock import ManualClock
+from tests.support.fleet import USD, budget, caller, sidecar
+
+DAY = "DAY#20261118"
+
+
+@pytest.mark.parametrize("written", ["null", "95.5", '{"M": {"premium": null}}'])
+async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_the_rest(
+    tmp_path: Path, written: str
+) -> None:
+    """In the file itself, which any tool of SQLite can do."""
+    clock, who, path = ManualClock(), caller(), tmp_path / "store.db"
+    store = await SqliteStore(path, clock.now).open()
+    try:
+        await budget(store, who.org, {"premium": 10})
+        with sqlite3.connect(path) as connection:
+            put = "UPDATE config SET item = json_set(item, '$.tight_mode_threshold_pct', json(?)) WHERE pk = ?"
+            assert connection.execute(put, (written, schema.org_config(who.org).pk)).rowcount == 1
+        async with sidecar(tmp_path / "one", store, clock) as one, sidecar(tmp_path / "two", store, clock) as two:
+            await one.spend(who, 10 * USD)
+            await one.recorder.flush()
+            with pytest.raises(QuotaSpent):
+                await two.decide(who)
+            assert not (await two.payer(who)).standing.is_stale
+            assert two.standings.notes.settings_of(Scope(who.org)) is None
+    finally:
+        connection.close()
+        await store.close()
+
+
+_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["N", "B", "M", "period", "state", "spent", "quotas", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+_ORG = "00000001-0000-4000-8000-000000000000"
+
+
+@given(
+    made=st.floats(0, 1e12) | _JSON,
+    about=st.sampled_from(["settings", "standing"]) | _JSON,
+    scope=st.sampled_from([f"ORG#{_ORG}", f"ORG#{_ORG}#APP#web"]) | _JSON,
+    rest=st.lists(_JSON, max_size=2) | st.builds(lambda found: [{"period": DAY, "state": {}, "spent": found}], _JSON),
+)
+def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
+    notes = Notes(lambda: 5.0)
+    found, spoilt = noted.newest([[made, about, scope, *rest]])
+    notes.remember(found)
+    assert spoilt + len(notes.lines()) == 1
+    for each in (Scope(_ORG), Scope(_ORG, "web")):
+        found = notes.settings_of(each)
+        if found is not None:
+            plan_of(found, found, Config.development().defaults, (), 5.0)
+        stood = notes.stood(each, DAY)
+        assert stood is None or all(type(pico) is int for pair in stood.spent.values() for pico in pair)
