@@ -178,7 +178,7 @@ MISTAKES = {
     "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_063),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
-    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_224),
+    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_055),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
     "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_233),
     "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 83),
