@@ -80,7 +80,7 @@ class Ending:
             machine.weather.is_fine()
             machine.is_disk_full = False
             if machine.clock.wrong_by:
-                machine.clock.wrong_by = 0.0
+                world.set_clock(machine, 0.0)
             if machine.life is not None:
                 machine.life.disk.is_full = machine.life.disk.cannot_sync = False
                 machine.life.disk.dies_in = None

@@ -210,10 +210,8 @@ class Script:
 
     def _jumps(self) -> None:
         machine = self._machine()
-        machine.clock.wrong_by += self.chance.choice((-3600.0, -5.0, -1.0, 1.0, 5.0, 3600.0))
-        self.world.has_clock_far_off |= abs(machine.clock.wrong_by) > 3000
-        if machine.life is not None:
-            machine.life.is_out_of_time = True
+        by = self.chance.choice((-3600.0, -5.0, -1.0, 1.0, 5.0, 3600.0))
+        self.world.set_clock(machine, machine.clock.wrong_by + by)
         self.world.is_soft_bound_kept = False
         self._troubled("clocks that jump")
 
