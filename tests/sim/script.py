@@ -50,6 +50,7 @@ class Script:
             "a kill at a write": (4 * journal, self._kills_at_a_write),
             "a stop": (2, self._stops),
             "a drain": (2, self._drains),
+            "a start without the store": (2, self._starts_without_store),
             "going on": (4, self._goes_on),
             "a full disk": (1 * journal, self._fills),
             "a disk that cannot sync": (1 + journal, self._cannot_sync),
@@ -135,6 +136,14 @@ class Script:
             return False
         self.chance.choice(dead).start()
         return True
+
+    def _starts_without_store(self) -> None:
+        machine = self._machine()
+        if machine.life is not None:
+            machine.life.die()
+        machine.weather.is_cut_off = True
+        machine.start()
+        self._troubled("starts without the store")
 
     def _living(self) -> Life | None:
         life = self._machine().life
