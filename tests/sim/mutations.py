@@ -14,7 +14,6 @@ from unittest import mock
 
 from proxy.errors import StoreUnavailable
 from proxy.hard import rows
-from proxy.hard.hold import OwnHold
 from proxy.hard.holds import Holds
 from proxy.hard.purse import IDLE_SECONDS, Purse
 from proxy.limits.lease import Lease
@@ -157,10 +156,6 @@ def _never_sound_again(holds: Any, name: Any) -> None:
     _write_name(holds, name)
 
 
-async def _never_asked(_: Any) -> None:
-    """What was taken may be ours, and stays where it is."""
-
-
 _write_name = Holds._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
@@ -191,5 +186,4 @@ MISTAKES = {
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
     "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 20_178),
     "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 20_219),
-    "a lost taking that nobody asks after": Mistake(OwnHold, "make_sure", _never_asked, "soft", 1_405),
 }
