@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 from zlib import crc32
@@ -17,7 +18,8 @@ from proxy.recording.segment import Segment
 from tests.sim import scheduler as simulated
 from tests.sim.scheduler import Killed
 
-_REAL = {name: getattr(os, name) for name in ("open", "close", "pwrite", "fsync", "ftruncate", "unlink", "rename")}
+_NAMES = ("open", "close", "fdopen", "pwrite", "fsync", "ftruncate", "statvfs", "unlink", "rename")
+_REAL = {name: getattr(os, name) for name in _NAMES}
 _APPEND, _MADE = Segment.append, Segment.__init__
 
 
@@ -26,6 +28,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.is_full = self.cannot_sync = False
+        self.has_failed = False  # something that was asked of it
         self.dies_in: int | None = None
         self.tear = 1.0  # how much of what it writes last is written, in parts
         self.files: set[int] = set()
@@ -65,6 +68,7 @@ class Disks:
             raise Killed
         disk = process.disk
         if is_write and disk.is_full:
+            disk.has_failed = True
             raise OSError(28, "No space left on device")
         return process
 
@@ -88,6 +92,17 @@ class Disks:
             process.disk.files.discard(file)
         _REAL["close"](file)
 
+    def fdopen(self, file: int, mode: str) -> Any:
+        simulates = self.scheduler is not None and self.scheduler.current is not None
+        return Opened(self, file) if simulates else _REAL["fdopen"](file, mode)
+
+    def statvfs(self, path: Any) -> Any:
+        process = self._asks()
+        if process is None:
+            return _REAL["statvfs"](path)
+        process.disk.has_failed |= process.disk.is_full
+        return SimpleNamespace(f_bavail=0 if process.disk.is_full else 2**30, f_frsize=1)
+
     def pwrite(self, file: int, data: Any, at: int) -> int:
         process = self._asks(is_write=True)
         if process is not None and process.disk.is_its_end():
@@ -102,6 +117,7 @@ class Disks:
         if process is not None:
             self._meets(process)
             if process.disk.cannot_sync:
+                process.disk.has_failed = True
                 raise OSError(5, "Input/output error")
 
     def ftruncate(self, file: int, length: int) -> None:
@@ -133,6 +149,27 @@ class Disks:
                 raise Killed(is_whole=len(some) == len(data))
             raise Killed
         _APPEND(each, content)
+
+
+class Opened:
+    """Of what is written whole, as notes are."""
+
+    def __init__(self, disks: Disks, file: int) -> None:
+        self._disks, self._file = disks, file
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._disks.close(self._file)
+
+    def fileno(self) -> int:
+        return self._file
+
+    def write(self, data: bytes) -> None:
+        self._disks.pwrite(self._file, data, 0)
+
+    def flush(self) -> None: ...
 
 
 DISKS = Disks()

@@ -13,6 +13,7 @@ from proxy.recording.entries import Counter
 from proxy.recording.flush import COST, pico_of
 from proxy.recording.leftovers import recover
 from proxy.selection.standing import Standing
+from proxy.selection.watching import ASK_AGAIN_SECONDS
 from proxy.stores import schema
 from proxy.stores.contract import Store
 from tests.sim.bedrock import Told, request
@@ -38,7 +39,8 @@ class Ending:
         world = self.world
         world.trace("--", "nothing goes wrong any more")
         self._heals()
-        world.run_for(PATIENCE_SECONDS)  # of who still waits for what was lost
+        # Of who still waits for what was lost; and then until those are asked after who were met by the defaults.
+        world.run_for(PATIENCE_SECONDS + ASK_AGAIN_SECONDS)
         self._until("all is in the store", QUIET_SECONDS, self._is_quiet)
         self._nothing_is_lost()
         world.scheduler.run(self._totals(), world.loop, 60.0)
@@ -78,7 +80,7 @@ class Ending:
             machine.weather.is_fine()
             machine.is_disk_full = False
             if machine.clock.wrong_by:
-                machine.clock.wrong_by = 0.0
+                world.set_clock(machine, 0.0)
             if machine.life is not None:
                 machine.life.disk.is_full = machine.life.disk.cannot_sync = False
                 machine.life.disk.dies_in = None
@@ -120,9 +122,8 @@ class Ending:
             self.truth.check("totals are what was spent", is_same, name, item, flushed.pico)
 
     async def _agrees(self, life: Life) -> None:
-        """By a new look at the store, it knows the truth."""
+        """By one new look at the store, it knows who pays, and the truth."""
         for caller in self.world.setup.callers:
-            await life.standings.told(caller, is_forced=True)  # with the first look, some learn who pays
             standing, _ = await life.standings.told(caller, is_forced=True)
             for label in standing.plan.quotas:
                 spent, name = standing.spent(label), Name(standing.scope.key, label, standing.span.key)

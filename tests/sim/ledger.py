@@ -28,6 +28,10 @@ class Ledger:
     lowest: float = NEVER  # of what was let through and is held, less what the rate allows
     beyond: float = -NEVER  # over the bound, at most
 
+    def clock_is_set(self, seconds: float) -> None:
+        """Ahead, where all go by one clock: so much refills at once, as far as there is room."""
+        self.let_through -= min(self.capacity, self.rate * max(0.0, seconds))
+
     def passes(self, amount: float, held: float, now: float) -> None:
         """Whatever was held just before this moment is a beginning to measure from."""
         at = self.let_through - self.rate * now
@@ -69,6 +73,10 @@ class Limits:
         """What it held is lost with it."""
         for key in [key for key in self.shares if key[0] == life]:
             del self.shares[key]
+
+    def clock_is_set(self, seconds: float) -> None:
+        for ledger in self.ledgers.values():
+            ledger.clock_is_set(seconds)
 
     def passes(self, life: int, name: str, amount: float) -> None:
         held = sum(share.held for (_, each), share in self.shares.items() if each == name)

@@ -14,7 +14,6 @@ from unittest import mock
 
 from proxy.errors import StoreUnavailable
 from proxy.hard import rows
-from proxy.hard.hold import OwnHold
 from proxy.hard.holds import Holds
 from proxy.hard.purse import IDLE_SECONDS, Purse
 from proxy.limits.lease import Lease
@@ -25,7 +24,8 @@ from proxy.recording.journal import Journal
 from proxy.recording.recorder import Recorder
 from proxy.recording.sender import Sender
 from proxy.recording.turns import Turns
-from proxy.selection import policy, sticky
+from proxy.selection import notebook, policy, sticky
+from proxy.selection.notebook import Notebook
 from proxy.selection.spent import Spent
 from proxy.selection.standing import Standing
 from proxy.selection.standings import Standings
@@ -134,6 +134,10 @@ async def _at_any_time(_: Any, __: float) -> AsyncIterator[bool]:
     yield True
 
 
+async def _forgets(_: Any) -> None:
+    """What was noted before."""
+
+
 # Those that the simulator found when they were in the product.
 
 
@@ -152,35 +156,34 @@ def _never_sound_again(holds: Any, name: Any) -> None:
     _write_name(holds, name)
 
 
-async def _never_asked(_: Any) -> None:
-    """What was taken may be ours, and stays where it is."""
-
-
 _write_name = Holds._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
-    "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal", 10_004),
+    "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal", 10_006),
     "a lost answer taken for a good one": Mistake(Sender, "_send_part", _lost_is_good, "journal"),
-    "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal"),
-    "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal"),
-    "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal"),
-    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 10_043),
-    "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky"),
-    "sticky fallback on what is only under way": Mistake(Standing, "due_to_move", _on_what_is_under_way, "sticky"),
+    "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal", 10_012),
+    "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal", 10_007),
+    "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal", 10_007),
+    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 20_067),
+    "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky", 10_027),
+    "sticky fallback on what is only under way": Mistake(
+        Standing, "due_to_move", _on_what_is_under_way, "sticky", 10_004
+    ),
     "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
-    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_068),
+    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_072),
     "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(Purse, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
-        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_016
+        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_030
     ),
-    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_063),
+    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
+    "budgets that are forgotten with a process": Mistake(Notebook, "open", _forgets, "mixed", 10_008),
+    "notes written over those before them": Mistake(notebook, "_new", lambda path: path, "mixed", 30_019),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
-    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_224),
+    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_091),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
-    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 10_233),
-    "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 83),
-    "a lost taking that nobody asks after": Mistake(OwnHold, "make_sure", _never_asked, "soft", 1_405),
+    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 20_178),
+    "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 20_219),
 }

@@ -138,7 +138,10 @@ class Wire:
             self.seen.read(keys, found, began, ahead, wrong_by, positions)
             return found
 
-        return list(await self._ask(verb, keys[0], rest, first if middle else None))
+        answer = list(await self._ask(verb, keys[0], rest, first if middle else None))
+        if consistent:
+            self.seen.heard(keys, answer)
+        return answer
 
     def _wrong_by(self) -> float:
         return 0.0 if self._clock is None else self._clock.now() - self._wall()

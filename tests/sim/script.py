@@ -50,6 +50,7 @@ class Script:
             "a kill at a write": (4 * journal, self._kills_at_a_write),
             "a stop": (2, self._stops),
             "a drain": (2, self._drains),
+            "a start without the store": (2, self._starts_without_store),
             "going on": (4, self._goes_on),
             "a full disk": (1 * journal, self._fills),
             "a disk that cannot sync": (1 + journal, self._cannot_sync),
@@ -136,6 +137,14 @@ class Script:
         self.chance.choice(dead).start()
         return True
 
+    def _starts_without_store(self) -> None:
+        machine = self._machine()
+        if machine.life is not None:
+            machine.life.die()
+        machine.weather.is_cut_off = True
+        machine.start()
+        self._troubled("starts without the store")
+
     def _living(self) -> Life | None:
         life = self._machine().life
         return life if life is not None and not life.is_dead else None
@@ -210,10 +219,8 @@ class Script:
 
     def _jumps(self) -> None:
         machine = self._machine()
-        machine.clock.wrong_by += self.chance.choice((-3600.0, -5.0, -1.0, 1.0, 5.0, 3600.0))
-        self.world.has_clock_far_off |= abs(machine.clock.wrong_by) > 3000
-        if machine.life is not None:
-            machine.life.is_out_of_time = True
+        by = self.chance.choice((-3600.0, -5.0, -1.0, 1.0, 5.0, 3600.0))
+        self.world.set_clock(machine, machine.clock.wrong_by + by)
         self.world.is_soft_bound_kept = False
         self._troubled("clocks that jump")
 

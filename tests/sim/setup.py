@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from proxy.calendar_days import Period, known_zone, span
@@ -48,6 +48,11 @@ class Setup:
     aggregate_secs: float
     asked: Sequence[str]  # labels that callers ask for
 
+    @property
+    def is_one_machine(self) -> bool:
+        """What tells no time is a file, and all who can open that go by one clock."""
+        return self.limits is not None and not self.tells_time
+
 
 def setup_of(seed: int, focus: str | None = None) -> Setup:
     chance = random.Random(f"{seed} of the simulator")
@@ -65,7 +70,7 @@ def setup_of(seed: int, focus: str | None = None) -> Setup:
     limits: dict[str, int | str] = {"rpm": rpm, "tpm": rpm * some((500, 2000)), "burst_secs": burst}
     if chance.random() < 0.15:
         limits["mode"] = "exact"
-    return Setup(
+    found = Setup(
         seed=seed,
         focus=focus,
         sidecars=sidecars,
@@ -93,6 +98,7 @@ def setup_of(seed: int, focus: str | None = None) -> Setup:
         aggregate_secs=some((5, 60)) if focus == "soft" else 60,
         asked=LABELS[:1] if focus == "sticky" else LABELS,
     )
+    return replace(found, wrong_by=found.wrong_by[:1] * sidecars) if found.is_one_machine else found
 
 
 def _quotas(chance: random.Random, enforcement: str) -> dict[str, int]:

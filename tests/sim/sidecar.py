@@ -17,24 +17,29 @@ from proxy.exchange import Request
 from proxy.limits.leasing import SWEEP_SECONDS
 from proxy.limits.store_time import StoreTime
 from proxy.metering.price_updates import Tariffs
+from proxy.model import Scope
 from proxy.recording.composed import Recording, opened_recording
 from proxy.recording.entries import Intent
+from proxy.selection.notebook import Notebook
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Standing
 from proxy.selection.standings import Standings
-from proxy.stores.contract import Store
+from proxy.stores import schema
+from proxy.stores.contract import Key, Store
 from proxy.tasks import Tasks
 from tests.sim.bedrock import ByHeader, SimulatedForwarder, Told
 from tests.sim.disk import Disk
 from tests.sim.ledger import ToldLeasing, ToldLimiter
 from tests.sim.network import Weather, Wire
 from tests.sim.scheduler import Loop
-from tests.sim.truth import Name
+from tests.sim.setup import ORG
+from tests.sim.truth import Name, Noted
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 DRAIN_SECONDS = 20.0
+NOTED_SECONDS = 5.0  # after which what was read stands on the disk
 TELLING = frozenset({"adjust", "_acquire", "_top_up", "_given_back_at_last"})  # tasks, of what was taken or used
 
 
@@ -65,6 +70,7 @@ class Sidecar:
         self.clock = Clock(world)
         self.weather = Weather(world.chance, world.setup.odds)
         self.is_disk_full = False
+        self.noted: dict[Noted, int] = {}  # what stands on its disk, and since which life
         self.life: Life | None = None
 
     def start(self) -> None:
@@ -163,15 +169,19 @@ class Life:
             self.recording: Recording = recording
             # To look back over a month of days is mostly time.
             recording.aggregator._has_looked_back = world.chance.random() < 0.9
-            self.standings = Standings(config, store, recording.recorder, clock, tasks)
+            notebook = Notebook(self.machine.folder, clock)
+            await notebook.open()
+            self.standings = Standings(config, store, recording.recorder, clock, tasks, None, notebook.notes)
             self._opens_port(config, store)
             recording.start(config, tasks)
+            notebook.start(tasks)
             self.is_ready = True
             world.trace(self.name, "is ready", len(recording.leftovers.sealed), recording.leftovers.estimated)
             await self.stop.wait()
             await self._drained()
             try:
                 await recording.finish()
+                await notebook.write()
             finally:
                 await self.leasing.stop()
                 self.forwarder.close()
@@ -182,7 +192,7 @@ class Life:
         journal = recording.recorder.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
         tariffs = Tariffs(config, store, None, clock)
-        admitting = dataplane.admitting(config, store, clock, tasks, self.leasing)
+        admitting = dataplane.admitting(config, store, clock, tasks, self.leasing, self.standings.notes)
         hard = dataplane.hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
         self.hard = hard
         bedrock = dataplane.Bedrock("http://bedrock", cast(Any, None))
@@ -252,6 +262,7 @@ class Life:
         wire, truth, now = self.wire, self.world.truth, self.world.scheduler.now
         if wire is None:
             return
+        self._pays_as_noted(intent)
         for standing in self._standings():
             for label, quota in standing.plan.quotas.items():
                 spent = standing.spent(label)
@@ -263,6 +274,21 @@ class Life:
                 truth.check("no call begins on a quota that is known to be spent", is_known, name, least, quota)
                 truth.check("what is taken is less than the quota", spent.taken < quota, name, spent.taken, quota)
                 self._is_seen_in_time(name, standing, now)
+
+    def _pays_as_noted(self, intent: Intent) -> None:
+        """Who was met by a life before this one, whether or not this one can ask the store."""
+        counters, world = intent.account.counters, self.world
+        scopes = {each.scope for each in counters if not each.is_hold}
+        org, app = Scope(ORG), Scope.of_key(max(scopes, key=len))
+        payer = org if world.setup.quota_scope == "ORG" else app
+        noted = {settings for settings, since in self.machine.noted.items() if since < self.number}
+        if any(settings_of(each) not in {each.key for each in noted} for each in (org, payer)):
+            return
+        told = self.name, payer.key, counters
+        world.truth.check("who was met before pays for its calls", payer.key in scopes, *told)
+        if Noted(settings_of(org), "hard") in noted and counters[0].label in world.settings.quotas:
+            is_held = any(each.is_hold for each in counters)
+            world.truth.check("who was met with a hard budget spends what is held for it", is_held, *told)
 
     def _standings(self) -> list[Standing]:
         """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
@@ -285,7 +311,10 @@ class Life:
         """What it counts is no less than what it can know, and what is under way is what it says."""
         if self.wire is None or not self.is_ready:
             return
-        truth = self.world.truth
+        truth, now = self.world.truth, self.world.scheduler.now
+        for settings, at in self.wire.seen.settings.items():
+            if now - at > NOTED_SECONDS and not (self.disk.has_failed or self.is_out_of_time):
+                self.machine.noted.setdefault(settings, self.number)
         for standing in self._standings():
             for label, spent in standing._spent.items():
                 name = Name(standing.scope.key, label, standing.span.key)
@@ -297,6 +326,10 @@ class Life:
                 truth.check(
                     "what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected
                 )
+
+
+def settings_of(scope: Scope) -> Key:
+    return schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
 
 
 def _expected(intent: Intent) -> int:

@@ -40,6 +40,13 @@ class Name(NamedTuple):
     period: str
 
 
+class Noted(NamedTuple):
+    """Settings of an org or an app, as somebody has read them."""
+
+    key: Key
+    enforcement: str
+
+
 def name_of(key: Key) -> Name:
     scope, _, rest = key.pk.partition("#LABEL#")
     return Name(scope, rest.partition("#SH#")[0], key.sk)
@@ -65,6 +72,7 @@ class Reader:
         self.at: dict[Name, float] = {}  # when each was last read, by simulated time
         self.positions: dict[Name, int] = {}
         self.quotas: dict[str, Mapping[str, Any]] = {}  # by scope of the settings, as last read
+        self.settings: dict[Noted, float] = {}  # and since when it knows of them
 
     def read(
         self,
@@ -94,6 +102,12 @@ class Reader:
                         known[stamp - ahead] = place
             elif key.table == "config" and item is not None and "quotas" in item:
                 self.quotas[key.pk] = cast("Mapping[str, Any]", item["quotas"])
+
+    def heard(self, keys: Sequence[Key], found: Sequence[Item | None]) -> None:
+        """The answer, of what was read consistently."""
+        for key, item in zip(keys, found, strict=True):
+            if key.table == "config" and item is not None:
+                self.settings.setdefault(Noted(key, str(item.get("enforcement"))), self._truth.now())
 
     def put(self, put: Put, wrong_by: float) -> None:
         if put.key.table == TOTALS:

@@ -78,6 +78,8 @@ class World:
         self._chance_bytes = random.Random(f"{setup.seed} of names")
         self.machines = [Sidecar(self, number) for number in range(setup.sidecars)]
         for machine, wrong_by in zip(self.machines, setup.wrong_by, strict=True):
+            if setup.is_one_machine:
+                machine.clock = self.machines[0].clock
             machine.clock.wrong_by = wrong_by
 
     # What all of it goes by.
@@ -108,6 +110,16 @@ class World:
 
     def troubled(self) -> None:
         self.last_trouble = self.scheduler.now
+
+    def set_clock(self, machine: Sidecar, wrong_by: float) -> None:
+        """Of this machine, on which all of them may be."""
+        if self.setup.is_one_machine:
+            self.limits.clock_is_set(wrong_by - machine.clock.wrong_by)
+        machine.clock.wrong_by = wrong_by
+        self.has_clock_far_off |= abs(wrong_by) > 3000
+        for each in self.machines:
+            if each.life is not None and each.clock is machine.clock:
+                each.life.is_out_of_time = True
 
     # What people do.
 

@@ -96,6 +96,20 @@ async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_th
     assert counter == Counter(f"ORG#{who.org}", "premium", DAY, 16)
 
 
+async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look_that_somebody_asks_for(
+    one: Sidecar,
+) -> None:
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS, quota_scope="ORG")
+    one.store.is_away = True
+    await one.decide(who)
+    one.store.is_away = False
+    await one.clock.advance(limits.ASK_AGAIN_SECONDS)
+    standing, _ = await one.standings.told(who, is_forced=True)
+    assert standing.scope == Scope(who.org)
+    assert not standing.is_stale
+
+
 async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_taken_for_all(
     one: Sidecar, two: Sidecar
 ) -> None:
