@@ -118,7 +118,7 @@ class World:
         machine.clock.wrong_by = wrong_by
         self.has_clock_far_off |= abs(wrong_by) > 3000
         for each in self.machines:
-            if each.life is not None and each.clock is machine.clock:
+            if wrong_by and each.life is not None and each.clock is machine.clock:
                 each.life.is_out_of_time = True
 
     # What people do.
