@@ -31,7 +31,7 @@ $(VENV)/.run: requirements/run.lock pyproject.toml | $(VENV)/.python
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.run
-	$(PIP) install --require-hashes -r requirements/dev.lock
+	$(PIP) install --no-compile --require-hashes -r requirements/dev.lock
 	@touch $@
 
 setup: $(VENV)/.dev  ## the virtual environment with everything locked

@@ -25,7 +25,7 @@ from proxy.errors import StoreError
 from proxy.limits.bucket import Bucket, Limit
 from proxy.limits.limiter import Limiter
 from proxy.limits.writes import RETRY_MS
-from proxy.stores.contract import Store, Update, Write
+from proxy.stores.contract import Key, Store, Update, Write
 from tests.support.buckets import AWAY, CONFLICT, LOST, THROTTLED, UNHEARD, Now, Troubled, bucket
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
@@ -58,6 +58,10 @@ STEP: ContextVar[Step] = ContextVar("STEP")
 class Ledger(MemoryStore):
     """Checks each write when it is carried out."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._adjusted: set[Key] = set()  # since they were last filled up
+
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         before = {write.key: dict(self.items.get(write.key) or {}) for write in writes}
         was_done = token in self._done
@@ -68,12 +72,18 @@ class Ledger(MemoryStore):
         step.writes += 1
         for write in writes:
             self._check(step, write, before[write.key], dict(self.items[write.key]))
+            (self._adjusted.discard if _fills_up(write) else self._adjusted.add)(write.key)
 
     def _check(self, step: Step, write: Write, before: dict[str, Any], after: dict[str, Any]) -> None:
         assert after["rf"] >= before.get("rf", 0), "refill went back"
         assert after["v"] >= before.get("v", 0), "settings went back"
         for name in [key.removesuffix("_tk") for key in after if key.endswith("_tk")]:
-            taken = _taken(name, write, before, after)
+            taken, rest = _taken(name, write, before, after)
+            if write.key in self._adjusted and _fills_up(write) and after[f"{name}_rem"] == 0:
+                # It may have been at its brim when it was read: no gain for the time before what was taken since.
+                assert taken >= 0
+                continue
+            assert rest == 0, "a part of a token came or went"
             assert after[f"{name}_tk"] <= after[f"{name}_cp"], "above the brim"
             assert 0 <= after[f"{name}_rem"] < after[f"{name}_rp"]
             if not step.is_adjusting:
@@ -82,11 +92,15 @@ class Ledger(MemoryStore):
                 step.taken[write.key.pk, name] = taken
 
 
-def _taken(name: str, write: Write, before: dict[str, Any], after: dict[str, Any]) -> int:
-    """By how much less is there than the exact bucket would have had, had nobody taken anything."""
+def _fills_up(write: Write) -> bool:
+    return not isinstance(write, Update) or "rf" in write.set
+
+
+def _taken(name: str, write: Write, before: dict[str, Any], after: dict[str, Any]) -> tuple[int, int]:
+    """By how much less is there than the exact bucket would have had, had nobody taken anything; whole and in parts."""
     tokens, rem, period, capacity = (after[f"{name}_{each}"] for each in ("tk", "rem", "rp", "cp"))
     if f"{name}_tk" not in before:
-        return int(capacity - tokens)
+        return int(capacity - tokens), 0
     full = before[f"{name}_tk"] * period
     if before[f"{name}_rp"] == period:
         full += before[f"{name}_rem"]
@@ -94,8 +108,7 @@ def _taken(name: str, write: Write, before: dict[str, Any], after: dict[str, Any
     if isinstance(write, Update) and "rf" in write.set:
         full = min(full, capacity * period)
     taken, rest = divmod(full - (tokens * period + rem), period)
-    assert rest == 0, "a part of a token came or went"
-    return int(taken)
+    return int(taken), int(rest)
 
 
 @dataclass
