@@ -32,7 +32,7 @@ TOLERATED = 0.10
 SECONDS_A_TURN = hotpath.CONNECTIONS / 20_000  # as under such a load
 WARM, TURNS = 5, 60
 ROUNDS = 50_000  # of the fixed program
-SECONDS, TRIES = 240, 3
+SECONDS, TRIES = 240, 3  # now and then the loop stands still within callgrind, and nobody knows why
 # A short one: callgrind's processor has no instructions for hashing, which of a long one would be half of everything.
 QUESTION = b'{"messages":[{"role":"user","content":[{"text":"What is to be said?"}]}]}'
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -64,8 +64,7 @@ def work() -> None:
     hotpath.run(serve, clock, QUESTION)
 
 
-# Functions of the C library that nothing else calls here: callgrind heeds them. A program that tells it from outside is
-# now and then not heard, and waits for ever.
+# Functions of the C library that nothing else calls here: callgrind heeds them, and needs nobody who tells it.
 ZERO, DUMP = "sched_get_priority_max", "sched_get_priority_min"
 
 
