@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class PriceKeeperError(Exception):
@@ -206,6 +206,14 @@ class TransactionFailed(StoreError):
         self.maybe_applied = maybe_applied
         told = ", ".join(reason.code.value for reason in self.reasons)
         super().__init__(f"the transaction was refused: {told}")
+
+
+def is_verdict(failure: BaseException) -> TypeGuard[TransactionFailed]:
+    """Whether a condition was tested and failed. Then no attempt was carried out before this one: a token that is
+    remembered would have been answered with success."""
+    if not isinstance(failure, TransactionFailed):
+        return False
+    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons)
 
 
 class Throttled(StoreError):

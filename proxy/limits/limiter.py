@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.clock import Clock
-from proxy.errors import StoreError, TransactionFailed
+from proxy.errors import StoreError, is_verdict
 from proxy.limits.bucket import Bucket, State, effective, in_force, refilled_from, wait_ms
 from proxy.limits.known import FRESH_MS, Company, Known, Seen
 from proxy.limits.owed import Owed
-from proxy.limits.sending import Sending, Transaction, is_verdict
+from proxy.limits.sending import Sending, Transaction
 from proxy.limits.writes import create, normal, retry
 from proxy.stores.contract import Put, Store, Update
 
@@ -232,11 +232,10 @@ class Limiter:
         try:
             await self._sending.send(transaction)
         except BaseException as failure:  # also when whoever asked went away
-            is_refused = isinstance(failure, TransactionFailed) and is_verdict(failure)
             if transaction.is_unsure:
                 self._known.forget(keys)
-                self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_refused)
-            if isinstance(failure, TransactionFailed) and is_refused:
+                self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_verdict(failure))
+            if is_verdict(failure):
                 self._known.learn_from(failure, keys)
                 return False
             raise

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proxy.errors import Rejected, StoreError, StoreUnavailable, Throttled, TransactionFailed
+from proxy.errors import Rejected, StoreError, StoreUnavailable, Throttled, TransactionFailed, is_verdict
 from proxy.limits.bucket import REFILLED_AT, Bucket, in_force
 from proxy.limits.known import Known
-from proxy.limits.sending import Sending, Transaction, is_verdict
+from proxy.limits.sending import Sending, Transaction
 from proxy.limits.writes import adjust, create
 from proxy.stores.contract import Key, Put, Update
 
@@ -164,9 +164,8 @@ class Owed:
         try:
             await self._sending.send(debt.under_way)
         except StoreError as failure:
-            is_refused = isinstance(failure, TransactionFailed) and is_verdict(failure)
             if debt.under_way.is_unsure:
-                if not is_refused:
+                if not is_verdict(failure):
                     raise
                 # It may still be carried out, beside the next one.
                 self.unsure(debt.under_way, [debt.bucket], *debt.sent, is_refused=True)
@@ -174,7 +173,7 @@ class Owed:
             if isinstance(failure, Rejected):
                 self._debts.pop(debt.bucket.key, None)  # it would be rejected for ever
                 self.dropped += 1
-            if is_last or not isinstance(failure, TransactionFailed) or not is_refused:
+            if is_last or not is_verdict(failure):
                 raise
             await self._again(debt, failure)
         else:

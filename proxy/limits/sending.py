@@ -8,7 +8,7 @@ from math import inf
 from uuid import uuid4
 
 from proxy.clock import Clock
-from proxy.errors import ReasonCode, StoreError, StoreUnavailable, Throttled, TransactionFailed
+from proxy.errors import StoreError, StoreUnavailable, Throttled, TransactionFailed, is_verdict
 from proxy.stores.contract import Store, Write
 
 SENT = 3  # times in one go, of a transaction whose answers get lost
@@ -84,9 +84,3 @@ class Sending:
     async def pause(self, times: int) -> None:
         longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**times)
         await self._clock.sleep(self._uniform(0, longest))
-
-
-def is_verdict(failure: StoreError) -> bool:
-    if not isinstance(failure, TransactionFailed):
-        return False
-    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons)

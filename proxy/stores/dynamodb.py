@@ -15,7 +15,7 @@ import aioboto3
 from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
-from proxy.errors import StoreError, StoreUnavailable, Throttled
+from proxy.errors import StoreError, StoreUnavailable, Throttled, is_verdict
 from proxy.stores import dynamodb_errors as errors
 from proxy.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
 from proxy.stores.dynamodb_connections import Connections
@@ -220,7 +220,7 @@ class DynamoStore:
             if not errors.is_passing(trouble) and (kind is _WRITE or not is_unsure):
                 break
         if was_unsure and kind is not _READ:
-            if not errors.is_verdict(trouble):
+            if not is_verdict(trouble):
                 # An earlier attempt may have been carried out, whatever became of the last one.
                 raise StoreUnavailable(str(trouble), maybe_applied=True) from None
             trouble.maybe_applied = True  # it was not, but may still be on its way

@@ -171,13 +171,6 @@ def is_passing(trouble: StoreError) -> bool:
     return False
 
 
-def is_verdict(trouble: StoreError) -> bool:
-    """Whether no attempt was carried out before this one: a token remembered would have answered with success."""
-    if not isinstance(trouble, TransactionFailed):
-        return False
-    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in trouble.reasons)
-
-
 def _from_answer(response: Mapping[str, Any]) -> StoreError:
     error = response.get("Error", {})
     code, message = error.get("Code", ""), error.get("Message", "")
