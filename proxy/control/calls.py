@@ -92,6 +92,10 @@ class Stream:
 Handler = Callable[["Parts", Call], Awaitable[Answer | Stream]]
 
 
+def is_never_invented(_: Parts, __: Call) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """`answers` are the statuses of success with the names of their schemas, `problems` those of failure that are
@@ -113,6 +117,7 @@ class Route:
     group: str = "orgs"
     is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
     by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
+    may_be_invented: Callable[[Parts, Call], bool] = is_never_invented  # and so asks the store only in its turn
     is_page: bool = False  # for whoever does not ask for JSON
     media: tuple[str, ...] = ()  # what success comes as, where that is no JSON
 

@@ -1,8 +1,8 @@
-"""Who may stay connected to the control port, and how long, so that nobody takes the process away from everybody else.
+"""Which connections the control port keeps, so that none of them takes the port away from the others.
 
-connects -> counted, or closed at once -> sends a head in time -> reads his answers, or is cut
-
-Where there is no room for one more, one that only stays makes room.
+A connection is accepted, or closed at once. It may be displaced by a newer one unless its request holds a place: the
+one whose last whole head is the oldest goes first, be it idle, silent, or in the middle of a body. There are fewer
+places than connections, so a newcomer is accepted and its head read whatever else is under way. Probes need no place.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import ipaddress
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from proxy.auth.failures import network_of
 from proxy.clock import Clock
@@ -45,20 +46,33 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     )
 
 
-class Connection(Protocol):
-    @property
-    def idleness(self) -> int:
-        """0 for one at work; the more, the less it has to lose."""
+class Share(Enum):
+    """Which part of the connections requests of a kind may hold: they alone, and together with all others.
 
+    Of one network, and of all, in sixteenths. What is left is for newcomers.
+    """
+
+    STRANGER = (8, 13)  # shows what anybody may have invented, and may wait for its turn at the store
+    SENDING = (4, 13)  # a client's whose body is still to come; others of its kind can be displaced
+    KNOWN = (13, 13)
+    ADMIN = (14, 14)
+
+
+_WHOLE = 16
+
+
+class Connection(Protocol):
     def check_time(self, now: float) -> None:
         """Cuts it where it only stays."""
 
     def cut(self) -> None: ...
 
 
-class _From(NamedTuple):
+@dataclass(slots=True)
+class _Peer:
     network: Hashable
     is_local: bool
+    share: Share | None = None  # of the place that it holds
 
 
 class Crowd:
@@ -67,12 +81,12 @@ class Crowd:
     def __init__(self, clock: Clock, limits: Limits = DEFAULT) -> None:
         self.clock = clock
         self.limits = limits
-        self._known: dict[Connection, _From] = {}  # the longest there is the first
+        self._known: dict[Connection, _Peer] = {}  # the longest without a whole head is the first
         self._of: Counter[Hashable] = Counter()
 
     def joined(self, connection: Connection, address: str) -> bool:
         """Whether there was room for it."""
-        came = _From(network_of(address), is_loopback(address))
+        came = _Peer(network_of(address), is_loopback(address))
         reserved = 0 if came.is_local else self.limits.for_loopback
         is_one_too_many = self._of[came.network] >= self.limits.of_one
         is_full = is_one_too_many or len(self._known) >= self.limits.connections - reserved
@@ -82,19 +96,44 @@ class Crowd:
         self._of[came.network] += 1
         return True
 
-    def _has_made_room(self, came: _From, is_one_too_many: bool) -> bool:
-        """By one that is not at work: of the same network where that has its share, and none of those that are kept for
-        this machine for one from elsewhere. So who only stays keeps nobody out."""
+    def _has_made_room(self, came: _Peer, is_one_too_many: bool) -> bool:
+        """By one without a place: of the same network where that has its share, and none of those that are kept for
+        this machine for one from elsewhere."""
         has_more = sum(its.is_local for its in self._known.values()) > self.limits.for_loopback
-        rivals = [each for each, its in self._known.items() if came.is_local or has_more or not its.is_local]
-        if is_one_too_many:
-            rivals = [each for each in rivals if self._known[each].network == came.network]
-        idlest = max(rivals, key=lambda each: each.idleness, default=None)
-        if idlest is None or not idlest.idleness:
+        for each, its in self._known.items():
+            is_rival = its.network == came.network if is_one_too_many else came.is_local or has_more or not its.is_local
+            if its.share is None and is_rival:
+                self.left(each)
+                each.cut()
+                return True
+        return False
+
+    def heard(self, connection: Connection) -> None:
+        """It has sent a whole head."""
+        if connection in self._known:
+            self._known[connection] = self._known.pop(connection)
+
+    def hold(self, connection: Connection, share: Share) -> bool:
+        """Whether there was a place for its request, which it holds until `release`."""
+        its = self._known.get(connection)
+        if its is None:
             return False
-        self.left(idlest)
-        idlest.cut()
+        others = [each for each in self._known.values() if each.share is not None and each is not its]
+        of_one = [each for each in others if each.network == its.network]
+        own, together = share.value
+        # Twice: this machine's part, and that no newcomer from elsewhere may displace what is within it.
+        in_all = self.limits.connections - 2 * self.limits.for_loopback
+        for holding, room in ((others, in_all), (of_one, self.limits.of_one)):
+            of_kind = sum(each.share is share for each in holding)
+            if len(holding) >= room * together // _WHOLE or of_kind >= room * own // _WHOLE:
+                return False
+        its.share = share
         return True
+
+    def release(self, connection: Connection) -> None:
+        its = self._known.get(connection)
+        if its is not None:
+            its.share = None
 
     def left(self, connection: Connection) -> None:
         """Also of one that had to make room, and so has left before."""

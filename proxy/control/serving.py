@@ -14,7 +14,6 @@ from uuid import uuid4
 
 from aiohttp import web
 from aiohttp.web_protocol import _ErrInfo
-from multidict import CIMultiDict
 
 from proxy.auth.failures import network_of
 from proxy.clock import Clock
@@ -23,19 +22,19 @@ from proxy.config.problems import few_guesses
 from proxy.control import access
 from proxy.control.bodies import Budgets, body_of
 from proxy.control.calls import NO_STORE, Answer, Call, Principal, Route, Stream, Who, dumped, names_tag
-from proxy.control.connections import DEFAULT, Crowd, Limits, Since, check_host, is_loopback
+from proxy.control.connections import DEFAULT, Crowd, Limits, Share, Since, check_host, is_loopback
 from proxy.control.parts import Parts
-from proxy.control.problems import ERRORS, Problem, invalid, problem_of, too_many
+from proxy.control.problems import ERRORS, Problem, problem_of, too_many
 from proxy.control.rates import NOBODY, Taken
+from proxy.control.requests import check_coding, check_ids, headers_of, query_of
 from proxy.control.routing import Routing
-from proxy.errors import ListenFailed, SlowDown
+from proxy.errors import Busy, ListenFailed, SlowDown
 from proxy.logs import about
-from proxy.model import is_app_id, is_org_id
 from proxy.surface.sockets import bound
 
 SHUTDOWN_SECONDS = 2.0  # for requests that are under way
-MOST_QUERY = 1000  # characters of one value; aiohttp bounds the whole line
 KEEP_ALIVE_SECONDS = 75.0
+LINGER_SECONDS = 2.0  # what still comes of a body that nobody reads: closing at once could lose the answer on its way
 
 BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each connection
 
@@ -43,10 +42,6 @@ BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each connection
 _MISTAKES = frozenset({400, 408, 413, 415, 417})
 _NOBODY = Principal("anybody")
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Vary": "Authorization, X-API-Key, Cookie", "Server": "price-keeper"}
-_IDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
-    "org": (is_org_id, "an org id is a UUID in lower case"),
-    "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .."),
-}
 
 _log = logging.getLogger("proxy.control")
 
@@ -74,7 +69,7 @@ class Control:
         try:
             if is_for_loopback:
                 check_host(request.headers.getall("Host", []))
-            _check_coding(request.headers.getall("Transfer-Encoding", []))
+            check_coding(request.headers.getall("Transfer-Encoding", []))
             answer = await self._answer(request, request_id, headers)
             if isinstance(answer, Stream):
                 return await _streamed(request, answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
@@ -82,6 +77,8 @@ class Control:
             raise
         except Exception as failure:
             answer = self.refused(problem_of(failure, request_id), request_id)
+        finally:
+            _connection(request).release()
         return _response(answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
 
     def refused(self, problem: Problem, request_id: str) -> Answer:
@@ -122,22 +119,30 @@ class Control:
             headers |= taken.headers
             _check_rate(taken)
         access.check(principal, route, path)
-        _check_ids(path)
-        call = Call(request_id, principal, address, path, _query(request, route), _single(request))
+        check_ids(path)
+        call = Call(request_id, principal, address, path, query_of(request, route), headers_of(request))
+        connection = _connection(request)
         if route.body is not None:
             bodies = self._bodies
             known = bodies.known if principal.org else bodies.strangers
             budget = bodies.admin if principal.is_admin else known
+            if principal is not _NOBODY:
+                connection.hold(Share.ADMIN if principal.is_admin else Share.SENDING)
             call.body = await body_of(request, route.body_bytes, budget, principal.name)
+        if not connection.hold(_share_of(principal, route, parts, call)):
+            raise Busy("too many requests are being answered; try again", retry_after=1)
         with few_guesses():
             return _unless_known(request, route, await route.handle(parts, call))
 
 
-def _check_coding(codings: list[str]) -> None:
-    """What stands before us may undo another coding, and see another body than we do."""
-    if codings and [each.strip().lower() for each in codings] != ["chunked"]:
-        told = "a body comes with a Content-Length, or in chunks alone"
-        raise Problem(400, ERRORS[400], told, headers={"Connection": "close"})
+def _connection(request: web.BaseRequest) -> _Connection:
+    return cast("_Connection", request.protocol)
+
+
+def _share_of(principal: Principal, route: Route, parts: Parts, call: Call) -> Share:
+    if principal.is_admin:
+        return Share.ADMIN
+    return Share.STRANGER if route.may_be_invented(parts, call) else Share.KNOWN
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> Call:
@@ -157,34 +162,6 @@ def _count_mistake(parts: Parts, address: str) -> None:
 def _check_rate(taken: Taken) -> None:
     if taken.wait:
         raise too_many("too many requests", taken.wait)
-
-
-def _check_ids(path: Mapping[str, str]) -> None:
-    mistakes = [(name, _IDS[name][1]) for name, value in path.items() if name in _IDS and not _IDS[name][0](value)]
-    if mistakes:
-        raise invalid("the path names nothing that can be there", *mistakes)
-
-
-def _query(request: web.BaseRequest, route: Route) -> dict[str, str]:
-    given = request.rel_url.query
-    mistakes = [(name[:64], "unknown") for name in dict.fromkeys(given) if name not in route.query]
-    mistakes += [(name, "given twice") for name in route.query if len(given.getall(name, [])) > 1]
-    mistakes += [
-        (name, "too long")
-        for name, schema in route.query.items()
-        if len(given.get(name, "")) > schema.get("maxLength", MOST_QUERY)
-    ]
-    if mistakes:
-        raise invalid("the query cannot be used", *mistakes)
-    return dict(given)
-
-
-def _single(request: web.BaseRequest) -> CIMultiDict[str]:
-    """Of a header that came twice nobody can say which one is meant."""
-    for name in ("If-Match", "If-None-Match", "X-Retrieval-Token", "Authorization"):
-        if len(request.headers.getall(name, [])) > 1:
-            raise invalid(f"{name} comes only once")
-    return CIMultiDict(request.headers)
 
 
 def _unless_known(request: web.BaseRequest, route: Route, answer: Answer | Stream) -> Answer | Stream:
@@ -245,6 +222,7 @@ class _Server(web.Server):
             request_factory=_request,
             access_log=None,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
+            lingering_time=LINGER_SECONDS,
             auto_decompress=False,
             read_bufsize=BUFFER_BYTES,
         )
@@ -285,17 +263,32 @@ class _Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        before = self._request_count
         super().data_received(data)
         # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
         self._is_deaf = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
         self._has_begun = True
+        if self._request_count > before:
+            self._crowd.heard(self)
         self.check_time(self._crowd.clock.monotonic())
 
-    @property
-    def idleness(self) -> int:
-        if not self._request_count:
-            return 2
-        return int(self._waiter is not None and not self._waiter.done())
+    def hold(self, share: Share) -> bool:
+        return self._crowd.hold(self, share)
+
+    def release(self) -> None:
+        self._crowd.release(self)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Nobody reads what is still to come of the body, so behind the answer the connection ends."""
+        is_last = not request.content.is_eof()
+        if is_last:
+            resp.force_close()
+        finished = await super().finish_response(request, resp, start_time)
+        if is_last and self._wire is not None and not self._wire.is_closing():
+            self._wire.write_eof()
+        return finished
 
     def cut(self) -> None:
         if self._wire is not None:
@@ -304,7 +297,8 @@ class _Connection(web.RequestHandler):
     def check_time(self, now: float) -> None:
         if self._wire is None:
             return
-        self._has_begun = self._has_begun and self.idleness > 0
+        awaits_head = not self._request_count or (self._waiter is not None and not self._waiter.done())
+        self._has_begun = self._has_begun and awaits_head
         headless = self._headless.told(self._has_begun, now)
         stalled = self._stalled.told(self._wire.get_write_buffer_size() > 0, now)
         limits = self._crowd.limits

@@ -16,7 +16,7 @@ from proxy.config.keys import Defaults
 from proxy.control import api, auth, credentials, overrides, profiles, usage
 from proxy.control.bodies import MOST_DEPTH, parsed
 from proxy.control.problems import Problem
-from proxy.control.serving import _query
+from proxy.control.requests import query_of
 from proxy.reporting import days
 from proxy.selection.plan import THRESHOLDS, plan_of
 from proxy.selection.settings import SettingsRefused, checked_app, checked_org
@@ -107,7 +107,7 @@ def _asked(reader: Reader) -> None:
     except ValueError:
         return
     try:
-        given = _query(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
+        given = query_of(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
     except Problem as problem:
         _is_told(problem)
         return

@@ -1,0 +1,210 @@
+"""The control port answers probes and administrators whatever else arrives; over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from proxy.config import Address
+from proxy.control import serving
+from proxy.control.connections import DEFAULT
+from proxy.control.health import Readiness
+from proxy.control.page.listeners import OF_ADMINS
+from proxy.control.probes import probes
+from proxy.control.serving import Control, listening
+from proxy.stores.contract import Key
+from proxy.telemetry import Telemetry
+from tests.support.clock import ManualClock
+from tests.support.control import API, ORG, SETTINGS, Rig, rig
+from tests.support.engines import Engines
+
+HERE, THERE = "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def endless_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "LINGER_SECONDS", 3600.0)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, ManualClock()) as running:
+        await running.org()
+        yield running
+
+
+class Wire(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def status(self) -> int:
+        """0 where the connection ends without an answer."""
+        try:
+            async with asyncio.timeout(10):
+                line = await self.reader.readline()
+        except (ConnectionError, TimeoutError):
+            return 0
+        return int(line.split()[1]) if line else 0
+
+
+class Client:
+    """One address that opens connections, and closes them at the end of the test."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._where = host, int(port)
+        self.wires: list[Wire] = []
+
+    async def send(self, data: bytes, address: str = HERE) -> Wire:
+        wire = Wire(*await asyncio.open_connection(*self._where, local_addr=(address, 0)))
+        wire.writer.write(data)
+        self.wires.append(wire)
+        return wire
+
+    async def ask(self, data: bytes, address: str = HERE) -> int:
+        return await (await self.send(data, address)).status()
+
+    async def close(self) -> None:
+        for wire in self.wires:
+            wire.writer.close()
+            with suppress(ConnectionError):
+                await wire.writer.wait_closed()
+
+
+@pytest.fixture
+async def client(api: Rig) -> AsyncIterator[Client]:
+    opened = Client(api.url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def health() -> AsyncIterator[Client]:
+    clock = ManualClock()
+    readiness = Readiness(clock)
+    readiness.started({})
+    control = Control(probes(readiness, Telemetry()), clock.now)
+    async with listening(control, Address("127.0.0.1", 0), clock) as address:
+        opened = Client(f"http://{address}")
+        yield opened
+        await opened.close()
+
+
+def head(method: str, path: str, headers: dict[str, str] | None = None, length: int | None = None) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    if length is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {length}"]
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+async def arrived() -> None:
+    """What was sent to the other side of this process has been read there."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+HALF_LOGIN = head("POST", "/auth/token", length=1000) + b'{"client_id": '
+PROBES = ("/health", "/ready", "/metrics")
+
+
+def addresses(count: int) -> list[str]:
+    """One has half of the connections at most."""
+    return [(HERE, THERE)[number // DEFAULT.of_one] for number in range(count)]
+
+
+# Half-sent bodies.
+
+
+@pytest.mark.parametrize("count", [DEFAULT.of_one, DEFAULT.connections])
+async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
+    api: Rig, client: Client, count: int
+) -> None:
+    for address in addresses(count):
+        await client.send(HALF_LOGIN, address)
+        await arrived()
+    found = [await client.ask(head("GET", path), address) for path in PROBES for address in (HERE, "127.0.0.9")]
+    assert found == [200] * len(found)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(HERE, 0))) as session:
+        put = session.put(api.url + API, json=SETTINGS, headers=api.shown("admin"))
+        async with put as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize("count", [DEFAULT.of_one, DEFAULT.connections])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_half_sent_bodies_keep_no_probe_from_the_health_port(health: Client, count: int, method: str) -> None:
+    for address in addresses(count):
+        await health.send(head(method, "/health", length=1000) + b"{", address)
+        await arrived()
+    found = [await health.ask(head("GET", path), address) for path in PROBES for address in (HERE, "127.0.0.9")]
+    assert found == [200] * len(found)
+
+
+async def test_the_administrators_half_sent_body_outlives_those_of_strangers(api: Rig, client: Client) -> None:
+    body = b'{"grace_hours": 1}'
+    await api.app()
+    shown = api.shown("admin")
+    slow = await client.send(head("POST", f"{API}/apps/shop/credentials/rotate", shown, len(body)) + body[:5])
+    await arrived()
+    strangers = [await client.send(HALF_LOGIN) for _ in range(2 * DEFAULT.of_one)]
+    await arrived()
+    assert strangers[0].reader.at_eof() or await strangers[0].status() == 0
+    slow.writer.write(body[5:])
+    assert await slow.status() == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 200), ("/nowhere", 404), (API, 401)])
+async def test_a_body_that_no_route_reads_is_not_awaited(
+    endless_lingering: None, client: Client, path: str, status: int
+) -> None:
+    wire = await client.send(head("GET", path, length=1000) + b"{")
+    async with asyncio.timeout(10):
+        told = await wire.reader.read()
+    assert told.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"connection: close" in told.lower()
+
+
+# Requests at work.
+
+
+async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_administrator_out(
+    api: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, gate = type(api.store), asyncio.Event()
+    get = kind.get
+
+    async def slow(self: Any, key: Key, **options: Any) -> Any:
+        await gate.wait()
+        return await get(self, key, **options)
+
+    monkeypatch.setattr(kind, "get", slow)
+    asked = [await client.send(head("GET", API, api.shown((ORG, None)))) for _ in range(DEFAULT.of_one)]
+    await arrived()
+    assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
+    administrator = await client.send(head("GET", API, api.shown("admin")))
+    await arrived()
+    gate.set()
+    assert await administrator.status() == 200
+    found = Counter([await each.status() for each in asked])
+    assert found[200] >= DEFAULT.of_one // 2
+    assert found.keys() <= {200, 503}  # a refusal says so: nobody at work is cut
+
+
+async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_probe_out(
+    api: Rig, client: Client
+) -> None:
+    pages = [await client.send(head("GET", "/status/events", api.shown("admin"))) for _ in range(OF_ADMINS)]
+    assert [await each.status() for each in pages] == [200] * OF_ADMINS
+    for _ in range(2 * DEFAULT.of_one):
+        await client.send(HALF_LOGIN)
+    await arrived()
+    assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
+    assert not [each for each in pages if each.writer.transport.is_closing() or each.reader.at_eof()]
