@@ -262,7 +262,7 @@ async def _core(
         recording,
         standings,
         revocation,
-        Clients(store, clock.now, Lookups(clock), clock.monotonic),
+        Clients(store, clock.now, Lookups(clock), clock.monotonic, tokens.marks),
         WrongSecrets(clock.monotonic),
         leasing,
     )

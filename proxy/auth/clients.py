@@ -7,7 +7,8 @@ other one is compared. So a flood of wrong secrets locks nobody out: neither oth
 After a rotation the hash before it is good as well, until its grace ends. Each of the two has a check of its own.
 
 A secret that does not fit what is kept may be newer than that. So before it is called wrong the store is read again,
-once in a moment for each client; such reads have a pace (`lookups.py`), as have those of clients nobody knows here.
+once in a moment for each client; such reads have a pace (`lookups.py`), as have those of clients nobody knows here. A
+secret that bears our mark (`marks.py`) waits for no such turn.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ import bcrypt
 
 from proxy.auth.failures import network_of
 from proxy.auth.lookups import Lookups
+from proxy.auth.marks import UNMARKED, Marks
 from proxy.clock import SystemClock
 from proxy.errors import AccessDenied, Busy, SlowDown, StoreError
-from proxy.model import Scope, scope_of_client
+from proxy.model import Scope, client_id_of, scope_of_client
 from proxy.stores import schema
 from proxy.stores.contract import Item, Key, Store
 
@@ -51,7 +53,7 @@ FAILURE_SECONDS = 10.0  # for so long
 
 # With 32 bits, a second's flood of 10,000 guesses passes it once in five days. Of the secret's 256 it tells too few.
 _CHECK_BYTES = 4
-_SECRET = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 random bytes in base64
+_SECRET = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 bytes in base64
 _BAD = "the client id or its secret is wrong"
 
 LOOKS = 3  # at a client that is changed meanwhile
@@ -92,6 +94,7 @@ class Clients:
         now: Callable[[], float],
         lookups: Lookups | None = None,
         monotonic: Callable[[], float] | None = None,
+        marks: Marks = UNMARKED,
     ) -> None:
         """`lookups` is the pace of those reads that anybody can cause. How old something is, `monotonic` tells: a clock
         that is set back, and comes to the same time once more, would take it for new."""
@@ -99,6 +102,7 @@ class Clients:
         self._now = now
         self._monotonic = monotonic or now
         self._lookups = lookups or Lookups(SystemClock())
+        self._marks = marks
         self._key = secrets.token_bytes(32)
         self._kept: dict[Scope, _Kept] = {}
         self._absent: dict[Scope, _Kept] = {}
@@ -128,6 +132,13 @@ class Clients:
             if self._known(scope, secret.encode()):  # else something about it was changed this moment
                 return scope, self._kept[scope].generation
         raise Busy("the credentials of this client are changed all the time; try again", retry_after=2)
+
+    def may_be_invented(self, client_id: str, secret: str) -> bool:
+        """Whether the store would be asked, in its turn, about what anybody may have made up."""
+        scope = scope_of_client(client_id)
+        if scope is None or not _SECRET.fullmatch(secret):
+            return False  # it is refused at once
+        return self._known(scope, secret.encode()) is None and self._is_strangers(scope, secret.encode())
 
     def forget(self, scope: Scope) -> None:
         """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS.
@@ -163,7 +174,12 @@ class Clients:
         return None if None in verdicts or not kept.is_younger(AGAIN_SECONDS, moment) else False
 
     def _is_strangers(self, scope: Scope, secret: bytes) -> bool:
-        """Whether the store would be read because somebody came who is, as far as is known here, no client."""
+        """Whether the store would be read because somebody came who is, as far as is known here, no client.
+
+        A marked secret was a client's once. If it is not any more, it causes a read in AGAIN_SECONDS at most.
+        """
+        if self._marks.is_marked(_use(client_id_of(scope.org, scope.app)), base64.b64decode(secret)):
+            return False
         kept = self._kept.get(scope)
         if kept is None:
             return True
@@ -316,8 +332,12 @@ def _check(hashed: bytes, secret: bytes) -> bytes:
     return hmac.digest(hashed, secret, "sha256")[:_CHECK_BYTES].hex().encode()
 
 
-def new_secret() -> str:
-    return base64.b64encode(secrets.token_bytes(32)).decode()
+def new_secret(client_id: str = "", marks: Marks = UNMARKED) -> str:
+    return base64.b64encode(marks.new_secret(_use(client_id))).decode()
+
+
+def _use(client_id: str) -> str:
+    return f"secret of {client_id}"
 
 
 def hash_secret(secret: str) -> bytes:

@@ -45,9 +45,13 @@ class Lookups:
 
         Behind something that hides who calls, as an ingress does, all who come through it are one address.
         """
+        await self.turn_of(network_of(address))
+
+    async def turn_of(self, who: Hashable) -> None:
+        """As `turn`, for somebody who is told apart from others by something else."""
         until = self._moment() + round(LONGEST_WAIT_SECONDS * _NANOS)
         # One after the other, so that an address takes of all turns no more than it could use by itself.
-        for key, pace in ((network_of(address), self._of_an_address), (_ALL, self._of_all)):
+        for key, pace in ((who, self._of_an_address), (_ALL, self._of_all)):
             wait = self._taken(key, pace, until)
             if wait > 0:
                 await self._clock.sleep(wait)

@@ -24,6 +24,7 @@ from proxy.auth.clients import (
     hash_secret,
     new_secret,
 )
+from proxy.auth.marks import UNMARKED, Marks
 from proxy.auth.retrieval import RETRIEVED, ROW
 from proxy.clock import Clock
 from proxy.errors import InvalidRequest, NotThere, Overtaken, ReasonCode, StoreUnavailable, TransactionFailed
@@ -80,7 +81,12 @@ def credentials(scope: Scope, hashed: str, now: float) -> dict[str, Value]:
 
 
 async def register(
-    store: Store, clock: Clock, scope: Scope, forget: Forget | None = None, beside: Sequence[Write] = ()
+    store: Store,
+    clock: Clock,
+    scope: Scope,
+    forget: Forget | None = None,
+    beside: Sequence[Write] = (),
+    marks: Marks = UNMARKED,
 ) -> Issued | None:
     """None where there are credentials already, which are never issued again.
 
@@ -89,7 +95,7 @@ async def register(
     """
     if HASH in await _item(store, scope):
         return None
-    new = await _new(scope, clock)
+    new = await _new(scope, clock, marks)
     update = Update(
         credentials_key(scope),
         set=new.attributes,
@@ -109,6 +115,7 @@ async def rotate(
     grace_hours: int,
     forget: Forget | None = None,
     beside: Sequence[Write] = (),
+    marks: Marks = UNMARKED,
 ) -> Issued:
     """The secret so far stays good for the grace; one that was in its own grace ends now. Without a grace all sessions
     begun so far are over, and no refresh token of theirs is good any more.
@@ -124,7 +131,7 @@ async def rotate(
     before = item.get(HASH)
     if not isinstance(before, str):
         raise NotThere(f"{_named(scope)} has no credentials to rotate; where there are none, a put makes them")
-    new = await _new(scope, clock)
+    new = await _new(scope, clock, marks)
     for _ in range(2):  # the secret so far may be fetched once meanwhile, and not again
         update = _rotation(scope, item, new, clock.now(), grace_hours)
         writes = [update, new.put, *_waiting(item), *beside]
@@ -189,13 +196,14 @@ def _named(scope: Scope) -> str:
     return f"org {scope.org}" if scope.app is None else f"app {scope.app} of org {scope.org}"
 
 
-async def _new(scope: Scope, clock: Clock) -> _New:
-    secret = new_secret()
+async def _new(scope: Scope, clock: Clock, marks: Marks = UNMARKED) -> _New:
+    client_id = client_id_of(scope.org, scope.app)
+    secret = new_secret(client_id, marks)
     hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
     now = clock.now()
-    sealed = retrieval.seal(scope, secret, now)
+    sealed = retrieval.seal(scope, secret, now, marks)
     attributes = {**credentials(scope, hashed, now), ROW: sealed.row}
-    issued = Issued(client_id_of(scope.org, scope.app), sealed.token, sealed.expires)
+    issued = Issued(client_id, sealed.token, sealed.expires)
     return _New(issued, hashed, attributes, sealed.put)
 
 

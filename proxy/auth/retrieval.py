@@ -14,6 +14,7 @@ fetched and still can be; never one that counts as unknown and is in use.
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from proxy.auth.clients import CREATED, credentials_key
+from proxy.auth.marks import UNMARKED, Marks
 from proxy.clock import Clock
 from proxy.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
 from proxy.model import Scope, client_id_of
@@ -35,8 +37,7 @@ ROW = "client_secret_retrieval_row"  # of the newest secret
 RETRIEVED = "client_secret_retrieved_at_epoch"  # missing as long as nobody has fetched that one
 
 SECONDS = 600
-_TOKEN_BYTES = 32
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")  # so many bytes in base64 for URLs, in which it never travels
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in base64 for URLs, in which it never travels
 _NONCE_BYTES = 12
 _PLACE = b"price-keeper secret retrieval: row"
 _KEY = b"price-keeper secret retrieval: key"
@@ -62,14 +63,20 @@ class Sealed:
     put: Put = field(repr=False)
 
 
-def seal(scope: Scope, secret: str, now: float) -> Sealed:
+def seal(scope: Scope, secret: str, now: float, marks: Marks = UNMARKED) -> Sealed:
     client_id = client_id_of(scope.org, scope.app)
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    token = base64.urlsafe_b64encode(marks.new_secret(_use(client_id))).decode().rstrip("=")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     sealed = nonce + ChaCha20Poly1305(_derived(token, _KEY)).encrypt(nonce, secret.encode(), client_id.encode())
     row, expires = _derived(token, _PLACE).hex(), int(now) + SECONDS
     item: Item = {"client_id": client_id, "sealed": sealed, EXPIRY: expires}
     return Sealed(token, row, expires, Put(schema.retrieval_token(row), item))
+
+
+def is_marked(marks: Marks, scope: Scope, token: str) -> bool:
+    """Whether this token was made for this client, and not invented."""
+    use = _use(client_id_of(scope.org, scope.app))
+    return _TOKEN.fullmatch(token) is not None and marks.is_marked(use, base64.urlsafe_b64decode(f"{token}="))
 
 
 async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
@@ -122,6 +129,10 @@ def _opened(item: Item, client_id: str, token: str) -> str:
         return ChaCha20Poly1305(_derived(token, _KEY)).decrypt(nonce, ciphertext, client_id.encode()).decode()
     except (InvalidTag, ValueError):  # somebody wrote to the row; ValueError: it is too short for a nonce
         raise AccessDenied(_USED) from None
+
+
+def _use(client_id: str) -> str:
+    return f"retrieval token of {client_id}"
 
 
 def _derived(token: str, label: bytes) -> bytes:

@@ -16,6 +16,7 @@ import jwt
 
 from proxy.auth.jwks import public_halves
 from proxy.auth.keys import SigningKey
+from proxy.auth.marks import Marks
 from proxy.errors import AccessDenied, NoGuess, TokenExpired
 from proxy.model import Caller, client_id_of, is_app_id, is_org_id
 
@@ -78,6 +79,7 @@ class Tokens:
         refresh_seconds: int = REFRESH_SECONDS,
     ) -> None:
         self._keys = {key.kid: key for key in keys}
+        self.marks = Marks(keys)
         self._signing = keys[0]
         self._issuer = issuer
         self._now = now

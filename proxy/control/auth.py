@@ -66,6 +66,16 @@ async def credentials(parts: Parts, call: Call) -> Answer:
         return Answer(dict(await parts.credentials.told(authorization, call.address)))
 
 
+def _login_may_be_invented(parts: Parts, call: Call) -> bool:
+    given = call.body if isinstance(call.body, Mapping) else {}
+    return parts.clients.may_be_invented(str(given.get("client_id")), str(given.get("client_secret")))
+
+
+def _pair_may_be_invented(parts: Parts, call: Call) -> bool:
+    client_id, _, secret = call.headers.get("Authorization", "").partition(":")
+    return parts.clients.may_be_invented(client_id, secret)
+
+
 async def jwks(parts: Parts, _: Call) -> Answer:
     return read(parts.tokens.jwks(), "public, max-age=300")
 
@@ -106,7 +116,7 @@ _NO_KEY: Mapping[int, str] = {
 }
 
 
-def _post(path: str, name: str, summary: str, handle: Any, answer: str, body: str) -> Route:
+def _post(path: str, name: str, summary: str, handle: Any, answer: str, body: str, **more: Any) -> Route:
     return Route(
         "POST",
         path,
@@ -121,11 +131,20 @@ def _post(path: str, name: str, summary: str, handle: Any, answer: str, body: st
         reasons={} if handle is revoke else _NO_KEY,
         group="auth",
         by_secret=True,
+        **more,
     )
 
 
 ROUTES = (
-    _post("/auth/token", "login", "Tokens for a client's id and secret", login, "Tokens", "Login"),
+    _post(
+        "/auth/token",
+        "login",
+        "Tokens for a client's id and secret",
+        login,
+        "Tokens",
+        "Login",
+        may_be_invented=_login_may_be_invented,
+    ),
     _post("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
     _post("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
     Route(
@@ -140,6 +159,7 @@ ROUTES = (
         reasons=_NO_KEY,
         group="auth",
         by_secret=True,
+        may_be_invented=_pair_may_be_invented,
     ),
     Route(
         "GET",

@@ -17,7 +17,7 @@ from proxy.config import Config
 from proxy.control.access import Access, Verify, admin_mark, load_admin_key
 from proxy.control.connections import DEFAULT, Limits
 from proxy.control.page.state import PageState
-from proxy.control.parts import RETRIEVALS_OF_ALL, RETRIEVALS_OF_AN_ADDRESS, Parts
+from proxy.control.parts import RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL, RETRIEVALS_OF_AN_ADDRESS, Parts
 from proxy.control.rates import LocalRates, Rates, SharedRates
 from proxy.limits.leasing import Leasing
 from proxy.model import Caller
@@ -61,6 +61,7 @@ def parts_of(
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
         page_sessions=page_sessions,
         retrieval_pace=Lookups(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
+        marked_retrieval_pace=Lookups(clock, RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL),
         page=PageState(limits=limits),
     )
 

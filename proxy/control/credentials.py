@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.auth.registering import MOST_GRACE_HOURS, Issued, register, rotate
-from proxy.auth.retrieval import retrieve
+from proxy.auth.retrieval import is_marked, retrieve
 from proxy.control.auth import wrong_counted
 from proxy.control.bodies import SMALL_BYTES
 from proxy.control.calls import Answer, Call, Route, Who
@@ -24,7 +24,7 @@ BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
 async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
     done = call.actor.did("credentials.make", scope, None, None, parts.clock.now())
-    issued = await register(parts.store, parts.clock, scope, parts.clients.forget, [done])
+    issued = await register(parts.store, parts.clock, scope, parts.clients.forget, [done], parts.tokens.marks)
     return {} if issued is None else _made(parts, issued)
 
 
@@ -33,7 +33,7 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
     done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
     try:
-        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done])
+        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done], parts.tokens.marks)
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
             parts.sessions.all_ended()
@@ -48,10 +48,20 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     scope = Scope(call.path["org"], call.path.get("app"))
     client_id = client_id_of(scope.org, scope.app)
     with wrong_counted(parts, call, client_id):
-        await parts.retrieval_pace.turn(call.address)
-        async with parts.retrievals:
+        if is_marked(parts.tokens.marks, scope, token):
+            await parts.marked_retrieval_pace.turn_of(token)
+            turns = parts.marked_retrievals
+        else:
+            await parts.retrieval_pace.turn(call.address)
+            turns = parts.retrievals
+        async with turns:
             secret = await _retrieved(parts, scope, token)
     return Answer({"client_id": client_id, "client_secret": secret})
+
+
+def _may_be_invented(parts: Parts, call: Call) -> bool:
+    token = call.headers.get(RETRIEVAL_TOKEN)
+    return token is not None and not is_marked(parts.tokens.marks, Scope(call.path["org"], call.path.get("app")), token)
 
 
 async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:
@@ -100,6 +110,7 @@ def _routes(path: str, of: str) -> tuple[Route, Route]:
             headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
             group="credentials",
             by_secret=True,
+            may_be_invented=_may_be_invented,
         ),
     )
 

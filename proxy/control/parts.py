@@ -29,6 +29,7 @@ from proxy.telemetry import Telemetry
 RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 RETRIEVALS_WAITING = 100
 RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = Pace(10, 5.0), Pace(100, 50.0)
+RETRIEVALS_OF_A_TOKEN = Pace(3, 0.2)  # that was made here: it is good once
 
 
 @dataclass(slots=True)
@@ -47,7 +48,9 @@ class Parts:
     sessions: Sessions
     page_sessions: PageSessions
     retrieval_pace: Lookups
+    marked_retrieval_pace: Lookups
     retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
+    marked_retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
     retrieval_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
 
     page: PageState = field(default_factory=PageState)

@@ -1,17 +1,21 @@
-"""The control port answers probes and administrators whatever else arrives; over real sockets."""
+"""The control port answers probes, administrators and valid secrets, whatever else arrives; over real sockets."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import aiohttp
 import pytest
 
+from proxy.auth.clients import Clients, new_secret
+from proxy.auth.lookups import Lookups
 from proxy.config import Address
 from proxy.control import serving
 from proxy.control.connections import DEFAULT
@@ -25,6 +29,8 @@ from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, Rig, rig
 from tests.support.engines import Engines
 
+VALID = 14
+FLOOD = 100
 HERE, THERE = "127.0.0.2", "127.0.0.3"
 
 
@@ -208,3 +214,53 @@ async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_pr
     await arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
     assert not [each for each in pages if each.writer.transport.is_closing() or each.reader.at_eof()]
+
+
+# Invented tokens and clients.
+
+
+async def credentials(api: Rig) -> list[dict[str, str]]:
+    """Those of apps that the administrator has just put."""
+    return [(await api.ask("PUT", f"{API}/apps/a{number}", {"app_name": "a"})).body for number in range(VALID)]
+
+
+async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_address(api: Rig, client: Client) -> None:
+    made = await credentials(api)
+
+    def asked(app: str, token: str) -> bytes:
+        return head("GET", f"{API}/apps/{app}/credentials/secret", {"X-Retrieval-Token": token})
+
+    flood = [await client.send(asked(f"a{n % VALID}", secrets.token_urlsafe(32))) for n in range(FLOOD)]
+    await arrived()
+    found = [await client.ask(asked(f"a{n}", each["secret_retrieval_token"])) for n, each in enumerate(made)]
+    assert found == [200] * VALID
+    again = [await client.ask(asked(f"a{n}", each["secret_retrieval_token"])) for n, each in enumerate(made)]
+    assert 200 not in again
+    assert len(flood) == FLOOD
+
+
+@pytest.mark.parametrize("way", ["/auth/token", "/credentials"])
+async def test_invented_clients_starve_no_valid_one_behind_their_address(api: Rig, client: Client, way: str) -> None:
+    known = [await _secret(api, number, each) for number, each in enumerate(await credentials(api))]
+    api.parts.clients.__init__(  # type: ignore[misc]
+        api.store, api.clock.now, Lookups(api.clock), api.clock.monotonic, api.tokens.marks
+    )
+
+    def asked(client_id: str, secret: str) -> bytes:
+        if way == "/credentials":
+            return head("GET", way, {"Authorization": f"{client_id}:{secret}"})
+        body = f'{{"client_id": "{client_id}", "client_secret": "{secret}"}}'.encode()
+        return head("POST", way, length=len(body)) + body
+
+    for n in range(4 * FLOOD):  # both names that nobody has, and the valid ones with invented secrets
+        await client.send(asked(f"org-{uuid4()}" if n % 2 else known[n % VALID][0], new_secret()))
+    await arrived()
+    assert [await client.ask(asked(*each)) for each in known] == [200] * VALID
+    assert isinstance(api.parts.clients, Clients)
+
+
+async def _secret(api: Rig, number: int, made: dict[str, str]) -> tuple[str, str]:
+    token = {"X-Retrieval-Token": made["secret_retrieval_token"]}
+    told = (await api.ask("GET", f"{API}/apps/a{number}/credentials/secret", who=None, headers=token)).body
+    await api.clock.advance(1)  # type: ignore[attr-defined]
+    return told["client_id"], told["client_secret"]

@@ -150,7 +150,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
             standings,
             tokens,
             revocation,
-            Clients(store, clock.now, Lookups(clock), clock.monotonic),
+            Clients(store, clock.now, Lookups(clock), clock.monotonic, tokens.marks),
             rates,
             limits=limits,
         )

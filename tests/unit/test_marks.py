@@ -1,0 +1,128 @@
+"""Marks within secrets: known by every process that has the keys, for one use, and forged by nobody."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.auth.clients import _SECRET, HASH, Clients, credentials_key, hash_secret, new_secret
+from proxy.auth.keys import SigningKey
+from proxy.auth.lookups import Lookups, Pace
+from proxy.auth.marks import UNMARKED, Marks
+from proxy.auth.registering import register
+from proxy.auth.retrieval import _TOKEN, is_marked, retrieve, seal
+from proxy.model import client_id_of
+from proxy.stores.contract import Put
+from tests.support.clock import ManualClock
+from tests.support.memory_store import MemoryStore
+from tests.support.secrets_kept import cheap_hashes, made, new_scope
+
+OLD = SigningKey("old", "HS256", b"o" * 32, b"o" * 32)
+NEW = SigningKey("new", "HS256", b"n" * 32, b"n" * 32)
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap_hashes(monkeypatch)
+
+
+def _private(alg: str) -> Any:
+    kinds: dict[str, Any] = {
+        "HS256": lambda: b"k" * 32,
+        "EdDSA": Ed25519PrivateKey.generate,
+        "RS256": lambda: generate_private_key(65537, 2048),
+    }
+    return kinds[alg]()
+
+
+@pytest.mark.parametrize("alg", ["HS256", "EdDSA", "RS256"])
+def test_a_mark_is_known_wherever_the_key_is_and_nowhere_else(alg: str) -> None:
+    key = SigningKey("k", alg, None, _private(alg))
+    secret = Marks([key]).new_secret("use")
+    assert len(secret) == 32
+    assert Marks([key]).is_marked("use", secret)
+    assert not Marks([key]).is_marked("another use", secret)
+    assert not Marks([NEW]).is_marked("use", secret)
+    public_half = replace(key, signs_with=None)
+    assert not Marks([public_half]).is_marked("use", secret)
+    assert len(Marks([public_half]).new_secret("use")) == 32
+
+
+def test_a_mark_outlives_the_turn_of_its_key_while_that_is_configured() -> None:
+    secret = Marks([OLD]).new_secret("use")
+    assert Marks([NEW, OLD]).is_marked("use", secret)
+    assert not Marks([OLD]).is_marked("use", Marks([NEW, OLD]).new_secret("use"))
+    assert not Marks([NEW]).is_marked("use", secret)
+
+
+@given(st.binary(max_size=40), st.integers(0, 255))
+def test_an_invention_has_no_mark(invented: bytes, bit: int) -> None:
+    marks = Marks([NEW])
+    assert not marks.is_marked("use", invented)
+    secret = bytearray(marks.new_secret("use"))
+    secret[bit // 8] ^= 1 << bit % 8
+    assert not marks.is_marked("use", bytes(secret))
+    assert not UNMARKED.is_marked("use", marks.new_secret("use"))
+
+
+def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
+    marks, scope = Marks([NEW]), new_scope()
+    client_id = client_id_of(scope.org, scope.app)
+    for _ in range(100):
+        secret, token = new_secret(client_id, marks), seal(scope, "s", 0, marks).token
+        assert _SECRET.fullmatch(secret)
+        assert _TOKEN.fullmatch(token)
+        assert is_marked(marks, scope, token)
+        assert not is_marked(marks, new_scope(), token)
+        assert not marks.is_marked(f"secret of {client_id}", base64.urlsafe_b64decode(f"{token}="))
+
+
+@pytest.mark.parametrize("marks", [UNMARKED, Marks([NEW])])
+async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(marks: Marks) -> None:
+    """Also while some processes are of the older version, which makes and knows no marks."""
+    store, clock, scope = MemoryStore(), ManualClock(), new_scope()
+    issued = await register(store, clock, await made(store, scope), marks=marks)  # type: ignore[arg-type]
+    assert issued is not None
+    secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+    for here in (UNMARKED, Marks([NEW]), Marks([OLD])):
+        clients = Clients(store, clock.now, Lookups(clock), clock.monotonic, here)  # type: ignore[arg-type]
+        assert await clients.check(issued.client_id, secret) == scope
+
+
+async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
+    """Its former owner waits for no turn, and is answered from memory."""
+    store, clock, marks, scope = MemoryStore(), ManualClock(), Marks([NEW]), new_scope()
+    none = Pace(1, 0.001)
+    clients = Clients(store, clock.now, Lookups(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
+    client_id = client_id_of(scope.org, scope.app)
+    former = new_secret(client_id, marks)
+    reads, get = 0, store.get
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await get(*arguments, **options)
+
+    store.get = counted  # type: ignore[method-assign]
+    for exists in (False, True):
+        if exists:
+            key_item = hash_secret(new_secret(client_id, marks)).decode()
+            await _give(store, scope, key_item)
+            await clock.advance(60)
+        before = reads
+        for _ in range(100):
+            with pytest.raises(Exception, match="the client id or its secret is wrong"):
+                await clients.check(client_id, former)
+        assert reads == before + 1
+
+
+async def _give(store: MemoryStore, scope: Any, hashed: str) -> None:
+
+    await store.put(Put(credentials_key(scope), {HASH: hashed}))
