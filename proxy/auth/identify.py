@@ -15,6 +15,8 @@ SESSION_TOKEN: Final = b"x-amz-security-token"
 AUTHORIZATION: Final = b"authorization"
 _CREDENTIALS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
 _BEARER: Final = b"bearer "
+# How AWS's own keys begin: those that last long, and those that last for hours. No token of ours does.
+_BEDROCK_KEYS: Final = (b"ABSK", b"bedrock-api-key-")
 REMEMBERED = 1000  # headers
 
 
@@ -79,7 +81,15 @@ class ByToken:
         return claims
 
     def _verified(self, token: bytes) -> Claims:
-        return self._tokens.access(token.decode("latin-1"))
+        try:
+            return self._tokens.access(token.decode("latin-1"))
+        except AccessDenied:
+            if token.startswith(_BEDROCK_KEYS):
+                raise AccessDenied(
+                    "a Bedrock API key of AWS is no token here, and an SDK that finds one sends nothing else: "
+                    "unset AWS_BEARER_TOKEN_BEDROCK, or put a token of Price Keeper there"
+                ) from None
+            raise
 
 
 def _bearer(request: Request) -> bytes | None:

@@ -57,6 +57,26 @@ async def test_a_token_is_found_where_sdks_put_it(by_token: ByToken, headers: di
     assert caller.app == "web"
 
 
+@pytest.mark.parametrize("header", [b"authorization", b"x-amz-security-token"])
+@pytest.mark.parametrize(
+    "key", [b"ABSKQmVkcm9ja0FQSUtleS1hYmNkOnNlY3JldA==", b"bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29tLz9BY3Rpb24="]
+)
+async def test_bedrock_api_key_in_place_of_a_token_is_refused_with_what_to_do(
+    by_token: ByToken, header: bytes, key: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    sent = request({header: b"Bearer " + key if header == b"authorization" else key})
+    with pytest.raises(AccessDenied, match=r"a Bedrock API key of AWS.*: unset AWS_BEARER_TOKEN_BEDROCK") as refused:
+        by_token.known(sent)
+    assert key.decode() not in str(refused.value) + caplog.text
+
+
+async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_as_any_other(by_token: ByToken) -> None:
+    for token in (b"abskQmVk", b"my-bedrock-api-key-x", b"eyJABSK"):
+        with pytest.raises(AccessDenied, match="the token is not good"):
+            by_token.known(request({b"authorization": b"Bearer " + token}))
+
+
 @pytest.mark.parametrize(
     ("headers", "repeated"),
     [
