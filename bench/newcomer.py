@@ -78,7 +78,7 @@ def found(folder: Path) -> Mapping[str, float]:
     output = folder / "output"
     with running(start.text, here, output) as process:
         installed = _when(here / ".venv" / ".run", process)
-        told = until_told(process, output, "The token lasts a day")
+        told = until_told(process, output, "AWS_CONTAINER_AUTHORIZATION_TOKEN")
         marks += [installed, time.monotonic()]
         pasted = told.partition("Paste into another shell:\n\n")[2].partition("\n\n")[0]
         before = f"{pasted}\n{path.text}\n"

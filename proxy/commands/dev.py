@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,24 +54,28 @@ Bedrock Price Keeper is ready; Bedrock is simulated.
 
 Paste into another shell:
 
+unset AWS_BEARER_TOKEN_BEDROCK
 export {api}={control} {key}="$(cat {key_file})"
 export AWS_ENDPOINT_URL_BEDROCK_RUNTIME={data} AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1
 export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any
 export AWS_SESSION_TOKEN={token}{trust}
 
-Then ask, with curl or with any AWS SDK as it is:
+The token lasts a day. Ask with any AWS SDK as it is, for example with Python's:
 
-curl -s $AWS_ENDPOINT_URL_BEDROCK_RUNTIME/model/premium/converse -H "authorization: Bearer $AWS_SESSION_TOKEN" \\
-  -H 'content-type: application/json' -d '{{"messages":[{{"role":"user","content":[{{"text":"Hello"}}]}}]}}'
-
-python3 -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
+{python} -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
   messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
 
-And see what that cost, and how much may be spent in a day:
-price-keeper spend --data-dir {folder}
-price-keeper org show {org}
+See what that cost, and how much may be spent in a day:
 
-The token lasts a day. For credentials that renew themselves, instead of the last two lines:
+{price_keeper} spend --data-dir {folder}
+{price_keeper} org show {org}
+"""
+
+# Not over https: botocore checks the address of these against the public authorities alone.
+_RENEWING = """
+For credentials that renew themselves, paste these as well:
+
+unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN
 export AWS_CONTAINER_CREDENTIALS_FULL_URI={data}/credentials
 export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 """
@@ -142,10 +147,12 @@ class _Ready:
     def guide(self) -> str:
         authority = shlex.quote(str(self.authority))
         trust = "\nexport " + " ".join(f"{name}={authority}" for name in _TRUST) if self.authority else ""
-        return _GUIDE.format(
+        return (_GUIDE if self.authority else _GUIDE + _RENEWING).format(
             trust=trust,
-            folder=shlex.quote(str(self.folder)),
-            admin_key=self.folder / ADMIN_KEY,
+            python=shlex.quote(sys.executable),
+            price_keeper=_price_keeper(),
+            folder=shlex.quote(str(self.folder.absolute())),
+            admin_key=self.folder.absolute() / ADMIN_KEY,
             api=API_VARIABLE,
             key=KEY_VARIABLE,
             key_file=shlex.quote(str((self.folder / ADMIN_KEY).absolute())),
@@ -176,6 +183,12 @@ class _Ready:
             "client_id": client_id_of(ORG, APP),
             "client_secret": self.secret,
         }
+
+
+def _price_keeper() -> str:
+    """This program as a shell in any folder can call it, without its being on the path."""
+    script = Path(sys.executable).with_name("price-keeper")
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m proxy.cli"
 
 
 async def _make_demo_client(store: Store, secret: str) -> None:

@@ -43,6 +43,7 @@ def _print(chosen: Namespace, told: Mapping[str, Any]) -> None:
 
 
 def _exports(data: str, token: str) -> list[str]:
+    """Lines for a shell. SDKs send a Bedrock API key that it has set, and then no session token."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or USUAL_REGION
     variables = {
         "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": data,
@@ -52,7 +53,8 @@ def _exports(data: str, token: str) -> list[str]:
         "AWS_SECRET_ACCESS_KEY": "any",
         "AWS_SESSION_TOKEN": token,
     }
-    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return ["unset AWS_BEARER_TOKEN_BEDROCK", *exports]
 
 
 def _secret(chosen: Namespace) -> str:

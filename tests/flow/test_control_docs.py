@@ -16,7 +16,7 @@ EXAMPLES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "api.md").read_text()
 
 def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
-        assert "admin key     in data/admin-key" in running.told
+        assert f"admin key     in {tmp_path}/data/admin-key" in running.told
         key = (tmp_path / "data" / "admin-key").read_text().strip()
         assert key not in running.told
         script = "\n".join(["set -eu", *EXAMPLES]).replace("http://127.0.0.1:8081", running.control)

@@ -67,6 +67,7 @@ def test_the_printed_environment_lets_an_app_call(running: Running) -> None:
     assert printed.returncode == 0, printed.stderr
     script = f"{printed.stdout}\nexec {sys.executable} -c '{_CALL}'"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    kept["AWS_BEARER_TOKEN_BEDROCK"] = "bedrock-api-key-of-aws"  # which goes before a session token
     called = subprocess.run(
         ["sh", "-c", script], env=kept, capture_output=True, text=True, timeout=SECONDS, check=False
     )
