@@ -10,7 +10,8 @@ PriceKeeperError
 │   ├── InvalidRequest     400: something in it is wrong; the message names what is allowed
 │   ├── QuotaSpent         400: every label that may serve it has used up its quota; trying again does not help
 │   ├── AccessDenied       403: no token, or one that is not good
-│   │   └── NoGuess        403: one that we signed: it was revoked, its session is over, or it is not for this
+│   │   ├── NoGuess        403: one that we signed: it was revoked, its session is over, or it is not for this
+│   │   └── UnknownOrg     403: who calls is certain, and nobody has registered the org
 │   ├── TokenExpired       403: a token that was good
 │   ├── UnknownOperation   404: nothing is forwarded that is not on the list
 │   ├── NotThere           404: the org or app that is asked for is not there
@@ -98,6 +99,10 @@ class AccessDenied(Refusal):
 
 class NoGuess(AccessDenied):
     """Nobody comes by such a token by guessing, so it is not counted as a wrong secret."""
+
+
+class UnknownOrg(AccessDenied):
+    """The token or identity is good. There is no budget to pay from."""
 
 
 class TokenExpired(Refusal):

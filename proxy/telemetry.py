@@ -101,6 +101,9 @@ ACTIVE_LABEL = _metric("active_label_info", "gauge", "1; which label of its chai
 SCOPES = _metric("scopes", "gauge", "orgs and apps whose budgets are held in memory")
 SCOPES_UNTOLD = _metric("scopes_untold", "gauge", "those of which no quota is told here, as there are too many")
 SCOPES_STALE = _metric("scopes_stale", "gauge", "scopes whose budget could not be looked up when it was time to")
+UNKNOWN_ORGS = _metric(
+    "unknown_orgs_served_total", "counter", "orgs that began to be served without a budget, by why nobody knows one"
+)
 LOOKS = _metric("budget_looks_total", "counter", "looks at the store for a scope's budget, by whether they failed")
 FLIPS = _metric("active_label_flips_total", "counter", "times that a scope's active label became another, as seen here")
 MOVES = _metric("budget_moves_total", "counter", "times that this process moved an active label on for the whole fleet")

@@ -262,6 +262,7 @@ class Config:
     telemetry: Telemetry = field(default=Telemetry())
     auth: Auth = Auth()
     on_store_down: Literal["serve", "refuse"] = "serve"
+    unknown_org: Literal["refuse", "meter"] = "refuse"
     unlabelled: Literal["reject", "meter"] = "reject"
     default_price: TierPrices | None = None
     guardrails: Guardrails | None = None  # without their prices, none is applied

@@ -75,6 +75,7 @@ async def put_an_org(parts: Parts, call: Call) -> Answer:
     beside = _told(parts, call, "org.put", Scope(org), record)
     config = parts.config
     written = await put_org(parts.store, parts.clock, org, call.body, parts.labels, config.defaults, beside)
+    parts.standings.unknown_orgs.forget(org)
     return await _written(parts, call, Scope(org), written, shown_org(parts, org, written.item))
 
 

@@ -43,8 +43,10 @@ class Looks:
         return self.plan_of().with_calendar_of(plan) if app is None and plan.quota_scope == "APP" else plan
 
     async def plan(self, scope: Scope) -> tuple[Plan, bool]:
-        """And whether anybody ever put the org."""
+        """And whether anybody ever put the org. That nobody has is read consistently: a call may be refused for it."""
         org, *app = await self._store.get_many(_settings(scope))
+        if org is None:
+            org, *app = await self._store.get_many(_settings(scope), consistent=True)
         return self.plan_of(org, *app), org is not None
 
     async def settings_and_sticky(self, standing: Standing) -> tuple[Plan, bool, Item | None, Item | None]:

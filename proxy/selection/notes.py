@@ -59,6 +59,8 @@ class Notes:
     def settings(self, scope: Scope, item: Item | None) -> None:
         """As they were read consistently; None: nobody put any."""
         kept = {name: value for name, value in (item or {}).items() if name in _OF_SETTINGS}
+        if item is not None and not kept:  # written by hand with nothing but a name, and there all the same
+            kept = {"version": 0}
         self._note(_SETTINGS, scope.key, kept)
 
     def stands(self, watch: Watch, *, is_soon: bool = False) -> None:

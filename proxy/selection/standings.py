@@ -17,7 +17,7 @@ from proxy.alerts.raising import Alerts
 from proxy.calendar_days import Period, Span, span
 from proxy.clock import Clock
 from proxy.config import Config, Label
-from proxy.errors import Busy
+from proxy.errors import Busy, UnknownOrg
 from proxy.metering.profiles import Own
 from proxy.model import Caller, Scope
 from proxy.recording.entries import Counter
@@ -30,6 +30,7 @@ from proxy.selection.plan import Plan
 from proxy.selection.quotas import Quotas
 from proxy.selection.spent import NEVER
 from proxy.selection.standing import Outcomes, Standing
+from proxy.selection.unknown_orgs import UnknownOrgs
 from proxy.selection.watch import Watch
 from proxy.selection.watching import ASK_AGAIN_SECONDS, Watching
 from proxy.stores.contract import Store
@@ -60,12 +61,22 @@ class Standings:
         self.labels = config.labels
         self.notes = notes or Notes(clock.now)
         self._refuses_unknown = config.on_store_down == "refuse"
+        self.unknown_orgs = UnknownOrgs(config.unknown_org, clock, self.notes)
         self._recorder = recorder
         self._clock = clock
         self._tasks = tasks
         self.own_labels = OwnLabels(config.labels, store, clock, tasks, self._learn_own)
         self.watching = Watching(
-            config, store, recorder, clock, tasks, alerts, self._meet_again, self.own_labels, self.notes
+            config,
+            store,
+            recorder,
+            clock,
+            tasks,
+            alerts,
+            self._meet_again,
+            self._serves_unregistered,
+            self.own_labels,
+            self.notes,
         )
         self._payers: dict[_Name, tuple[Payer, Watch]] = {}
         self._watches: dict[tuple[str, str], Watch] = {}  # by scope and period
@@ -85,6 +96,7 @@ class Standings:
         telemetry.add(metrics.FLIPS, lambda: self.outcomes.flips)
         Quotas(self._now_in_force).add_to(telemetry)
         self.watching.add_to(telemetry)
+        self.unknown_orgs.add_to(telemetry)
 
     def _stale(self) -> int:
         return sum(standing.is_stale for standing in self._now_in_force())
@@ -132,11 +144,12 @@ class Standings:
 
     async def learned(self, caller: Caller) -> Payer:
         """Asks the store, and waits for a while. What is known holds until it answers, and where nothing is, the
-        defaults, or Busy is raised where that is wanted."""
+        defaults, or Busy is raised where that is wanted. Raises UnknownOrg where nobody has registered the org."""
         name = (caller.org, caller.app)
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS):
                 for _ in range(2):  # the first look may find that somebody else pays
+                    self.unknown_orgs.check(caller.org)
                     if not self._is_met_well(name):
                         await self._meet_soon(caller).wait()
                     await self._looked(name)
@@ -160,6 +173,8 @@ class Standings:
         if not self._is_met(name):
             self._introduce_so_far(caller)
         if name not in self._payers:
+            if self.unknown_orgs.is_refused(caller.org):
+                raise self.unknown_orgs.refusal(caller.org)
             raise Busy("what its budget is cannot be told while the store is away", retry_after=ASK_AGAIN_SECONDS)
         return self._payers[name]
 
@@ -175,9 +190,16 @@ class Standings:
 
     async def told(self, caller: Caller, *, is_forced: bool) -> tuple[Standing, Override | None]:
         """How the caller's scope stands, and the override that is in force. `is_forced` looks at the store now; if it
-        does not answer soon, the standing is stale, and says so."""
+        does not answer soon, the standing is stale, and says so. Of an org that is refused, no label serves."""
         payer = None if is_forced else self.known(caller)
-        payer = payer or await self.learned(caller)
+        if is_forced:
+            self.unknown_orgs.forget(caller.org)
+        try:
+            payer = payer or await self.learned(caller)
+        except UnknownOrg:
+            plan = self.watching.looks.plan_of()
+            period = span(plan.period, self._clock.now(), plan.zone)
+            return Standing(budget_scope(caller, plan), period, plan, {}, dict), None
         _, watch = self._met(caller)
         if is_forced:
             with suppress(TimeoutError):
@@ -218,7 +240,10 @@ class Standings:
         name = (caller.org, caller.app)
         try:
             plan, is_settled = await self.watching.looks.plan(Scope(caller.org, caller.app))
-            self._introduce(caller, plan, is_known=True, is_settled=is_settled)
+            if is_settled:
+                self.unknown_orgs.forget(caller.org)
+            if is_settled or self._serves_unregistered(caller.org):
+                self._introduce(caller, plan, is_known=True, is_settled=is_settled)
         except Exception as failure:  # of whatever kind: the call must find somebody who pays
             _log.warning(
                 "the settings of %s cannot be read; those known before hold: %s", caller.org, type(failure).__name__
@@ -241,11 +266,13 @@ class Standings:
         before = self._payers.get((caller.org, caller.app))
         if before is not None:
             self._introduce(caller, before[0].standing.plan, is_known=False, is_settled=False)
-        elif not self._refuses_unknown:
+        elif not self._refuses_unknown and not self.unknown_orgs.is_refused(caller.org):
             noted = self.watching.looks.noted_plan(Scope(caller.org, caller.app))
             plan = noted or self.watching.looks.plan_of()
             self._introduce(caller, plan, is_known=False, is_settled=False)
-            if noted is not None:
+            if noted is None:
+                self.unknown_orgs.served_unread(caller.org)
+            else:
                 standing = self._payers[caller.org, caller.app][0].standing
                 standing.is_stale = True
                 _log.warning("%s goes by what was noted when the store was last read", standing.scope.key)
@@ -283,6 +310,13 @@ class Standings:
         self._frozen.pop(org, None)
         for name in [name for name in self._payers if name[0] == org]:
             del self._payers[name]
+
+    def _serves_unregistered(self, org: str) -> bool:
+        """Whether an org that is not in the store is served. If not, nobody pays for it any more."""
+        is_served = self.unknown_orgs.found(org)
+        if not is_served:
+            self._meet_again(org)
+        return is_served
 
     def _learn_own(self, scope: Scope, own: Own) -> None:
         """A call named one of them, so they were read before the next look."""

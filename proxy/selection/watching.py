@@ -39,7 +39,8 @@ _log = logging.getLogger("proxy.selection")
 
 
 class Watching:
-    """`on_new_calendar` hears of an org whose days turn out to be others than was thought."""
+    """`on_new_calendar` hears of an org whose days turn out to be others than was thought,
+    `on_unregistered` of one that nobody has registered."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Watching:
         tasks: Tasks,
         alerts: Alerts | None,
         on_new_calendar: Callable[[str], None],
+        on_unregistered: Callable[[str], object],
         own_labels: OwnLabels,
         notes: Notes,
     ) -> None:
@@ -62,6 +64,7 @@ class Watching:
         self._tasks = tasks
         self._alerts = alerts
         self._on_new_calendar = on_new_calendar
+        self._on_unregistered = on_unregistered
         self._own_labels = own_labels
         self.looked = self.failures = self.moves = 0
 
@@ -137,6 +140,8 @@ class Watching:
         standing, moment, state = watch.standing, self._clock.monotonic(), watch.state
         is_old, has_money = moment >= watch.money_old, moment >= watch.money_due
         plan, is_settled, item, app = await self.looks.settings_and_sticky(standing)
+        if not is_settled:
+            self._on_unregistered(standing.scope.org)
         await self._take_own_labels(standing, app, moment)
         has_new_labels = plan.quotas.keys() != standing.plan.quotas.keys()
         self._take_settings(watch, plan, is_settled, item)

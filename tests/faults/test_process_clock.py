@@ -71,7 +71,7 @@ def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
                 assert metric(running.control, "unflushed_seconds") < 5
             load.__exit__()
             assert running.stop() == 0
-            assert running.errors == ""
+            assert [line for line in running.errors.splitlines() if "is not registered" not in line] == []
         served = trial.served()
         assert load.broken == 0
         assert set(load.whole) == set(served)

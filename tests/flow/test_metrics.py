@@ -30,7 +30,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 
 def _served(folder: Path, away: dict[str, str]) -> Iterator[Observed]:
-    with observed(folder, more_labels={AWAY: {**LABEL, "endpoints": [away]}}) as running:
+    with observed(folder, more_labels={AWAY: {**LABEL, "endpoints": [away]}}, unknown_org="meter") as running:
         use(running)
         until(lambda: running.value("unflushed_usd") == 0)
         yield running

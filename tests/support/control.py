@@ -46,6 +46,7 @@ SETTINGS: dict[str, Any] = {
     "quotas": {"premium": 10_000_000, "economy": 2_000_000},
 }
 _CONFIG = """
+unknown_org: meter
 labels:
   premium: {model: a.b, format: nova, prices_usd_per_1m: {input: 3, output: 15}}
   economy: {model: c.d, format: nova, prices_usd_per_1m: {input: 1, output: 5}}

@@ -78,6 +78,7 @@ class Lineup:
             "upstream": {"endpoint": self.bedrock},
             "store": self.store,
             "journal": {"dir": "journal", "flush_interval_secs": 0.1, "flush_interval_max_secs": 0.3},
+            "unknown_org": "meter",
             "labels": labels,
         }
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))

@@ -131,6 +131,7 @@ async def data_port(
         listen=port_of_its_own,
         upstream=Upstream(endpoint=dataplane.SIMULATED),
         journal=Journal(dir=str(folder / "journal")),
+        unknown_org="meter",
     )
     whole = replace(plain, **config)
     tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)

@@ -111,7 +111,9 @@ async def sidecar(
     notes: Notes | None = None,
     **config: Any,
 ) -> AsyncIterator[Sidecar]:
-    whole = replace(Config.development(), aggregator=AggregatorConfig(60), **config)
+    # An org without a budget of its own is served: most tests are of something else than who registered it.
+    wanted = {"aggregator": AggregatorConfig(60), "unknown_org": "meter", **config}
+    whole = replace(Config.development(), **wanted)
     counted = Counted(store)
     ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)

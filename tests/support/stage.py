@@ -150,6 +150,7 @@ def _config(url: str, places: dict[str, str]) -> dict[str, Any]:
         "upstream": {"endpoint": url},
         "store": {"path": "price-keeper.db"},
         "journal": {"dir": "journal"},
+        "unknown_org": "meter",
         "guardrails": {"prices_usd_per_1000_units": dict.fromkeys(_POLICIES, 0.15)},
         "labels": {
             "premium": _label(CLAUDE),

@@ -124,6 +124,7 @@ def test_labels_are_required() -> None:
         ),
         ("aggregator: {interval_secs: 0}", "1: aggregator.interval_secs: expected 0.001 to 86400 seconds, found 0"),
         ("on_store_down: stop", '1: on_store_down: expected one of serve, refuse, found "stop"'),
+        ("unknown_org: serve", '1: unknown_org: expected one of refuse, meter, found "serve"'),
         ("unlabelled: meter", "1: default_price: required with unlabelled: meter"),
         (
             "default_price: {input: 1, output: 1, cache_read: 1, cache_write_5m: 1}",

@@ -113,6 +113,7 @@ def _config(folder: Path, access_seconds: int) -> dict[str, Any]:
         "store": {"path": str(folder / DATABASE)},
         "journal": {"dir": "journal"},
         "auth": {"access_seconds": access_seconds},
+        "unknown_org": "meter",
         "labels": {
             "premium": {"model": CLAUDE, "format": "anthropic", "prices_usd_per_1m": prices},
         },

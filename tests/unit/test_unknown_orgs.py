@@ -1,0 +1,257 @@
+"""An org that nobody has registered: refused by default, metered where that is wanted; and while the store is away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from proxy.config import Config
+from proxy.errors import AccessDenied, Busy, UnknownOrg
+from proxy.model import Caller, Scope
+from proxy.selection import unknown_orgs
+from proxy.selection.notes import Notes
+from proxy.selection.watching import SETTINGS_SECONDS
+from proxy.stores import schema
+from proxy.stores.contract import Delete, Store
+from proxy.telemetry import Telemetry
+from tests.support.clock import ManualClock
+from tests.support.fleet import Sidecar, budget, caller, configure, sidecar
+
+QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def by_default(folder: Path, store: Store, clock: ManualClock, **more: Any) -> AbstractAsyncContextManager[Sidecar]:
+    return sidecar(folder, store, clock, **{"unknown_org": Config.development().unknown_org, **more})
+
+
+@pytest.fixture
+async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[Sidecar]:
+    async with by_default(tmp_path / "one", exact_store, clock) as made:
+        yield made
+
+
+def served(one: Sidecar) -> dict[str, float]:
+    telemetry = Telemetry()
+    one.standings.add_to(telemetry)
+    lines = [
+        line for line in telemetry.text().splitlines() if line.startswith("price_keeper_unknown_orgs_served_total{")
+    ]
+    return {line.partition('why="')[2].partition('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+def warnings(caplog: pytest.LogCaptureFixture, org: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if f"org {org} is not" in record.getMessage()]
+
+
+async def test_unregistered_org_is_refused_by_default_with_what_to_do(
+    one: Sidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = caller()
+    for _ in range(3):
+        with pytest.raises(AccessDenied) as refused:
+            await one.decide(who)
+        assert (refused.value.status, refused.value.kind) == (403, "AccessDeniedException")
+        assert f"`price-keeper org put {who.org} FILE`" in refused.value.message
+        await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    (line,) = warnings(caplog, who.org)
+    assert "calls are refused (unknown_org: refuse)" in line
+    assert served(one) == {"unregistered": 0, "store_away": 0}
+
+
+async def test_org_that_is_registered_after_a_refusal_is_served_within_seconds(
+    one: Sidecar, exact_store: Store
+) -> None:
+    who = caller()
+    with pytest.raises(UnknownOrg):
+        await one.decide(who)
+    await budget(exact_store, who.org, QUOTAS)
+    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    assert (await one.decide(who)).label == "premium"
+    assert unknown_orgs.ASK_AGAIN_SECONDS <= 5
+
+
+class Lagging:
+    """Reads that need not be consistent do not see the org yet."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_many(self, keys: Any, *, consistent: bool = False) -> Any:
+        found = await self._store.get_many(keys, consistent=consistent)
+        return found if consistent else [None] * len(found)
+
+
+async def test_org_that_was_registered_this_moment_is_not_refused_by_a_stale_read(
+    tmp_path: Path, exact_store: Store, clock: ManualClock
+) -> None:
+    who = caller()
+    await budget(exact_store, who.org, QUOTAS)
+    async with by_default(tmp_path / "one", cast(Store, Lagging(exact_store)), clock) as one:
+        assert (await one.decide(who)).percent == 0
+
+
+async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(one: Sidecar) -> None:
+    who = caller()
+    for app in range(200):
+        with pytest.raises(UnknownOrg):
+            await one.payer(Caller(who.org, f"app-{app}", "client"))
+    assert one.store.asked == ["get_many", "get_many"]  # the second one consistently, before anybody is refused
+    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    with pytest.raises(UnknownOrg):
+        await one.payer(who)
+    assert len(one.store.asked) == 4
+
+
+async def test_refused_orgs_are_remembered_in_bounded_memory(one: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unknown_orgs, "MOST_ORGS", 10)
+    for _ in range(50):
+        with pytest.raises(UnknownOrg):
+            await one.decide(caller())
+    assert len(one.standings.unknown_orgs._asked_at) == 10
+    assert not one.standings._payers
+    assert not one.standings._watches
+
+
+async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look(
+    one: Sidecar, exact_store: Store
+) -> None:
+    who = caller()
+    await budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    await one.looked()
+    await exact_store.transact([Delete(schema.org_config(who.org))])
+    await one.clock.advance(SETTINGS_SECONDS)
+    await one.decide(who)
+    await one.looked()
+    with pytest.raises(UnknownOrg):
+        await one.decide(who)
+    await budget(exact_store, who.org, QUOTAS)
+    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    assert (await one.decide(who)).label == "premium"
+
+
+async def test_unregistered_org_with_meter_is_served_logged_once_and_counted_once(
+    tmp_path: Path, exact_store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = caller()
+    async with by_default(tmp_path / "one", exact_store, clock, unknown_org="meter") as one:
+        for app in ("web", "job", None):
+            assert await one.spend(Caller(who.org, app, "client"), 5) == "premium"
+        await one.clock.advance(86_400)
+        assert await one.spend(who, 5) == "premium"
+        await one.looked()
+        (line,) = warnings(caplog, who.org)
+        assert "served and metered without a budget (unknown_org: meter)" in line
+        assert served(one) == {"unregistered": 1, "store_away": 0}
+
+
+async def test_known_org_serves_an_app_that_nobody_has_registered_by_the_orgs_budget(
+    one: Sidecar, exact_store: Store
+) -> None:
+    who = caller("never-put")
+    await budget(exact_store, who.org, QUOTAS)
+    assert (await one.decide(who)).percent == 0
+
+
+# While the store is away.
+
+
+async def test_org_outside_the_snapshot_is_served_logged_and_counted_while_the_store_is_away(
+    one: Sidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = caller()
+    one.store.is_away = True
+    for app in ("web", "job"):
+        assert (await one.decide(Caller(who.org, app, "client"))).label == "premium"
+    (line,) = warnings(caplog, who.org)
+    assert "is not in the budget snapshot and the store is away" in line
+    assert served(one) == {"unregistered": 0, "store_away": 1}
+    one.store.is_away = False
+    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    await one.decide(who)  # the last one before the store has answered
+    await one.looked()
+    with pytest.raises(UnknownOrg):
+        await one.decide(who)
+
+
+async def test_org_outside_the_snapshot_waits_for_the_store_with_on_store_down_refuse(
+    tmp_path: Path, exact_store: Store, clock: ManualClock
+) -> None:
+    async with by_default(tmp_path / "one", exact_store, clock, on_store_down="refuse") as one:
+        one.store.is_away = True
+        with pytest.raises(Busy):
+            await one.decide(caller())
+        assert served(one) == {"unregistered": 0, "store_away": 0}
+
+
+@pytest.mark.parametrize("is_new_process", [False, True])
+async def test_org_that_was_refused_stays_so_while_the_store_is_away(
+    one: Sidecar, tmp_path: Path, exact_store: Store, clock: ManualClock, is_new_process: bool
+) -> None:
+    who = caller()
+    with pytest.raises(UnknownOrg):
+        await one.decide(who)
+    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.notes) as two:
+        now = two if is_new_process else one
+        now.store.is_away = True
+        await clock.advance(1000)
+        with pytest.raises(UnknownOrg):
+            await now.decide(who)
+
+
+async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_such(
+    one: Sidecar, tmp_path: Path, exact_store: Store, clock: ManualClock
+) -> None:
+    who = caller()
+    await configure(exact_store, schema.org_config(who.org), org_name="By hand")
+    assert (await one.decide(who)).label == "premium"
+    await one.looked()
+    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.notes) as two:
+        two.store.is_away = True
+        assert (await two.decide(who)).label == "premium"
+
+
+def test_snapshot_tells_an_org_that_nobody_registered_from_one_without_settings(clock: ManualClock) -> None:
+    notes, none, bare = Notes(clock.now), caller().org, caller().org
+    notes.settings(Scope(none), None)
+    notes.settings(Scope(bare), {"org_name": "By hand"})
+    assert notes.settings_of(Scope(none)) == {}
+    assert notes.settings_of(Scope(bare))
+    assert notes.settings_of(Scope(caller().org)) is None
+
+
+# For people.
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+async def test_people_who_look_at_an_unregistered_org_see_that_no_label_serves_it(
+    one: Sidecar, is_forced: bool
+) -> None:
+    who = caller()
+    standing, override = await one.standings.told(who, is_forced=is_forced)
+    assert (standing.scope, override) == (Scope(who.org, who.app), None)
+    assert standing.would_serve("premium") is None
+
+
+async def test_people_who_ask_to_look_now_see_an_org_that_was_registered_this_moment(
+    one: Sidecar, exact_store: Store
+) -> None:
+    who = caller()
+    with pytest.raises(UnknownOrg):
+        await one.decide(who)
+    await budget(exact_store, who.org, QUOTAS)
+    standing, _ = await one.standings.told(who, is_forced=True)
+    assert standing.would_serve("premium") == "premium"
+    assert (await one.decide(who)).label == "premium"
