@@ -81,9 +81,12 @@ class Patient:
     async def credentials(self) -> Provided:
         return await self._provided.get()
 
+    async def dynamodb_store(self) -> DynamoStore:
+        return await self._store.get()
+
     async def dynamodb(self) -> Any:
         """The client, which botocore makes at run time, so there is no type to name."""
-        return (await self._store.get()).client
+        return (await self.dynamodb_store()).client
 
     async def close(self) -> None:
         for store in self._store.made:

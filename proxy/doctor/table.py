@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.app import Role
-from proxy.doctor import control_service, dynamodb, identity, journal, machine, outside, ports, store_file
+from proxy.doctor import control_service, dynamodb, identity, journal, machine, outside, ports, registered, store_file
 from proxy.doctor.findings import Check, aside
 from proxy.doctor.patient import Patient
 from proxy.doctor.upstream import upstream_checks
@@ -29,6 +29,7 @@ _BEFORE = (
     Check("DynamoDB", dynamodb.store_reached, _STORE_AWAY),
     Check("tables", dynamodb.store_tables, _STORE_AWAY),
     Check("permissions", dynamodb.store_permissions, _STORE_AWAY),
+    Check("org of the identity", registered.identity_org, _STORE_AWAY),
     Check("journal", aside(journal.journal_folder), _DISK_AWAY),
     Check("journal's room", aside(journal.journal_room), _DISK_AWAY),
     Check("journal's leftovers", aside(journal.journal_leftovers), _DISK_AWAY),
@@ -41,7 +42,9 @@ _AFTER = (
 
 
 # The rest is every role's: also a control service has a journal, of what it is to bring to the store.
-_OF_CALLS = frozenset(("Bedrock API key", "clock by Bedrock", "open files", "certificate", "price list"))
+_OF_CALLS = frozenset(
+    ("Bedrock API key", "clock by Bedrock", "open files", "org of the identity", "certificate", "price list")
+)
 _NOT_OF: Mapping[Role, frozenset[str]] = {
     "both": frozenset(("control service",)),
     "sidecar": frozenset(("admin key",)),

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from proxy.errors import StoreError, StoreMisconfigured, StoreUnavailable
+from proxy.stores.contract import Key
 from proxy.stores.schema import TABLES
 
 SCHEMA_VERSION = 1
@@ -53,6 +54,21 @@ def missing_tables(path: Path) -> list[str]:
     except sqlite3.DatabaseError as failure:
         raise translated(failure, path) from None
     return [name for name in TABLES if name not in present]
+
+
+def has_item(path: Path, key: Key) -> bool:
+    """Without making anything; nothing is in a file that is not there."""
+    if key.table in missing_tables(path):
+        return False
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+        ) as connection:
+            query = f'SELECT 1 FROM "{key.table}" WHERE pk=? AND sk=?'  # noqa: S608 - a table of the schema
+            found = connection.execute(query, (key.pk, key.sk))
+            return found.fetchone() is not None
+    except sqlite3.DatabaseError as failure:
+        raise translated(failure, path) from None
 
 
 def connect(path: Path) -> sqlite3.Connection:

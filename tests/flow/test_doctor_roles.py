@@ -28,7 +28,16 @@ from tests.support.servers import free_port
 SECRET = "sesame-open-sesame-open-sesame-open"
 ADMIN_KEY = "the-admin-key-of-these-tests-long-enough"
 _LABELS = ROOT.joinpath("config.yaml").read_text().partition("\nlabels:\n")[2]
-OF_CALLS = {"Bedrock API key", "clock by Bedrock", "open files", "certificate", "price list", "data port", "Bedrock"}
+OF_CALLS = {
+    "Bedrock API key",
+    "clock by Bedrock",
+    "open files",
+    "org of the identity",
+    "certificate",
+    "price list",
+    "data port",
+    "Bedrock",
+}
 ROLES: tuple[Role, ...] = ("both", "sidecar", "control")
 
 

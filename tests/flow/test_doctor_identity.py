@@ -1,0 +1,58 @@
+"""The doctor, and whether anybody has registered the org that a sidecar's identity spends for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from proxy.config import Config
+from proxy.config.keys import Identity
+from proxy.doctor.findings import Finding, Status
+from proxy.stores import schema
+from proxy.stores.contract import Put
+from tests.support.doctor import configured, finding, findings
+from tests.support.engines import PREFIX, Engines
+
+ORG = str(uuid4())
+BOUND = {"mode": "identity", "identity": Identity(ORG, "shop")}
+CHECK = "org of the identity"
+
+
+async def looked(config: Config) -> Finding:
+    return await finding(CHECK, config)
+
+
+@pytest.mark.parametrize("name", ["sqlite", "ministack"])
+async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
+    engines: Engines, tmp_path: Path, name: str
+) -> None:
+    async with engines.open(name, tmp_path) as store:
+        places = {
+            "sqlite": {"path": str(tmp_path / "store.db")},
+            "ministack": {
+                "engine": "dynamodb",
+                "table_prefix": PREFIX,
+                "endpoint": engines.endpoints.get("ministack"),
+            },
+        }
+        config = configured(tmp_path, store=places[name], auth=BOUND)
+        found = await looked(config)
+        assert (found.status, ORG in found.found) == (Status.WARNING, True), found
+        assert "its calls are refused (unknown_org: refuse)" in found.found
+        assert found.mend.startswith(f"price-keeper org put {ORG} FILE")
+        await store.put(Put(schema.org_config(ORG), {"org_name": "Acme"}))
+        assert (await looked(config)).status is Status.OK
+
+
+async def test_identity_before_there_is_any_store_is_warned_of_and_nothing_is_made(tmp_path: Path) -> None:
+    assert (await looked(configured(tmp_path, auth=BOUND))).status is Status.WARNING
+    assert os.listdir(tmp_path) == []
+
+
+async def test_no_identity_and_a_control_service_need_no_org(tmp_path: Path) -> None:
+    assert (await looked(configured(tmp_path))).status is Status.SKIPPED
+    with pytest.raises(AssertionError, match=CHECK):
+        await findings(configured(tmp_path, auth=BOUND), only=CHECK, role="control")
