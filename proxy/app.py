@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -33,7 +33,7 @@ from proxy.control.health import Check, Readiness
 from proxy.control.parts import Parts
 from proxy.control.probes import probes
 from proxy.control.serving import Control, listening, listening_within
-from proxy.errors import ConfigError
+from proxy.errors import ConfigError, StoreError
 from proxy.forwarding.forwarder import Forwarder
 from proxy.limits.leasing import SWEEP_SECONDS, Leasing
 from proxy.limits.limiter import Limiter
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from proxy.stores.dynamodb import DynamoStore
 
 PURGE_INTERVAL_SECONDS = 300.0
+FILE_LOOK_SECONDS = 5.0  # within these a file that was deleted or replaced is noticed though nobody writes
 PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
 DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
 
@@ -100,6 +101,7 @@ async def opened_store(
     if config.engine == "sqlite":
         embedded = await open_sqlite(config, clock)
         tasks.every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge(embedded, clock), jitter=0.2)
+        tasks.every("store file", FILE_LOOK_SECONDS, lambda: _look(embedded), jitter=0.2)
         store = embedded
     else:
         store = await open_dynamodb(config, clock, time)
@@ -108,6 +110,11 @@ async def opened_store(
     finally:
         await tasks.stop()
         await store.close()
+
+
+async def _look(store: SqliteStore) -> None:
+    with suppress(StoreError):  # which the log has been told of
+        await store.look()
 
 
 async def _purge(store: SqliteStore, clock: Clock) -> None:

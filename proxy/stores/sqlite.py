@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from proxy.errors import Rejected, StoreMisconfigured
+from proxy.errors import Rejected, StoreMisconfigured, StoreUnavailable
 from proxy.stores import sqlite_codec as codec
 from proxy.stores.batching import BatchThread
 from proxy.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, Row, Update, Write
 from proxy.stores.sqlite_file import connect, prepare, translated
 from proxy.stores.sqlite_group import Group, load, owned
+from proxy.stores.sqlite_watch import FileWatch
 from proxy.stores.values import check_key, check_query, check_transaction, check_write
 
 _PROBE = Key("config", "PROBE", "PROBE")
@@ -35,8 +36,8 @@ class SqliteStore:
         self._now = now
 
     async def open(self) -> SqliteStore:
-        await asyncio.to_thread(prepare, self._path)
-        writer, reader = _Writer(self._path, self._now), _Reader(self._path)
+        watch = await asyncio.to_thread(_prepared, self._path)
+        writer, reader = _Writer(self._path, watch, self._now), _Reader(self._path, watch)
         self._writer = BatchThread("sqlite-writer", writer.run, writer.disconnect)
         self._reader = BatchThread("sqlite-reader", reader.run, reader.disconnect)
         return self
@@ -83,9 +84,18 @@ class SqliteStore:
         """Raises what a write would: a full disk reads well."""
         await self.update(Update(_PROBE, set={"written_at": int(self._now())}))
 
+    async def look(self) -> None:
+        """Raises StoreUnavailable when the file is not the one that was opened; costs no write."""
+        await self._reader.submit(lambda _: None)
+
     async def purge(self, expired_before: float) -> int:
         """Deletes some rows that expired before the given time; the number deleted, 0 when none are left."""
         return cast(int, await self._writer.submit(lambda group: group.purge(int(expired_before))))
+
+
+def _prepared(path: Path) -> FileWatch:
+    prepare(path)
+    return FileWatch(path)
 
 
 def _select(connection: sqlite3.Connection, query: Query) -> Page:
@@ -131,29 +141,46 @@ def after_prefix(prefix: str) -> str | None:
 class _Connected:
     """Lives in one thread, where its connection is made when first needed, and stays."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, watch: FileWatch) -> None:
         self._path = path
+        self._watch = watch
         self._connection: sqlite3.Connection | None = None
 
     def connection(self) -> sqlite3.Connection:
+        """Raises StoreUnavailable when the file is not the one that the store was opened with."""
+        self.check_file()
         if self._connection is None:
             self._connection = connect(self._path)
+            self._watch.opened()
+            try:
+                self.check_file()
+            except StoreUnavailable:
+                self.disconnect()  # it may lead to the wrong file
+                raise
         return self._connection
+
+    def check_file(self) -> None:
+        self._watch.check(self._connection)
 
     def disconnect(self) -> None:
         """Also rolls back what was begun. A connection that has failed is not trusted again."""
         if self._connection is not None:
+            self._watch.closing()
             self._connection.close()
             self._connection = None
 
 
 class _Reader(_Connected):
     def run(self, reads: Sequence[_Read]) -> list[object]:
-        return [self._answer(read) for read in reads]
-
-    def _answer(self, read: _Read) -> object:
         try:
-            return read(self.connection())
+            connection = self.connection()
+        except sqlite3.Error as failure:
+            return [translated(failure, self._path)] * len(reads)
+        return [self._answer(read, connection) for read in reads]
+
+    def _answer(self, read: _Read, connection: sqlite3.Connection) -> object:
+        try:
+            return read(connection)
         except sqlite3.Error as failure:
             return translated(failure, self._path)
         except Exception as failure:  # a row that somebody else wrote; the other reads are none the worse for it
@@ -161,8 +188,8 @@ class _Reader(_Connected):
 
 
 class _Writer(_Connected):
-    def __init__(self, path: Path, now: Callable[[], float]) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, watch: FileWatch, now: Callable[[], float]) -> None:
+        super().__init__(path, watch)
         self._now = now
 
     def run(self, jobs: Sequence[_Job]) -> list[object]:
@@ -175,7 +202,12 @@ class _Writer(_Connected):
             group.save()
             is_committing = True
             connection.execute("COMMIT")
+            self.check_file()  # what was committed to a file that has no name any more is not acknowledged
             return outcomes
+        except StoreUnavailable as failure:
+            return [StoreUnavailable(str(failure), maybe_applied=is_committing)] * len(jobs)
+        except StoreMisconfigured as failure:
+            return [failure] * len(jobs)
         except sqlite3.Error as failure:
             self.disconnect()
             # A commit that failed half-way may come back to life from the log when the file is next opened.

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,17 @@ from botocore.exceptions import ClientError
 from proxy.config.keys import Journal
 from proxy.recording.aggregator import sum_of_shards
 from proxy.recording.entries import PICO_PER_MICRO
+from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.data_port import DataPort, data_port
 from tests.support.recording import Faulty
 from tests.support.simulated import TURN
+
+SERVED = {
+    "PRICE_KEEPER_JWT_SECRET": "a secret of the test's own, long enough",
+    "PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0",
+    "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0",
+    "PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated",
+}
 
 
 def calls(port: DataPort, count: int) -> None:
@@ -101,3 +114,59 @@ async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: st
         await load(port, count=1)
         await port.recording.recorder.flush()
         assert await spent(port, stores[0]) == used(port)
+
+
+async def test_renamed_store_file_moved_back_has_all_that_waited(tmp_path: Path) -> None:
+    path, away = tmp_path / "store.db", tmp_path / "away.db"
+    async with data_port(tmp_path) as port:
+        recorder = port.recording.recorder
+        await load(port, count=2)
+        port.counters()
+        assert await recorder.flush()
+        await asyncio.to_thread(path.rename, away)
+        await load(port, count=2)
+        port.counters()
+        assert not await recorder.flush()
+        assert recorder.waiting_segments == 1
+        await asyncio.to_thread(away.rename, path)
+        assert await recorder.flush()
+        assert recorder.unflushed_pico == 0
+        (counter,) = port.counters()
+        sums = await sum_of_shards(port.store, counter)
+        assert (sums["requests"], sums["cost_usd_micros"] * PICO_PER_MICRO) == used(port)
+        assert used(port)[0] == 16
+
+
+def test_deleted_store_file_is_told_by_readiness_and_the_log(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    with sidecar("serve", folder=tmp_path, **SERVED) as running:
+        assert store_readiness(running) == (200, "ok")
+        (tmp_path / "data" / "price-keeper.db").unlink()
+        until(lambda: store_readiness(running) == (503, "the store is away; the log says why"))
+        assert "price-keeper.db was deleted or renamed while in use: move it back" in running.errors
+        assert running.stop() == 0
+        assert not (tmp_path / "data" / "price-keeper.db").exists()
+
+
+def test_deleted_store_file_is_logged_though_nobody_asks(tmp_path: Path) -> None:
+    """A process that nobody calls looks by itself."""
+    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
+    with sidecar("serve", folder=tmp_path, **SERVED) as running:
+        (tmp_path / "data" / "price-keeper.db").unlink()
+        until(lambda: "was deleted or renamed while in use" in running.errors)
+
+
+def store_readiness(running: Sidecar) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{running.control}/ready", timeout=SECONDS) as answer:
+            return answer.status, json.load(answer)["checks"]["store"]
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)["checks"]["store"]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

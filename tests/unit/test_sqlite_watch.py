@@ -1,0 +1,176 @@
+"""A store whose file is deleted, renamed, replaced, cut or overwritten while it is in use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.stores import sqlite_watch
+from proxy.stores.contract import Key, Put, Update
+from proxy.stores.sqlite import SqliteStore
+from proxy.stores.sqlite_file import connect, prepare
+
+KEY = Key("config", "p", "s")
+ADD_ONE = Update(KEY, add={"n": 1})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+async def store(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqliteStore]:
+    monkeypatch.setattr(sqlite_watch, "_RETRY_SECONDS", 0.0)
+    opened = await SqliteStore(path, lambda: 1000.0).open()
+    await opened.update(ADD_ONE)
+    await opened.get(KEY)
+    yield opened
+    await opened.close()
+
+
+async def refusals(store: SqliteStore) -> list[str]:
+    """What a write, a read and a look are told, each being refused."""
+    found = []
+    for work in (lambda: store.update(ADD_ONE), lambda: store.get(KEY), store.look):
+        with pytest.raises(StoreUnavailable) as refused:
+            await work()  # type: ignore[operator]
+        assert not refused.value.maybe_applied
+        found.append(str(refused.value))
+    return found
+
+
+def numbers(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [item for (item,) in connection.execute("SELECT item FROM config")]
+
+
+async def test_write_after_deletion_is_refused(store: SqliteStore, path: Path) -> None:
+    os.unlink(path)
+    assert all("was deleted or renamed" in text for text in await refusals(store))
+    assert not os.access(path, os.F_OK)  # nothing made a new one
+
+
+async def test_renamed_file_is_used_again_when_moved_back(
+    store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "proxy.stores")
+    away = path.with_name("away.db")
+    os.rename(path, away)
+    await refusals(store)
+    await refusals(store)
+    assert numbers(away) == ['{"n":1}']
+    os.rename(away, path)
+    assert await store.update(ADD_ONE) == {"n": 2}
+    assert await store.get(KEY) == {"n": 2}
+    said = [record.getMessage() for record in caplog.records]
+    assert ["deleted or renamed" in text for text in said] == [True, False]
+    assert "in its place again" in said[1]
+
+
+def test_connecting_to_a_deleted_file_makes_no_empty_one(path: Path) -> None:
+    prepare(path)
+    path.unlink()
+    with pytest.raises(sqlite3.OperationalError):
+        connect(path)
+    assert not path.exists()
+
+
+async def test_backup_moved_over_the_file_is_refused_and_gets_no_old_log(store: SqliteStore, path: Path) -> None:
+    backup = path.with_name("backup.db")
+    prepare(backup)
+    os.replace(backup, path)
+    assert all("was replaced by another file" in text and "restart" in text for text in await refusals(store))
+    await store.close()
+    assert numbers(path) == []  # neither the refused writes nor the log of the former file
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    restarted = await SqliteStore(path, lambda: 1000.0).open()
+    assert await restarted.update(ADD_ONE) == {"n": 1}
+    await restarted.close()
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm"])
+async def test_deleted_log_is_noticed_and_loses_no_acknowledged_write(
+    store: SqliteStore, path: Path, ending: str
+) -> None:
+    os.unlink(f"{path}{ending}")
+    assert all("-wal or -shm was deleted" in text for text in await refusals(store))
+    copied = path.with_name("copied.db")
+    shutil.copy(path, copied)
+    assert numbers(copied) == ['{"n":1}']  # though this process may be killed next
+    await store.close()
+    restarted = await SqliteStore(path, lambda: 1000.0).open()
+    assert await restarted.update(ADD_ONE) == {"n": 2}
+    await restarted.close()
+
+
+async def test_file_cut_in_place_is_away_until_restart(store: SqliteStore, path: Path) -> None:
+    await store._writer.submit(lambda group: None)
+    os.truncate(path, 4096)
+    assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
+    with path.open("ab") as file:
+        file.truncate(1_000_000)
+    assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
+
+
+async def test_older_copy_written_over_the_file_is_noticed(store: SqliteStore, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, closing(sqlite3.connect(path.with_name("old.db"))) as old:
+        connection.backup(old)
+    for number in range(200):
+        await store.put(Put(Key("config", "p", f"{number:04}"), {"text": "x" * 4000}))
+    await asyncio.to_thread(checkpoint, path)
+    await store.look()
+    shutil.copyfile(path.with_name("old.db"), path)
+    assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
+
+
+@pytest.mark.parametrize("written", [b"These are a person's notes. " * 4096, b"\0" * 1_000_000])
+async def test_other_bytes_written_over_the_file_are_noticed(store: SqliteStore, path: Path, written: bytes) -> None:
+    await asyncio.to_thread(path.write_bytes, written)
+    assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
+
+
+def checkpoint(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+async def test_checkpoint_by_another_process_is_no_damage(store: SqliteStore, path: Path) -> None:
+    for number in range(300):
+        await store.put(Put(Key("config", "p", f"{number:04}"), {"text": "x" * 4000}))
+    before = os.stat(path).st_size
+    await asyncio.to_thread(checkpoint, path)
+    assert os.stat(path).st_size > before
+    await store.look()
+    assert await store.update(ADD_ONE) == {"n": 2}
+
+
+async def test_half_written_checkpoint_is_looked_at_again(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([sqlite3.DatabaseError("malformed"), sqlite3.DatabaseError("malformed")])
+
+    def has_our_header(_: object) -> bool:
+        for trouble in looks:
+            raise trouble
+        return True
+
+    monkeypatch.setattr(sqlite_watch.FileWatch, "_has_our_header", has_our_header)
+    os.utime(path)
+    await store.look()
+
+
+async def test_file_deleted_during_a_commit_is_not_acknowledged(store: SqliteStore, path: Path) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        await store._writer.submit(lambda group: (group.write(ADD_ONE), path.unlink()))
+    assert refused.value.maybe_applied
