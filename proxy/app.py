@@ -87,6 +87,7 @@ async def open_dynamodb(config: StoreConfig, clock: Clock, time: StoreTime | Non
         region=config.region,
         table_prefix=config.table_prefix,
         endpoint=config.endpoint,
+        allow_insecure=config.allow_insecure,
         sleep=clock.sleep,
         **({} if time is None else {"asking": time.asking}),
     )

@@ -132,7 +132,9 @@ async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks, befor
     def made() -> Tariffs:
         is_simulated = config.upstream.endpoint == SIMULATED
         follows = any(label.price_source == "aws" for label in config.labels.values())
-        return Tariffs(config, store, AwsPriceList() if follows and not is_simulated else None, clock)
+        is_read = follows and not is_simulated
+        price_list = AwsPriceList(allow_insecure=config.upstream.allow_insecure) if is_read else None
+        return Tariffs(config, store, price_list, clock)
 
     tariffs = await asyncio.to_thread(made)  # to import what reads the list takes longer than calls can wait
     if before is not None:

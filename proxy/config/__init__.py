@@ -4,6 +4,7 @@ keys        every key, its default, and the rules between keys: the part that kn
 prices      the keys of labels and their prices
 alerts      the keys of alerts
 checks      what a single value of this product must be
+encryption  which addresses may be called over plain http
 reader      nodes to dataclasses, by the types of their fields
 overrides   the environment, laid over the file
 kinds       how each type of field is read from text

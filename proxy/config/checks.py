@@ -150,13 +150,18 @@ def url(text: str) -> str | None:
 
 def control_url(text: str) -> str | None:
     complaint = url(text)
-    if complaint is not None or text.startswith("https://"):
-        return complaint
-    found = re.fullmatch(r"http://(.*?)(:[0-9]{1,5})?", text)
-    host = _host_of(found[1]) if found is not None else None
-    if host is None or not Address(host, 0).is_loopback:
+    if complaint is None and is_plain_remote(text):
         return "expected https: secrets travel there; http is for loopback alone"
-    return None
+    return complaint
+
+
+def is_plain_remote(text: str) -> bool:
+    """Whether a URL's bytes travel unencrypted, and not only on this machine."""
+    found = re.fullmatch(r"http://(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
+    if found is None:
+        return text[:5].lower() == "http:"
+    host = _host_of(found[1])
+    return host is None or not Address(host, 0).is_loopback
 
 
 def upstream_endpoint(text: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import Literal
 from proxy.config import checks as must_be
 from proxy.config.alerts import Alerts
 from proxy.config.checks import Address
+from proxy.config.encryption import endpoint_is_encrypted, variable_mistakes
 
 # Prices are keys as well; they fill a file of their own.
 from proxy.config.prices import DEMO_LABELS as DEMO_LABELS
@@ -29,18 +30,25 @@ from proxy.config.prices import TierPrices as TierPrices
 from proxy.config.reader import Mistake, read, read_file, reads
 from proxy.config.reader import text_of as text_of
 from proxy.config.telemetry import Telemetry
+from proxy.errors import ConfigError
 
 ENV_PREFIX = "PRICE_KEEPER__"
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Config:
     """Raises ConfigError with every mistake of the file and of the variables that override it."""
-    return read_file(Config, path, environ, ENV_PREFIX)
+    return _with_safe_variables(read_file(Config, path, environ, ENV_PREFIX), environ)
 
 
 def parse(text: str, source: str, environ: Mapping[str, str]) -> Config:
     """As load, from a text that problems call `source`."""
-    return read(Config, text, source, environ, ENV_PREFIX)
+    return _with_safe_variables(read(Config, text, source, environ, ENV_PREFIX), environ)
+
+
+def _with_safe_variables(config: Config, environ: Mapping[str, str]) -> Config:
+    if problems := variable_mistakes(_configured_services(config), environ):
+        raise ConfigError(problems)
+    return config
 
 
 def listeners_differ(data: Address, control: Address, health: Address | None) -> Iterator[Mistake]:
@@ -70,19 +78,25 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
+    rules = (endpoint_is_encrypted,)
+
     endpoint: str | None = field(default=None, metadata=reads(must_be.upstream_endpoint, private=True))
     region: str = field(default="us-east-1", metadata=reads(must_be.region))
     auth: Literal["sigv4", "bearer"] = "sigv4"
     request_metadata: bool = False
+    allow_insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
+    rules = (endpoint_is_encrypted,)
+
     engine: Literal["sqlite", "dynamodb"] = "sqlite"
     path: str = field(default="./data/price-keeper.db", metadata=reads(must_be.path))
     endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
     region: str = field(default="us-east-1", metadata=reads(must_be.region))
     table_prefix: str = field(default="price-keeper-", metadata=reads(must_be.table_prefix))
+    allow_insecure: bool = False
 
 
 def flush_interval_can_grow(flush_interval_secs: float, flush_interval_max_secs: float) -> Iterator[Mistake]:
@@ -241,6 +255,22 @@ def labels_are_no_models(labels: Mapping[str, Label]) -> Iterator[Mistake]:
     for name, label in labels.items():
         if label.model != name and label.model in labels:
             yield ("labels", name, "model"), "also the name of another label"
+
+
+def _configured_services(config: Config) -> Iterator[tuple[str, str]]:
+    """What is called at an address of botocore's, by its names, and the key that allows any address."""
+    store, upstream = config.store, config.upstream
+    is_on_dynamodb, is_simulated = store.engine == "dynamodb", upstream.endpoint == "simulated"
+    follows_prices = not is_simulated and any(label.price_source == "aws" for label in config.labels.values())
+    if is_on_dynamodb and store.endpoint is None and not store.allow_insecure:
+        yield "DYNAMODB", "store.allow_insecure"
+    if upstream.allow_insecure:
+        return
+    if follows_prices:
+        yield "PRICING", "upstream.allow_insecure"
+    if is_on_dynamodb or follows_prices or not (is_simulated or upstream.auth == "bearer"):
+        for service in ("STS", "SSO", "SSO_OIDC"):  # from which credentials come
+            yield service, "upstream.allow_insecure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

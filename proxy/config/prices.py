@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from proxy.config import checks as must_be
 from proxy.config.checks import pico_per_job, pico_per_token, pico_per_unit
+from proxy.config.encryption import endpoint_is_encrypted
 from proxy.config.reader import Mistake, reads
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
@@ -108,10 +109,13 @@ class Guardrails:
 class Endpoint:
     """One place that serves a label; what it leaves out is the label's own, or the upstream's."""
 
+    rules = (endpoint_is_encrypted,)
+
     region: str = field(metadata=reads(must_be.region))
     model: str | None = field(default=None, metadata=reads(must_be.model))
     endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
     prices_usd_per_1m: Prices | None = None
+    allow_insecure: bool = False
 
 
 # Formats whose models use caches in every region, so that a label without these prices is one with unknown prices.

@@ -21,7 +21,7 @@ async def price_list(patient: Patient) -> Finding:
         return skipped("Bedrock is simulated" if patient.is_simulated else "every label has price_source: config")
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            await AwsPriceList().probe()
+            await AwsPriceList(allow_insecure=patient.config.upstream.allow_insecure).probe()
     except PriceListUnreadable as failure:
         return _prices_stay(str(failure))
     except TimeoutError:

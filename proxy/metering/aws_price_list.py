@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
+from proxy.config.encryption import refusal
 from proxy.errors import PriceKeeperError
 from proxy.metering.price_list import SERVICE_CODES, Product, product_of
 
@@ -31,7 +32,7 @@ class PriceListUnreadable(PriceKeeperError):
 class AwsPriceList:
     """Needs the permission `pricing:GetProducts`. `endpoint` is for tests."""
 
-    def __init__(self, endpoint: str | None = None) -> None:
+    def __init__(self, endpoint: str | None = None, *, allow_insecure: bool = False) -> None:
         import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
         from aiobotocore.config import AioConfig
 
@@ -43,6 +44,7 @@ class AwsPriceList:
             connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries, http_session_cls=Verified
         )
         self._endpoint = endpoint
+        self._allow_insecure = allow_insecure
         self._began = partial(session, Renewed())
         self._session_of = aioboto3.Session
         self._session: Any = None
@@ -53,6 +55,9 @@ class AwsPriceList:
             self._session = self._session_of(botocore_session=await self._began())
         client = self._session.client("pricing", HOME_REGION, endpoint_url=self._endpoint, config=self._config)
         async with client as opened:
+            why = None if self._allow_insecure else refusal(opened.meta.endpoint_url, "upstream.allow_insecure")
+            if why is not None:
+                raise PriceListUnreadable(f"the address of the AWS Price List: {why}")
             yield opened
 
     async def read(self, region: str) -> list[Product]:

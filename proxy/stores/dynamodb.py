@@ -15,7 +15,8 @@ import aioboto3
 from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
-from proxy.errors import StoreError, StoreUnavailable, Throttled, is_verdict
+from proxy.config.encryption import refusal
+from proxy.errors import StoreError, StoreMisconfigured, StoreUnavailable, Throttled, is_verdict
 from proxy.stores import dynamodb_errors as errors
 from proxy.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
 from proxy.stores.dynamodb_connections import Connections
@@ -83,12 +84,14 @@ class DynamoStore:
         endpoint: str | None,
         sleep: Callable[[float], Awaitable[None]],
         asking: Callable[[], Callable[[str], None]] = lambda: _nothing,
+        allow_insecure: bool = False,
     ) -> None:
         self._region = region
         self._prefix = table_prefix
         self._endpoint = endpoint
         self._sleep = sleep
         self._asking = asking
+        self._allow_insecure = allow_insecure
         self._credentials = Renewed()
         self._open = AsyncExitStack()
         self.client: Any = None
@@ -103,6 +106,10 @@ class DynamoStore:
             self.client = await self._open.enter_async_context(client)
         except errors.FAILURES as failure:
             raise errors.translated(failure) from None
+        why = None if self._allow_insecure else refusal(self.client.meta.endpoint_url, "store.allow_insecure")
+        if why is not None:
+            await self._open.aclose()
+            raise StoreMisconfigured(f"the address of DynamoDB: {why}")
         self.client.meta.events.register("before-parse.dynamodb", errors.require_sense)
         return self
 

@@ -177,7 +177,7 @@ TEXTS: dict[tuple[str, ...], list[str]] = {
     ("listen", "data"): ["127.0.0.1:0", "[::1]:1", "0.0.0.0:80"],
     ("listen", "health"): ["127.0.0.1:8080", ""],
     ("upstream", "region"): ["eu-central-1"],
-    ("upstream", "endpoint"): ["simulated", "http://h:1"],
+    ("upstream", "endpoint"): ["simulated", "https://h:1"],
     ("store", "engine"): ["dynamodb"],
     ("store", "path"): ["x: y", "5", "null", "é", " # "],
     ("auth", "mode"): ["identity", "required"],

@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     {"proxy.config.overrides"},
     {"proxy.config.reader"},
     {"proxy.config.checks"},
+    {"proxy.config.encryption"},
     {"proxy.config.alerts"},
     {"proxy.config"},
     {"proxy.stores.contract", "proxy.stores.schema"},

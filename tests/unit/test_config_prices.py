@@ -193,7 +193,7 @@ def test_a_model(model: str) -> None:
         ),
         (
             label(
-                "    endpoints:\n    - {region: us-east-1, endpoint: 'http://a'}\n"
+                "    endpoints:\n    - {region: us-east-1, endpoint: 'https://a'}\n"
                 "    - {region: us-east-1, model: m, prices_usd_per_1m: {input: 1, output: 1}}"
             ),
             "8: labels.one.endpoints.1.prices_usd_per_1m: "

@@ -255,7 +255,7 @@ def test_an_address(text: str, host: str, port: int, is_loopback: bool) -> None:
 @pytest.mark.parametrize("section", ["upstream", "store"])
 @pytest.mark.parametrize(
     "endpoint",
-    ["http://localhost:8000", "https://bedrock.example", "http://[::1]:80", "http://10.0.0.1", "http://a:1"],
+    ["http://localhost:8000", "https://bedrock.example", "http://[::1]:80", "https://10.0.0.1", "https://a:1"],
 )
 def test_an_endpoint(section: str, endpoint: str) -> None:
     assert getattr(read(f"{section}: {{endpoint: '{endpoint}'}}"), section).endpoint == endpoint
