@@ -43,7 +43,7 @@ _PLAIN_CONNECTION: Final = (b"", b"keep-alive", b"close")  # names no other head
 
 # When the caller leaves, the rest of the answer is still read, because its usage comes last.
 DRAIN_SECONDS = 120.0
-DRAIN_BYTES = 32 * 1024 * 1024
+DRAIN_BYTES = 32 * 1024 * 1024  # read from Bedrock, framing included
 
 
 class Tap(Protocol):
@@ -91,7 +91,7 @@ def _has_other_coding(headers: list[Header]) -> bool:
 class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
 
-    __slots__ = ("_added", "_began", "_connection", "_drained_bytes", "_held_back", "_hidden", "_is_drained",
+    __slots__ = ("_added", "_began", "_connection", "_drained_from", "_held_back", "_hidden", "_is_drained",
                  "_is_over", "_lane", "_now", "_over", "_responder", "_status", "_tap")  # fmt: skip
 
     def __init__(
@@ -120,7 +120,7 @@ class Relay:
         self._status = 0
         self._hidden = ""  # why nothing of the answer is shown
         self._is_drained = False
-        self._drained_bytes = 0
+        self._drained_from = 0  # of what the connection received: from here on nobody is shown any of it
         self._is_over = False
         if responder.is_gone:
             self.caller_left()
@@ -131,11 +131,11 @@ class Relay:
         self._status = status
         if status == self._held_back:
             self._hidden = "throttled"
-            return
-        if status == FORBIDDEN:
+        elif status == FORBIDDEN:
             self._hidden = _refusal_of_us(headers)
-            if self._hidden:
-                return
+        if self._hidden:
+            self._drained_from = self._connection.received
+            return
         found = dict(headers)
         if b"transfer-encoding" in found and _has_other_coding(headers):
             self._status = 0
@@ -163,6 +163,8 @@ class Relay:
                 if is_last:
                     self._tap.end(True)
                 self._show(data, is_last)
+            elif not is_last:
+                self._drain()
         finally:  # whoever waits must be told in any case
             if is_last:
                 self._took(self._status, sent, first, last)
@@ -184,9 +186,8 @@ class Relay:
 
     def _show(self, data: bytes, is_last: bool) -> None:
         if self._is_drained:
-            self._drained_bytes += len(data)
-            if self._drained_bytes > DRAIN_BYTES and not is_last:
-                self._connection.give_up("the caller left, and the answer did not end")
+            if not is_last:
+                self._drain()
             return
         if data:
             self._responder.write(data)
@@ -194,6 +195,12 @@ class Relay:
             self._responder.flush()
         if is_last:
             self._responder.finish()
+
+    def _drain(self) -> None:
+        """Ends what takes too much to read that nobody is shown."""
+        if self._connection.received - self._drained_from > DRAIN_BYTES:
+            why = "Bedrock refused the call" if self._hidden else "the caller left"
+            self._connection.give_up(f"{why}, and the answer did not end")
 
     def _took(self, status: int, sent: float, first: float, last: float) -> None:
         lane = self._lane
@@ -224,5 +231,6 @@ class Relay:
         if self._is_drained or self._is_over:
             return
         self._is_drained = True
+        self._drained_from = self._connection.received
         self._connection.deadline = self._now() + DRAIN_SECONDS
         self.resume()

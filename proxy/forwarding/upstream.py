@@ -22,6 +22,7 @@ IDLE_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we
 IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
 JOINED_BYTES: Final = 64 * 1024  # a body up to this size is sent in one piece with its head
 HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
+FRAMING_BYTES: Final = 64 * 1024  # of chunks' extensions and trailers, without a byte of the body between them
 
 
 class Endpoint(NamedTuple):
@@ -69,7 +70,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._headers: list[Header] = []
         self._parts: list[bytes] = []
-        self._head_bytes = 0
+        self._bare_bytes = 0  # read since anything came of the body
+        self.received = 0  # bytes, of all calls together
         self._has_head = False
         self._is_head_told = False
         self._is_whole = False
@@ -98,6 +100,7 @@ class Connection(asyncio.Protocol):
             self.give_up("what came from Bedrock is older than the call")
             return
         self.since = self._pool.now()
+        self.received += len(data)
         is_broken = False
         try:
             self._parser.feed_data(data)
@@ -119,9 +122,12 @@ class Connection(asyncio.Protocol):
                 self._end(sink, body)
             else:
                 sink.data(body, False)
+                self._bare_bytes = 0 if body else self._bare_bytes + len(data)
+                if self._bare_bytes > FRAMING_BYTES and self._sink is not None:
+                    self.give_up("Bedrock's answer goes on without a byte of its body")
         else:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
+            self._bare_bytes += len(data)
+            if self._bare_bytes > HEAD_BYTES:
                 self.give_up("the head of Bedrock's answer has no end")
         if is_broken and self._sink is not None:  # it was told what came before that
             self.give_up("Bedrock's answer is no HTTP")
@@ -150,7 +156,7 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self._headers = []
         self._parts = []
-        self._head_bytes = 0
+        self._bare_bytes = 0
         self._has_head = False
         self._is_head_told = False
         self._is_whole = False

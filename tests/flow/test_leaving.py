@@ -236,6 +236,28 @@ async def test_nor_without_end(protocol: str, how: str, monkeypatch: pytest.Monk
             await nothing_leaks(rig, through, server, before)
 
 
+@pytest.mark.parametrize(("protocol", "how"), WAYS)
+@on_both_loops
+async def test_drain_counts_chunk_extensions(protocol: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte of body and a kilobyte of extension in each chunk: the body alone would take a thousand times as long."""
+    monkeypatch.setattr(relay, "DRAIN_BYTES", 1_000_000)
+    extended = b"1;%b\r\nx\r\n" % (b"e" * 1000) * 8000
+    answer = chunks(BIG[:1_000_000])[: -len(b"0\r\n\r\n")] + extended
+    source = Source(answer, len(answer))
+    through = Through()
+    async with upstream(source) as server:
+        through.to(server.endpoint)
+        async with between(through) as rig:
+            await rig.pass_time(0)
+            before = descriptors()
+            await left(rig, through, protocol, how, paused=True)
+            await eventually(lambda: through.outcomes)
+            assert (through.outcomes[0].is_whole, through.taps[0].ends) == (False, [False])
+            assert len(through.taps[0].seen) < 1_000_000 + 1500
+            source.goes_on.set()
+            await nothing_leaks(rig, through, server, before)
+
+
 @pytest.mark.parametrize(("protocol", "how"), [way for way in WAYS if way != ("h1", "close")])
 @on_both_loops
 async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str, how: str) -> None:

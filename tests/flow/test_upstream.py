@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from proxy.forwarding import relay
 from proxy.forwarding import upstream as limits
 from proxy.surface.tls import local_authority, server_context
 from tests.support.rig import (
@@ -264,6 +266,19 @@ async def test_throttled_calls_lead_to_the_next_endpoint_and_the_last_ones_answe
             assert [tap.ends for tap in through.taps] == [[True], [True]]
 
 
+@on_both_loops
+async def test_throttled_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "DRAIN_BYTES", 100_000)
+    head = b"HTTP/1.1 429 Slow\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with (
+        upstream(without_end(head, b"1\r\nx\r\n" * 100)) as first,
+        upstream(sends(OK)) as second,
+        between(Through(first.endpoint, second.endpoint)) as rig,
+    ):
+        assert (await asked(rig)).body == b"all is well"
+        await eventually(lambda: first.open == 0)
+
+
 @pytest.mark.parametrize("status", [400, 403, 408, 424, 500, 502, 503, 504])
 @on_both_loops
 async def test_other_errors_are_never_tried_again(status: int) -> None:
@@ -312,6 +327,16 @@ def in_parts(*parts: bytes) -> Script:
     return script
 
 
+def without_end(begins: bytes, goes_on: bytes) -> Script:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(begins)
+        with suppress(ConnectionError):
+            while not exchange.writer.is_closing():
+                await exchange.send(goes_on)
+
+    return script
+
+
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 IN_THE_BODY: dict[str, Script] = {
     "cut": sends(plain(b"x" * 1000)[:-1], then=Exchange.close),
@@ -322,6 +347,9 @@ IN_THE_BODY: dict[str, Script] = {
     "before the last line": sends(CHUNKED + b"1\r\nx\r\n0\r\n", then=Exchange.close),
     "garbage": in_parts(CHUNKED + b"1\r\nx\r\n", GARBAGE),
     "garbage in one packet with the head": sends(CHUNKED + b"1\r\nx\r\n" + GARBAGE),
+    "chunk extensions without end": without_end(CHUNKED + b"1\r\nx\r\n1;", b"e" * 1000),
+    "trailers without end": without_end(CHUNKED + b"1\r\nx\r\n0\r\n", b"x: y\r\n" * 100),
+    "one trailer without end": without_end(CHUNKED + b"1\r\nx\r\n0\r\nx: ", b"y" * 1000),
 }
 
 
