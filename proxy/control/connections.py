@@ -8,6 +8,7 @@ places than connections, so a newcomer is accepted and its head read whatever el
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ from functools import lru_cache
 from typing import Protocol
 
 from proxy.auth.failures import network_of
+from proxy.authority import host_mistake, target_mistake
 from proxy.clock import Clock
-from proxy.control.problems import forbidden
+from proxy.control.problems import forbidden, invalid
 
+_OTHER_PROTOCOL = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
 CHECK_SECONDS = 5.0  # by so much a connection may outstay its time
 
 
@@ -177,7 +180,27 @@ def is_loopback(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
-def check_host(hosts: list[str]) -> None:
+def check_names(version: tuple[int, int], target: str, hosts: list[str], is_for_loopback: bool) -> None:
+    """Raises Problem for what two readers could take for requests to different hosts."""
+    mistake = None
+    if version not in ((1, 0), (1, 1)):
+        mistake = "this port speaks HTTP/1.1 and HTTP/1.0"
+    elif len(hosts) > 1 or (not hosts and version == (1, 1)):
+        mistake = "a request has one Host header"
+    host = hosts[0].encode("utf-8", "surrogateescape") if hosts else b""
+    mistake = mistake or host_mistake(host) or target_mistake(target.encode("utf-8", "surrogateescape"), host)
+    if mistake is not None:
+        raise invalid(mistake)
+    if is_for_loopback:
+        _check_host(hosts)
+
+
+def is_other_protocol(data: bytes) -> bool:
+    """Of what begins a request: the parser takes the version of RTSP for one of HTTP."""
+    return _OTHER_PROTOCOL.match(data) is not None
+
+
+def _check_host(hosts: list[str]) -> None:
     """Raises Problem for what is asked of a name that is not this machine's own.
 
     A web page may have its own name point to 127.0.0.1; the browser of somebody here would then read our answers to it.

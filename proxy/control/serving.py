@@ -22,7 +22,7 @@ from proxy.config.problems import few_guesses
 from proxy.control import access
 from proxy.control.bodies import Budgets, body_of
 from proxy.control.calls import NO_STORE, Answer, Call, Principal, Route, Stream, Who, dumped, names_tag
-from proxy.control.connections import DEFAULT, Crowd, Limits, Share, Since, check_host, is_loopback
+from proxy.control.connections import DEFAULT, Crowd, Limits, Share, Since, check_names, is_loopback, is_other_protocol
 from proxy.control.parts import Parts
 from proxy.control.problems import ERRORS, Problem, problem_of, too_many
 from proxy.control.rates import NOBODY, Taken
@@ -67,8 +67,7 @@ class Control:
     async def answer(self, request: web.BaseRequest, is_for_loopback: bool = False) -> web.StreamResponse:
         request_id, headers = str(uuid4()), dict[str, str]()
         try:
-            if is_for_loopback:
-                check_host(request.headers.getall("Host", []))
+            check_names(request.version, request.raw_path, request.headers.getall("Host", []), is_for_loopback)
             check_coding(request.headers.getall("Transfer-Encoding", []))
             answer = await self._answer(request, request_id, headers)
             if isinstance(answer, Stream):
@@ -264,7 +263,8 @@ class _Connection(web.RequestHandler):
         if self._is_deaf:
             return
         before = self._request_count
-        super().data_received(data)
+        is_odd = self._awaits_head and is_other_protocol(data)
+        super().data_received(b"\0" if is_odd else data)  # which is no HTTP, and answered as such
         # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
         self._is_deaf = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
         self._has_begun = True
@@ -297,13 +297,16 @@ class _Connection(web.RequestHandler):
     def check_time(self, now: float) -> None:
         if self._wire is None:
             return
-        awaits_head = not self._request_count or (self._waiter is not None and not self._waiter.done())
-        self._has_begun = self._has_begun and awaits_head
+        self._has_begun = self._has_begun and self._awaits_head
         headless = self._headless.told(self._has_begun, now)
         stalled = self._stalled.told(self._wire.get_write_buffer_size() > 0, now)
         limits = self._crowd.limits
         if headless > limits.head_seconds or stalled > limits.stalled_seconds:
             self.cut()
+
+    @property
+    def _awaits_head(self) -> bool:
+        return not self._request_count or (self._waiter is not None and not self._waiter.done())
 
     def handle_error(
         self,

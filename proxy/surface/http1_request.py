@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from proxy.answers import OUT_OF_MEMORY
+from proxy.authority import host_mistake, target_mistake
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Request
 from proxy.surface.bodies import HEADER_BYTES, add_part, joined, weight_of
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _NOBODYS: Final = httptools.HttpRequestParser(object())
 _SPACES: Final = b" \t"
+_METHOD_BYTES: Final = 24  # the parser knows no longer one
 
 
 class RequestReader:
@@ -33,6 +35,9 @@ class RequestReader:
         self._is_upgrading = False
         self._is_last = False  # a request that offers to upgrade also says that it is the last
         self._version = ""
+        self._host = b""  # of the last request: seldom another one
+        self._fed: bytes | bytearray = b""  # what came since the request line under way began
+        self._before = b""  # the last of what came before that, which may be a part of its method
         self._refusal: Refusal | None = None
         self._begin_head()
 
@@ -64,6 +69,11 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         was_in_body, body_bytes = self.is_in_body, self._body_bytes
+        if not self.head_bytes:
+            self._fed = data
+        elif not self._headers:  # behind the first of them the request line is whole
+            self._fed = bytearray(self._fed) if isinstance(self._fed, bytes) else self._fed
+            self._fed += data
         self._has_read_head = False
         try:
             self._parser.feed_data(data)
@@ -90,6 +100,8 @@ class RequestReader:
         elif self._target or self._headers:  # of one head with the end of another's request
             self._connection.begin_wait()
             self._count_head(1)
+        if not self.head_bytes:
+            self._fed, self._before = b"", data[-_METHOD_BYTES:]
 
     def drop(self) -> None:
         """What has come of a request is of no use any more."""
@@ -134,6 +146,12 @@ class RequestReader:
         weight = weight_of(self._target, headers)
         is_room = self._listener.holds(weight - self._weight)
         self._weight = weight
+        # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
+        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
+        if line not in self._fed and line not in self._before + self._fed[: len(line)]:
+            self._refuse_now(
+                InvalidRequest("this port speaks HTTP alone, with one space between parts of the first line")
+            )
         if version != "1.1":
             if version != "1.0":
                 self._refuse_now(InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge"))
@@ -141,6 +159,12 @@ class RequestReader:
             self._refuse_now(InvalidRequest("a request needs a Host header"))
         if b"host" in self._repeated:
             self._refuse_now(InvalidRequest("a request has one Host header"))
+        host = headers.get(b"host", b"")
+        if host != self._host:
+            self._check(host_mistake(host))
+            self._host = host
+        if not self._target.startswith(b"/"):
+            self._check(target_mistake(self._target, host))
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             self._check_chunks(coding)
@@ -179,6 +203,10 @@ class RequestReader:
         keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
         self._begin_head()
         self._connection.take(request, keeps_alive, is_modern, weight)
+
+    def _check(self, mistake: str | None) -> None:
+        if mistake is not None:
+            self._refuse_now(InvalidRequest(mistake))
 
     def _check_chunks(self, coding: bytes) -> None:
         if coding.lower() != b"chunked" or self._version != "1.1":

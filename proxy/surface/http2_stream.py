@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 
+from proxy.authority import SCHEMES, host_mistake
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Flow, Header, Request
 from proxy.surface.bodies import add_part, joined, weight_of
@@ -270,6 +271,13 @@ def _request(headers: Sequence[Header], most_bytes: int) -> Request:
     authority = pseudo.get(b":authority")
     if authority is not None and plain.setdefault(b"host", authority) != authority:
         raise InvalidRequest("the headers Host and :authority differ")
+    mistake = host_mistake(plain.get(b"host", b""))
+    if mistake is not None:
+        raise InvalidRequest(mistake)
+    if b"host" in repeated:
+        raise InvalidRequest("a request has one Host header")
+    if pseudo.get(b":scheme") not in SCHEMES:
+        raise InvalidRequest("a request's scheme is http or https")
     method, path = pseudo[b":method"], pseudo.get(b":path", b"")
     if b" " in method + path or b"\t" in method + path:
         raise InvalidRequest("neither a method nor a path has spaces")

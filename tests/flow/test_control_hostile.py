@@ -369,6 +369,30 @@ async def test_a_web_page_cannot_have_its_own_name_point_here(api: Rig) -> None:
         assert (await api.ask("GET", "/health", who=None, headers={"Host": host})).status == 200, host
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /health RTSP/1.0\r\nHost: localhost\r\n",
+        "GET /health RTSP/1.1\r\nHost: localhost\r\n",
+        "GET /health HTTP/0.9\r\nHost: localhost\r\n",
+        "GET /health HTTP/1.1\r\nHost: you@localhost\r\n",
+        "GET /health HTTP/1.1\r\nHost: localhost/health\r\n",
+        "GET /health HTTP/1.1\r\nHost: localhost, localhost\r\n",
+        "GET /health HTTP/1.1\r\nHost: localhost:x\r\n",
+        "GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n",
+        "GET /health HTTP/1.1\r\n",
+        "GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n",
+        "GET http://you@localhost/health HTTP/1.1\r\nHost: localhost\r\n",
+        "GET ftp://localhost/health HTTP/1.1\r\nHost: localhost\r\n",
+    ],
+)
+async def test_request_that_names_its_host_or_protocol_oddly_is_refused(api: Rig, head: str) -> None:
+    reader, writer = await _sent(api, f"{head}\r\n".encode())
+    status = await reader.readline()
+    assert status.split()[1:2] in ([b"400"], [b"403"]), status
+    writer.close()
+
+
 async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: Rig) -> None:
     """Nor may one ask for leave to send what forms cannot."""
     elsewhere = {"Origin": "https://evil.example"}

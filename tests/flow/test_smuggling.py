@@ -8,7 +8,7 @@ import pytest
 
 from proxy.exchange import Request, Responder
 from tests.support.rig import Through, between, echo, on_both_loops, port, sends, upstream
-from tests.support.wire import CutError, Streamed, ask, refused
+from tests.support.wire import CutError, Streamed, ask, quiet, refused
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: here\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nhost: here\r\n"
@@ -50,6 +50,22 @@ AMBIGUOUS = {
     "a space in the target": b"POST /a b HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
     "a version unknown": b"POST /a HTTP/1.2\r\nhost: here\r\n\r\n" + HIDDEN,
     "two hosts": POST + b"host: there\r\n\r\n" + HIDDEN,
+    "HTTP/0.9": b"GET /a\r\n\r\n" + HIDDEN,
+    "HTTP/0.9 in words": b"GET /a HTTP/0.9\r\nhost: here\r\n\r\n" + HIDDEN,
+    "RTSP/1.0": b"POST /a RTSP/1.0\r\nhost: here\r\n\r\n" + HIDDEN,
+    "RTSP/1.1": b"POST /a RTSP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "ICE/1.0": b"SOURCE /a ICE/1.0\r\nhost: here\r\n\r\n" + HIDDEN,
+    "two spaces before the target": b"POST  /a HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "two spaces behind the target": b"POST /a  HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "a user in the host": b"POST /a HTTP/1.1\r\nhost: you@here\r\n\r\n" + HIDDEN,
+    "a path in the host": b"POST /a HTTP/1.1\r\nhost: here/a\r\n\r\n" + HIDDEN,
+    "a list of hosts": b"POST /a HTTP/1.1\r\nhost: here, there\r\n\r\n" + HIDDEN,
+    "a host with a space": b"POST /a HTTP/1.1\r\nhost: he re\r\n\r\n" + HIDDEN,
+    "a port that is none": b"POST /a HTTP/1.1\r\nhost: here:x\r\n\r\n" + HIDDEN,
+    "a host without an end": b"POST /a HTTP/1.1\r\nhost: [::1\r\n\r\n" + HIDDEN,
+    "another host in the target": b"POST http://there/a HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "a user in the target": b"POST http://you@here/a HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "another scheme in the target": b"POST ftp://here/a HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
     "a chunk's size signed": POST + CHUNKED + b"\r\n+5\r\nhello\r\n" + CHUNKS,
     "a chunk's size too long": POST + CHUNKED + b"\r\n10000000000000005\r\nhello\r\n" + CHUNKS,
     "a chunk's size with 0x": POST + CHUNKED + b"\r\n0x5\r\nhello\r\n" + CHUNKS,
@@ -74,6 +90,57 @@ async def test_it_is_refused(what: str) -> None:
         await wire.send(AMBIGUOUS[what])
         await refused(wire)
         assert seen == []
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+@on_both_loops
+async def test_another_protocol_is_refused_however_its_first_line_comes(pieces: int) -> None:
+    async with port(echo) as rig:
+        for line, is_good in ((b"POST /a RTSP/1.1", False), (b"\r\nPOST /a HTTP/1.1", True)):
+            wire = await rig.connect()
+            whole = line + b"\r\nhost: here\r\nx: HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+            size = -(-len(whole) // pieces)
+            for at in range(0, len(whole), size):
+                await wire.send(whole[at : at + size])
+                await quiet(0.001)
+            if is_good:
+                assert (await wire.answer()).status == 200
+            else:
+                await refused(wire)
+
+
+@on_both_loops
+async def test_pipelined_request_of_another_protocol_is_refused() -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(ask(b"x") + ask(b"y") + b"POST /a RTSP/1.0\r\nhost: here\r\n\r\n")
+        assert [(await wire.answer()).body for _ in range(2)] == [b"x", b"y"]
+        await refused(wire)
+
+
+@pytest.mark.parametrize("split", range(1, 25))
+@on_both_loops
+async def test_first_line_may_begin_behind_another_request(split: int) -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        second = b"UNSUBSCRIBE /a HTTP/1.1\r\nhost: here\r\ncontent-length: 1\r\n\r\ny"
+        await wire.send(ask(b"x") + second[:split])
+        assert (await wire.answer()).body == b"x"
+        await wire.send(second[split:])
+        assert (await wire.answer()).body == b"y"
+
+
+@pytest.mark.parametrize(
+    "host", [b"here", b"HERE:80", b"my_host.docker", b"127.0.0.1:8080", b"[::1]:8080", b"", b"a-b.c~"]
+)
+@on_both_loops
+async def test_hosts_that_are_names_or_addresses_are_taken(host: bytes) -> None:
+    async with port(echo) as rig:
+        wire = await rig.connect()
+        await wire.send(b"POST /a HTTP/1.1\r\nhost: %b\r\ncontent-length: 0\r\n\r\n" % host)
+        assert (await wire.answer()).status == 200
+        await wire.send(b"POST /a HTTP/1.1\r\nhost: other\r\ncontent-length: 0\r\n\r\n")
+        assert (await wire.answer()).status == 200
 
 
 @on_both_loops
@@ -126,6 +193,12 @@ UNFIT: dict[str, list[tuple[bytes, bytes]]] = {
     "a pseudo-header unknown": [*HEAD, (b":protocol", b"websocket")],
     "a pseudo-header behind others": [*HEAD[:3], (b"x", b"y"), HEAD[3]],
     "two hosts": [*HEAD, (b"host", b"there")],
+    "the same host twice": [*HEAD, (b"host", b"here"), (b"host", b"here")],
+    "another scheme": [HEAD[0], (b":scheme", b"ftp"), *HEAD[2:]],
+    "an empty scheme": [HEAD[0], (b":scheme", b""), *HEAD[2:]],
+    "a user in the authority": [*HEAD[:2], (b":authority", b"you@here"), HEAD[3]],
+    "a path in the authority": [*HEAD[:2], (b":authority", b"here/a"), HEAD[3]],
+    "a malformed host": [*HEAD[:2], HEAD[3], (b"host", b"he re")],
 }
 
 

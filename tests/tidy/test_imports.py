@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
-    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange"},
+    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange", "proxy.authority"},
     {"proxy.traffic", "proxy.aside", "proxy.provider_chain", "proxy.verified"},
     {"proxy.telemetry"},
     {"proxy.build"},
