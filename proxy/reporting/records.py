@@ -7,6 +7,7 @@ dollars, in which spreadsheets add up.
 from __future__ import annotations
 
 import csv
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from io import StringIO
@@ -19,7 +20,10 @@ from proxy.reporting.totals import Key, Row, total
 
 COUNTED = Counts._fields[:-1]
 NAMED = {"org": "org_name", "app": "app_name"}  # the column behind an id
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet carries out
+# With which a cell begins that a spreadsheet carries out: also in another width, which some take for the same, and
+# behind what they leave out.
+_FORMULA = frozenset("=+-@\N{MINUS SIGN}")
+_LEFT_OUT = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories: controls, formats, spaces
 
 
 def as_json(
@@ -94,4 +98,13 @@ def _on_one_line(value: Any) -> Any:
 
 def harmless(name: str | None) -> str | None:
     """Only names are anybody's free text; a cell of theirs must not become a formula of the reader's."""
-    return f"'{name}" if name is not None and name.startswith(_FORMULA) else name
+    return f"'{name}" if name is not None and _is_formula(name) else name
+
+
+def _is_formula(name: str) -> bool:
+    if name[:1] in ("\t", "\r", "\n"):
+        return True
+    for letter in name:
+        if unicodedata.category(letter) not in _LEFT_OUT:
+            return unicodedata.normalize("NFKC", letter)[:1] in _FORMULA
+    return False

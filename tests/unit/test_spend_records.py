@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from proxy.recording.entries import Counts
 from proxy.reporting.query import Report
-from proxy.reporting.records import as_csv, as_json, moment
+from proxy.reporting.records import as_csv, as_json, harmless, moment
 from proxy.reporting.tenants import Tenant, app_names, org_called, registered, tenants
 from proxy.reporting.totals import Spent, rows
 from proxy.stores import schema
@@ -92,6 +92,33 @@ def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     (row, _) = csv.DictReader(StringIO(as_csv(risky, rows(SPENT, ("org", "app")), ("org", "app"))))
     assert (row["org_name"], row["app_name"]) == ("'=HYPERLINK(1)", "'-2+3")
     assert row["app"] == "shop"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *"=+-@\t\r\n",
+        *"\uff1d\uff0b\uff0d\uff20",  # full width
+        *"\ufe66\ufe62\ufe63\ufe6b",  # small
+        "\u207a1",
+        "\u22121",
+        " =1",
+        "\u00a0=1",
+        "\u3000\uff1d1",
+        "\ufeff=1",
+        "\u200b=1",
+        "\x00=1",
+        "\n=1",
+        "\v+1",
+    ],
+)
+def test_formula_sign_of_any_width_behind_any_space_is_text(name: str) -> None:
+    assert harmless(name) == f"'{name}"
+
+
+@pytest.mark.parametrize("name", ["Acme", "a=b", "Ä", "会社", "1+1", "", " Acme", "#1", "(x)"])
+def test_name_that_is_no_formula_stays_as_it_is(name: str) -> None:
+    assert harmless(name) == name
 
 
 @given(st.text(min_size=1), st.integers(0, 10**25))
