@@ -36,8 +36,7 @@ async def opened_alerts(
     if chosen is None:
         yield _started(Alerts(store, clock), tasks)
         return
-    refuse_private(chosen.url)
-    webhook = Webhook(chosen.url, secret_of(chosen, environ), clock.now)
+    webhook = Webhook(chosen.url, checked_secret(chosen, environ), clock.now)
     outbox = Outbox(Path(config.journal.dir) / FOLDER)
     await outbox.open()
     try:
@@ -50,6 +49,12 @@ async def opened_alerts(
 def _started(alerts: Alerts, tasks: Tasks) -> Alerts:
     alerts.start(tasks)
     return alerts
+
+
+def checked_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
+    """The secret of a webhook that can be used. Raises ConfigError, for `check-config` and a start alike."""
+    refuse_private(webhook.url)
+    return secret_of(webhook, environ)
 
 
 def refuse_private(url: str) -> None:

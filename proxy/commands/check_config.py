@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 
 from proxy.commandline.terminal import GREEN, painted
@@ -11,6 +12,10 @@ from proxy.commands.shared import print_json, say
 
 def check(chosen: Namespace) -> int:
     config = loaded(chosen.config)
+    if config.alerts.webhook is not None:
+        from proxy.alerts.composed import checked_secret  # with an HTTP client, which takes longer than all else here
+
+        checked_secret(config.alerts.webhook, os.environ)
     if chosen.json:
         print_json({"config": str(chosen.config), "is_good": True, "labels": list(config.labels)})
     else:

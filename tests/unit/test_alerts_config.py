@@ -16,6 +16,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import Telemetry
 from tests.support.alerts import DAY, USD, Rows, left_behind, scope
 from tests.support.clock import ManualClock, settle
+from tests.support.commands import called
 from tests.support.configs import LABELS, problems, read
 from tests.support.wire import eventually
 
@@ -166,3 +167,32 @@ def test_a_secret_ends_before_the_end_of_its_line(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     from_file = secret_of(Webhook(ELSEWHERE, None, str(tmp_path / "secret")), {})
     assert from_file == secret_of(Webhook(ELSEWHERE, "HOOK"), {"HOOK": SECRET}) == SECRET.encode()
+
+
+@pytest.mark.parametrize("command", ["check-config", "serve"])
+@pytest.mark.parametrize(
+    ("url", "secret", "words"),
+    [
+        ("https://127.0.0.1/hook", SECRET, "alerts.webhook.url: 127.0.0.1 is not a public address"),
+        ("https://169.254.169.254/latest", SECRET, "alerts.webhook.url: 169.254.169.254 is not a public address"),
+        ("https://[::1]:8443/hook", SECRET, "alerts.webhook.url: ::1 is not a public address"),
+        (ELSEWHERE, "", "the environment variable HOOK is not set"),
+        (ELSEWHERE, "too short", "its secret has less than 16 bytes"),
+    ],
+)
+def test_check_config_and_serve_refuse_the_same_webhooks(
+    tmp_path: Path, command: str, url: str, secret: str, words: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    listens = "listen: {data: '127.0.0.1:0', control: '127.0.0.1:0'}\nupstream: {endpoint: simulated}\n"
+    file.write_text(f"{listens}alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}{LABELS}")
+    told = called(
+        command, folder=tmp_path, HOOK=secret, PRICE_KEEPER_JWT_SECRET="a secret of the test's own, long enough"
+    )
+    assert (told.returncode, words in told.stderr) == (2, True), told.stderr
+    assert "hunter2" not in told.stderr
+
+
+def test_check_config_accepts_a_webhook_that_serve_accepts(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"alerts: {{webhook: {{url: '{ELSEWHERE}', secret_env: HOOK}}}}{LABELS}")
+    assert called("check-config", folder=tmp_path, HOOK=SECRET).returncode == 0
