@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.app import Role
+from proxy.config.keys import DEMO_LABELS
 from proxy.doctor.needs import ACTIONS, needs_of
 from proxy.forwarding.model_path import Operation
+from proxy.metering.aws_price_list import HOME_REGION
+from proxy.stores.schema import TABLES
 
 ROLES: tuple[Role, ...] = ("sidecar", "control", "both")
 _PREFIX = "price-keeper-"
@@ -31,12 +34,8 @@ OF_OPERATIONS: Mapping[Operation, tuple[str, ...]] = {
     Operation.CHAT_COMPLETIONS: ("InvokeModel", "InvokeModelWithResponseStream"),
 }
 
-# Any model, in any region: a label may name several, and an inference profile calls the models behind it.
-MODELS = (
-    "arn:aws:bedrock:*::foundation-model/*",
-    "arn:aws:bedrock:*:*:inference-profile/*",
-    "arn:aws:bedrock:*:*:application-inference-profile/*",
-)
+# Those of the labels that config.yaml begins with, in any region. Whoever has other labels names theirs.
+MODELS = tuple(f"arn:aws:bedrock:*::foundation-model/{label.model}" for label in DEMO_LABELS.values())
 
 # What `price-keeper tables create` and `check` do.
 _OF_CREATION = (
@@ -63,7 +62,8 @@ def policy(role: Role, arn: Arn = _anywhere, prefix: str = _PREFIX, models: Any 
 
 
 def creation_policy(arn: Arn = _anywhere, prefix: str = _PREFIX) -> dict[str, Any]:
-    return _document([_statement("Tables", "dynamodb", _OF_CREATION, [arn("dynamodb", f"table/{prefix}*")])])
+    arns = [arn("dynamodb", f"table/{prefix}{table}") for table in TABLES]
+    return _document([_statement("Tables", "dynamodb", _OF_CREATION, arns)])
 
 
 def _of_tables(role: Role, arn: Arn, prefix: str) -> Iterable[Statement]:
@@ -77,8 +77,10 @@ def _of_calls(arn: Arn, models: Any) -> Iterable[Statement]:
     yield _statement("Models", "bedrock", ("InvokeModel", "InvokeModelWithResponseStream", "CountTokens"), models)
     yield _statement("Jobs", "bedrock", ("InvokeModel", "GetAsyncInvoke"), [arn("bedrock", "async-invoke/*")])
     yield _statement("Guardrails", "bedrock", ("ApplyGuardrail",), guardrails)
-    yield _statement("GuardrailChecks", "bedrock", ("InvokeGuardrailChecks",), "*")  # of nothing that has an ARN
-    yield _statement("Prices", "pricing", ("GetProducts",), "*")
+    # These two act on nothing that has an ARN, so AWS takes no other resource for them.
+    yield _statement("GuardrailChecks", "bedrock", ("InvokeGuardrailChecks",), "*")
+    where = {"StringEquals": {"aws:RequestedRegion": HOME_REGION}}
+    yield {**_statement("Prices", "pricing", ("GetProducts",), "*"), "Condition": where}
 
 
 def _statement(name: str, service: str, actions: Sequence[str], resource: Any) -> Statement:

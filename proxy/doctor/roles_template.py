@@ -37,7 +37,7 @@ _PARAMETERS: dict[str, dict[str, str]] = {
     "Models": {
         "Type": "CommaDelimitedList",
         "Default": ",".join(MODELS),
-        "Description": "ARNs of the models and inference profiles that may be called; name those of your labels.",
+        "Description": "ARNs of the models and inference profiles that may be called: those of your labels alone.",
     },
     "OidcProvider": {
         "Type": "String",

@@ -56,6 +56,29 @@ def test_a_role_may_do_with_each_table_what_it_needs_and_no_more(role: Any) -> N
     assert found == {(prefix + table, action) for table, actions in needs_of(role).items() for action in actions}
 
 
+NAMED_BY_AWS = {"async-invoke", "guardrail", "guardrail-profile"}  # what these are called is not known before
+
+
+@pytest.mark.parametrize("name", [*ROLES, "tables"])
+def test_policy_names_its_resources(name: str) -> None:
+    """Each table and model by its name; `*` alone only for what AWS takes on nothing else."""
+    known = json.loads(KNOWN.read_text())
+    for statement in policy(name):
+        if statement["Resource"] == "*":
+            for service, action in (each.split(":") for each in statement["Action"]):
+                assert "Resources" not in known[service]["Actions"][action.lower()]
+            continue
+        for arn in statement["Resource"]:
+            kind, _, called = arn.split(":", 5)[5].partition("/")
+            assert kind in NAMED_BY_AWS or "*" not in called, arn
+
+
+def test_policy_allows_the_models_of_the_configuration_as_delivered() -> None:
+    labels = yaml.safe_load((DEPLOY.parent / "config.yaml").read_text())["labels"]
+    (models,) = (each["Resource"] for each in policy("sidecar") if each["Sid"] == "Models")
+    assert models == [f"arn:aws:bedrock:*::foundation-model/{label['model']}" for label in labels.values()]
+
+
 def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedrock() -> None:
     assert set(OF_OPERATIONS) == set(Operation)
     wanted = {action for actions in OF_OPERATIONS.values() for action in actions}
@@ -111,8 +134,8 @@ def test_the_template_has_the_same_statements_for_the_stacks_own_tables() -> Non
         for made, told in zip(document["Statement"], policy(name), strict=True):
             assert (made["Sid"], made["Action"]) == (told["Sid"], told["Action"])
             if made["Action"][0].startswith("dynamodb:"):
-                (arn,) = made["Resource"]
-                assert arn["Fn::Sub"].endswith(told["Resource"][0].replace("price-keeper-", "${TablePrefix}")[20:])
+                for arn, plain in zip(made["Resource"], told["Resource"], strict=True):
+                    assert arn["Fn::Sub"].endswith(plain.replace("price-keeper-", "${TablePrefix}")[20:])
 
 
 @pytest.mark.parametrize("oidc", ["", "oidc.eks.us-east-1.amazonaws.com/id/EXAMPLE"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,21 @@ def test_nobody_reaches_the_control_api_or_a_port_without_tokens_by_default(foun
             assert rule["ports"], "to anything"
         ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
         assert ports == {53, 80, 443}
+        assert_nothing_inside_is_reached(policy)
+
+
+INSIDE = ("10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.20.0.1", "192.168.1.1")
+
+
+def assert_nothing_inside_is_reached(policy: Document) -> None:
+    """But by name, and the agent that hands out credentials: a policy's addresses are those of AWS."""
+    for rule in policy["spec"]["egress"]:
+        for peer in rule["to"]:
+            block = peer.get("ipBlock", {"cidr": "169.254.170.23/32"})
+            shut = [ip_network(each) for each in block.get("except", ())]
+            for address in map(ip_address, INSIDE):
+                is_open = address in ip_network(block["cidr"]) and not any(address in each for each in shut)
+                assert not is_open, address
 
 
 def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
