@@ -6,6 +6,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 UNIT   := tests
 TOGETHER ?= 3
 SECONDS ?= 3600
+# Of what is drawn at random: make fuzz-properties SEED=7 draws the same again.
+SEED ?= $(shell date +%s)
+SEED := $(SEED)
 COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
 PAGE   := tests/page
@@ -113,9 +116,10 @@ $(VENV)/.fuzz: requirements/fuzz.lock | $(VENV)/.python
 fuzz: $(VENV)/.fuzz  ## ten minutes of coverage-guided fuzzing of all that strangers send; what it finds stays in tests/fuzz/found
 	$(VENV)/fuzz/bin/python -m tests.fuzz.run --seconds $${PRICE_KEEPER_FUZZ_SECONDS:-600}
 
-fuzz-properties: $(VENV)/.dev ## the property tests and simulations, each with 20 times as many examples; takes most of an hour
-	PRICE_KEEPER_EFFORT=20 $(BIN)/python -m pytest tests/property tests/sim
-	$(BIN)/python -m tests.sim.run --seconds 300
+fuzz-properties: $(VENV)/.dev ## property tests and simulations with 20 times as many examples, drawn at random; takes most of an hour
+	PRICE_KEEPER_EFFORT=20 PRICE_KEEPER_SEED=$(SEED) $(BIN)/python -m pytest --hypothesis-seed=$(SEED) tests/property tests/sim
+	PRICE_KEEPER_EFFORT=20 PRICE_KEEPER_SEED=$(SEED) $(BIN)/python -m pytest --hypothesis-seed=$(SEED) -m hypothesis tests/unit
+	$(BIN)/python -m tests.sim.run --from $(SEED) --seconds 300
 
 soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundred kills on each engine, a minute without a store
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)

@@ -1,0 +1,5 @@
+"""The zone data are those of the locked package, as in every command: the host's own may be older."""
+
+import zoneinfo
+
+zoneinfo.reset_tzpath(to=())

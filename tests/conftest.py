@@ -10,17 +10,14 @@ from uuid import uuid4
 import botocore.session
 import pytest
 from botocore.httpsession import get_cert_path
-from hypothesis import HealthCheck, settings
 
 from proxy.stores.contract import Store
+from tests.support import effort
 from tests.support import engines as known
 from tests.support.engines import Engines
 from tests.support.servers import ministack_server, moto_server
 
-# The machine's speed is nobody's promise: no example has a deadline, and CI tries the same examples every time.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+effort.load_profile()
 
 
 def pytest_report_header() -> list[str]:
@@ -29,7 +26,8 @@ def pytest_report_header() -> list[str]:
         "the status page in a browser": "page",
         "Helm chart, image and linters": "deploy",
     }
-    return [
+    examples = f"random, seed {effort.seed()}" if effort.IS_EXPLORING else "the same on every machine"
+    return [f"examples of property tests: {examples}"] + [
         f"{what}: included"
         if f"PRICE_KEEPER_TEST_{name.upper()}" in os.environ
         else f"{what}: left out; run with make test-{name}"

@@ -22,6 +22,7 @@ from proxy.hard.rows import Name
 from proxy.recording.entries import PICO_PER_USD
 from proxy.stores.contract import Store
 from proxy.stores.sqlite import SqliteStore
+from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
 from tests.support.hard_books import Stored, as_stored, cost, hard_budget
 from tests.support.hard_processes import (
@@ -40,7 +41,7 @@ from tests.support.simulated import bedrock_process, read_ledger
 SIDECARS = 8
 SOAKS = "PRICE_KEEPER_KILLS" in os.environ
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6")) // 2  # with each of the two chains
-SEED = int(os.environ.get("PRICE_KEEPER_SEED", str(random.randrange(10**6))))
+SEED = seed(is_exploring=SOAKS)
 ENGINES = ["sqlite", "ministack"] if SOAKS else ["sqlite"]
 CHAINS = [["premium"], ["premium", "economy"]] if SOAKS else [["premium"]]
 WORST_CASES = 500 + (40 * KILLS if SOAKS else 0)  # in the first quota; a kill uses one up for every call under way

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections import Counter as Tally
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -26,6 +25,7 @@ from proxy.stores.contract import Store
 from proxy.stores.dynamodb import CONNECTIONS
 from tests.support.calling import Http1Connection, Http2Connection
 from tests.support.crashing import Books, Copies
+from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
 from tests.support.hard_books import as_stored, cost, hard_budget
 from tests.support.hard_processes import CLIENTS_EACH, MODELS, Clients, Fleet, Keeper, fleet_of, tag_in, worst_pico
@@ -34,7 +34,7 @@ from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES
 from tests.support.wire_proxy import WireProxy, wire_proxy
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_WIRE_SECONDS", "4"))
-SEED = os.environ.get("PRICE_KEEPER_SEED") or str(random.randrange(10**6))
+SEED = seed(is_exploring="PRICE_KEEPER_WIRE_SECONDS" in os.environ)
 SIDECARS = 2
 STORM = 3  # times the usual rates, in the last third of a run: more exchanges are spoilt than not
 WORST_CASES = 150  # in the quota that is to be reached; that of the other label is not

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.control import ADMIN_KEY, ORG, Rig, rig
-from tests.support.effort import tries
+from tests.support.effort import seed, tries
 from tests.support.engines import Engines
 
 SECONDS = 900
@@ -69,6 +69,7 @@ async def _tried(api: Rig, folder: Path) -> tuple[int | None, str, Counter[int]]
         *("run", f"{api.url}/openapi.json", "--header", f"X-API-Key:{ADMIN_KEY}", "--checks", ",".join(CHECKS)),
         *("--phases", "examples,coverage,fuzzing", "--max-examples", str(tries(4)), "--continue-on-failure"),
         *("--suppress-health-check", "all", "--generation-database", "none", "--no-color", "--warnings", "off"),
+        *("--seed", str(seed())),
         *("--report", "ndjson", "--report-ndjson-path", "events.ndjson"),
     ]
     quiet = {name: value for name, value in os.environ.items() if not name.startswith(("SCHEMATHESIS", "CI"))}

@@ -27,7 +27,7 @@ from proxy.model import Scope
 from proxy.stores import schema
 from proxy.stores.contract import EXPIRY, Key, Put
 from tests.support.data_port import APP, ORG, SECRET
-from tests.support.effort import tries
+from tests.support.effort import seeds
 from tests.support.lanes import Lane, lane
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, NOVA
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask
@@ -354,7 +354,7 @@ async def play(script: Script, one: Side, other: Side, clock: Still, turns: int)
         assert told == expected, (turn, asking.who, asking.path, asking.headers)
 
 
-@pytest.mark.parametrize("seed", range(tries(3)))
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("world", WORLDS)
 async def test_nobody_can_tell_which_way_a_call_went(tmp_path: Path, world: str, seed: int) -> None:
     async with both(tmp_path, world) as (one, other, clock):

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from proxy.errors import StoreError
 from tests.support.clock import ManualClock, settle
-from tests.support.effort import tries
+from tests.support.effort import seeds, tries
 from tests.support.hard_fleet import Sidecar, Wire, World, replayed
 from tests.support.simulation import simulated
 
@@ -205,7 +205,7 @@ TestHardBudget = Machine.TestCase
 TestHardBudget.settings = settings(max_examples=tries(100), stateful_step_count=40)
 
 
-@pytest.mark.parametrize("seed", range(tries(12)))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_long_lives(seed: int) -> None:
     """The same at random: what takes long to come about, as a budget that is dry, and many lives on one disk."""
     chance, faults = random.Random(seed), ("away", "lost", "late", "unheard")

@@ -12,10 +12,10 @@ import pytest
 from proxy.limits.bucket import MILLI, Bucket, Limit
 from proxy.limits.lease import IDLE_SECONDS, MOST_IDLE_SECONDS
 from proxy.tasks import Tasks
-from tests.support.effort import tries
+from tests.support.effort import seeds
 from tests.support.limits import RPM, TPM, Fleet, LeapingLoop, LoopClock, Setup, leaping, measured
 
-SEEDS = range(tries(1))
+SEEDS = seeds(1)
 found = cache(measured)
 
 
@@ -80,7 +80,7 @@ def test_who_comes_again_when_it_was_told_to_is_let_in() -> None:
 # The bound.
 
 
-@pytest.mark.parametrize("seed", range(tries(2)))
+@pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("is_unsure", [False, True])
 def test_the_bound_holds_whatever_goes_wrong(is_unsure: bool, seed: int) -> None:
     """Sidecars crash, stand still, lose answers and their store; new ones come."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.effort import tries
+from tests.support.effort import seeds
 from tests.support.overspend import LOADS, QUOTA, Figures, Load, bound, measured
 
 
 @pytest.mark.parametrize("sidecars", [1, 8, 20])
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
 def test_overspend_stays_within_its_bound(load: Load, sidecars: int) -> None:
-    for seed in range(tries(1)):
+    for seed in seeds(1):
         outcome = measured(load, sidecars, seed)
         assert QUOTA <= outcome.spent <= QUOTA + bound(outcome.figures)
 

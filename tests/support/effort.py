@@ -1,11 +1,49 @@
-"""How hard property tests try: as much as fits into `make test`, or many times that with `make fuzz-properties`."""
+"""How hard property tests try.
+
+`make test` tries the same examples on every machine: what it says of a commit does not depend on luck, and an example
+that was found once stands in the test. `make fuzz-properties` explores: many times as many examples, drawn at random.
+It sets `PRICE_KEEPER_EFFORT`, how many times, and `PRICE_KEEPER_SEED`, with which the same examples are drawn again.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+
+IS_EXPLORING = "PRICE_KEEPER_EFFORT" in os.environ
 _TIMES = int(os.environ.get("PRICE_KEEPER_EFFORT", "1"))
+_SEED = 20261119
 
 
 def tries(number: int) -> int:
     return number * _TIMES
+
+
+def seed(*, is_exploring: bool = IS_EXPLORING) -> int:
+    """Of what a test draws itself: always the same, unless another one is given, or the test explores."""
+    given = os.environ.get("PRICE_KEEPER_SEED")
+    if given is not None:
+        return int(given)
+    return random.randrange(10**6) if is_exploring else _SEED
+
+
+def seeds(number: int) -> range:
+    """Of a test that plays whole worlds from seeds; those of `make test` begin at 0."""
+    first = seed() if IS_EXPLORING else 0
+    return range(first, first + tries(number))
+
+
+def load_profile() -> None:
+    """No example has a deadline, as no machine's speed is promised."""
+    slow = [HealthCheck.too_slow]
+    settings.register_profile(
+        "exploring", deadline=None, suppress_health_check=slow, derandomize=False, database=None, print_blob=True
+    )
+    settings.register_profile("same examples", settings.get_profile("exploring"), derandomize=True)
+    settings.load_profile("exploring" if IS_EXPLORING else "same examples")
+    if not IS_EXPLORING:
+        # Hypothesis also draws the constants of all modules loaded so far, which depend on the tests that ran before.
+        providers._get_local_constants = providers.Constants
