@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -27,6 +26,7 @@ import yaml
 from tests.support.commands import ROOT
 from tests.support.deployed import DEPLOY, SECONDS, tool
 from tests.support.image import PLACE, Builder, Image, added, cannot_build
+from tests.support.ports import free_port
 from tests.support.workers import children
 
 USER = "10001"
@@ -61,13 +61,6 @@ def image(request: pytest.FixtureRequest) -> Image:
     return made
 
 
-def two_free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
-
-
 @dataclass
 class Contained:
     """The image running, with a volume of its own."""
@@ -92,7 +85,7 @@ def contained(image: Image, tmp_path: Path) -> Contained:
     volume = tmp_path / "volume"
     volume.mkdir(mode=0o700)
     os.chown(volume, int(USER), int(USER))
-    data, control = two_free_ports()
+    data, control = free_port(), free_port()
     given = {name: str(value) for name, value in compose("docker-compose.simulated.yaml")["environment"].items()}
     ports = {
         "PRICE_KEEPER__LISTEN__DATA": f"127.0.0.1:{data}",

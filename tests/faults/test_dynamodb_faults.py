@@ -38,7 +38,7 @@ from tests.support.fault_proxy import (
     dynamodb_error,
     fault_proxy,
 )
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 
 THROTTLE = dynamodb_error("ThrottlingException")
 SERVER_ERROR = dynamodb_error("InternalServerError", 500)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from proxy.commands import admin, asking
 from tests.support.commands import called
+from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted
 
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
@@ -105,8 +106,7 @@ def test_a_refusal_is_one_line_that_says_what_to_do(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_nobody_answers(tmp_path: Path, script: Script, command: tuple[str, ...]) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     done = asked(tmp_path, url, *command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
 import sqlite3
 import time
 from datetime import UTC, datetime, timedelta
@@ -32,6 +31,7 @@ from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, called, price_keeper, sidecar
 from tests.support.doctor import answering, configured, finding, journal_of, store_path
 from tests.support.engines import Engines
+from tests.support.ports import free_port
 from tests.support.recording import recording
 
 SECRET = "sesame-open-sesame-open-sesame-open"
@@ -280,9 +280,7 @@ async def test_a_disk_that_is_nearly_full(
 
 
 async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        taken = Address("127.0.0.1", holder.getsockname()[1])
-    config = configured(tmp_path, listen={"data": taken, "health": Address("127.0.0.1", 0)})
+    config = configured(tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)})
     assert (await finding("data port", config)).found.endswith("is free")
     assert (await finding("health port", config)).found.endswith("any free one")
     async with answering({}, status=200, body=b'{"status": "fine"}') as port:

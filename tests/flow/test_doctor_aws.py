@@ -25,8 +25,8 @@ from proxy.surface.tls import local_authority
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import DropAnswer, dynamodb_error, fault_proxy
+from tests.support.ports import free_port
 from tests.support.price_list_server import DENIED, price_list_server
-from tests.support.servers import free_port
 
 OURS = Keys("test", "test")  # as the tests' environment has them
 SECRET = "sesame-open-sesame"

@@ -23,7 +23,7 @@ from tests.support.commands import ROOT, called, sidecar
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import dynamodb_error, fault_proxy
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 
 SECRET = "sesame-open-sesame-open-sesame-open"
 ADMIN_KEY = "the-admin-key-of-these-tests-long-enough"

@@ -18,7 +18,7 @@ import pytest
 from proxy.commandline.parser import EXIT_CODES
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, interruptible, price_keeper, sidecar
 from tests.support.engines import TEST_CREDENTIALS
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tools.terminal import on_a_terminal
 
 FREE_PORTS = ("--port", "0", "--control-port", "0")

@@ -26,7 +26,7 @@ from proxy.recording.aggregator import spent_so_far
 from proxy.stores import schema
 from proxy.stores.contract import Put, Store, Value, every_row
 from tests.support.data_port import APP, ORG, DataPort, data_port
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY
 
 USD = 10**12  # in pico

@@ -27,7 +27,7 @@ from proxy.stores.sqlite import SqliteStore
 from tests.support.connecting import Make, connecting
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.fleet import configure
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, quiet, said
 

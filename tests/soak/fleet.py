@@ -24,7 +24,7 @@ from proxy.simulator import DEFAULT_KEYS
 from tests.soak.tenants import App, labels
 from tests.support.commands import surroundings
 from tests.support.engines import TEST_CREDENTIALS
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.workers import children
 
 SECRET = "what the sidecars of a soak sign their tokens with, and no log has"

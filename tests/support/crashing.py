@@ -28,7 +28,7 @@ from proxy.recording.seal import Seal
 from proxy.recording.segment import SUFFIX
 from proxy.simulator import DEFAULT_KEYS, Keys
 from tests.support.commands import ROOT, Sidecar, sidecar
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, Caller
 from tests.support.threads import Threads
 

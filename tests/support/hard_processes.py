@@ -21,7 +21,7 @@ from proxy.auth.tokens import Tokens
 from proxy.simulator import DEFAULT_KEYS
 from tests.support.calling import Connection, Http1Connection, Opened
 from tests.support.commands import Sidecar, price_keeper, sidecar
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA
 
 APP = "spending"

@@ -14,7 +14,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 
 
 @dataclass

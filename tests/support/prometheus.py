@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 
 SCRAPE_SECONDS = 1
 STARTING_SECONDS = 60

@@ -26,7 +26,7 @@ from proxy.forwarding.upstream import Connection, Endpoint
 from proxy.surface.limits import Limits
 from proxy.surface.listener import Listener
 from proxy.tasks import Tasks
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.wire import RESET, Http2Wire, Wire, eventually
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {

@@ -3,76 +3,104 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from proxy.errors import ListenFailed
-from proxy.surface.sockets import bound
+from proxy.surface.sockets import TRIES, bound
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2", "::1")  # as `localhost` has several on most machines, though not on all
 
 
-@contextmanager
-def closing(sockets: list[socket.socket]) -> Iterator[list[socket.socket]]:
-    try:
-        yield sockets
-    finally:
-        for each in sockets:
-            each.close()
+class Machine:
+    """What the system's sockets do, with ports that the test takes: those of a real one are taken by anybody."""
+
+    def __init__(self, taken: dict[str, set[int]], missing: frozenset[str] = frozenset()) -> None:
+        self.taken, self.missing = taken, missing
+        self.open: list[Any] = []
+        self.offered = 40_000
+
+    def bind(self, host: str, port: int) -> int:
+        if host in self.missing:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        if not port:
+            self.offered += 1
+            port = self.offered
+        if port in self.taken.get(host, set()):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        return port
 
 
 @pytest.fixture
-def _two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `localhost` is on most machines, though not on all."""
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine({})
+
+    class Socket:
+        def __init__(self, family: int, kind: int) -> None:
+            self.name: tuple[str, int] | None = None
+            made.open.append(self)
+
+        def setblocking(self, flag: bool) -> None: ...
+
+        def setsockopt(self, *option: int) -> None: ...
+
+        def bind(self, address: tuple[Any, ...]) -> None:
+            self.name = (address[0], made.bind(*address[:2]))
+
+        def getsockname(self) -> tuple[str, int] | None:
+            return self.name
+
+        def close(self) -> None:
+            made.open.remove(self)
 
     def resolve(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
-        kinds = [(socket.AF_INET, ("127.0.0.1", port)), (socket.AF_INET, ("127.0.0.2", port))]
-        kinds += [(socket.AF_INET6, ("::1", port, 0, 0))] if socket.has_ipv6 else []
-        return [(family, socket.SOCK_STREAM, 6, "", address) for family, address in kinds]
+        families = {address: socket.AF_INET6 if ":" in address else socket.AF_INET for address in ADDRESSES}
+        return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for address, family in families.items()]
 
+    monkeypatch.setattr("proxy.surface.sockets.socket", SimpleNamespace(**{**vars(socket), "socket": Socket}))
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return made
 
 
-@pytest.mark.usefixtures("_two_addresses")
-async def test_a_free_port_is_the_same_at_every_address() -> None:
-    with closing(await bound("localhost", 0)) as sockets:
-        assert len(sockets) >= 2
-        assert len({each.getsockname()[1] for each in sockets}) == 1
+def names(sockets: list[socket.socket]) -> list[tuple[str, int]]:
+    return [each.getsockname() for each in sockets]
 
 
-@pytest.mark.usefixtures("_two_addresses")
-async def test_a_port_that_is_free_at_one_address_alone_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Any] = []
-    bind = socket.socket.bind
-
-    class Crowded(socket.socket):
-        def bind(self, address: Any) -> None:
-            if address[0] == "127.0.0.2" and len(taken) < 3:
-                taken.append(address)
-                raise OSError(errno.EADDRINUSE, "taken")
-            bind(self, address)
-
-    monkeypatch.setattr(socket, "socket", Crowded)
-    with closing(await bound("localhost", 0)) as sockets:
-        assert len({each.getsockname()[1] for each in sockets}) == 1
-        assert len(taken) == 3
+async def test_free_port_is_the_same_at_every_address(machine: Machine) -> None:
+    assert names(await bound("localhost", 0)) == [(address, 40_001) for address in ADDRESSES]
 
 
-@pytest.mark.usefixtures("_two_addresses")
-async def test_an_address_that_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    bind = socket.socket.bind
+async def test_port_taken_at_a_later_address_is_passed_over_and_let_go(machine: Machine) -> None:
+    machine.taken |= {"127.0.0.2": {40_001, 40_002}, "::1": {40_003}}
+    sockets = await bound("localhost", 0)
+    assert names(sockets) == [(address, 40_004) for address in ADDRESSES]
+    assert machine.open == sockets
 
-    class Without(socket.socket):
-        def bind(self, address: Any) -> None:
-            if address[0] != "127.0.0.1":
-                raise OSError(errno.EADDRNOTAVAIL, "not here")
-            bind(self, address)
 
-    monkeypatch.setattr(socket, "socket", Without)
-    with closing(await bound("localhost", 0)) as sockets:
-        assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1"]
+async def test_search_for_a_free_port_ends_with_an_error(machine: Machine) -> None:
+    machine.taken["::1"] = set(range(65_536))
+    with pytest.raises(ListenFailed, match=r"^cannot listen on localhost:0: Address already in use$"):
+        await bound("localhost", 0)
+    assert machine.offered == 40_000 + TRIES
+    assert machine.open == []
+
+
+async def test_given_port_taken_at_one_address_is_refused_at_once(machine: Machine) -> None:
+    machine.taken["127.0.0.2"] = {8080}
+    with pytest.raises(ListenFailed, match=r"^cannot listen on localhost:8080: Address already in use$"):
+        await bound("localhost", 8080)
+    assert machine.open == []
+
+
+async def test_address_that_this_machine_lacks_is_left_out(machine: Machine) -> None:
+    machine.missing = frozenset({"127.0.0.2", "::1"})
+    sockets = await bound("localhost", 0)
+    assert names(sockets) == [("127.0.0.1", 40_001)]
+    assert machine.open == sockets
 
 
 @pytest.mark.parametrize(
