@@ -165,9 +165,9 @@ def test_what_is_not_yaml_says_where(text: str, problem: str) -> None:
 def test_aliases_that_stand_for_billions_of_nodes_are_refused_at_once() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    began = time.monotonic()
+    began = time.process_time()
     assert "more than 30000 nodes" in problems("\n".join(lines))[0]
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:

@@ -94,9 +94,9 @@ def test_telling_holds_up_calls_for_a_moment_only() -> None:
     """At the most that are ever compared; the bound is a hundred times what it takes."""
     limit = dict.fromkeys(("premium", "standard", "economy"), 1000)
     told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(COMPARED)] * 10)
-    began = time.perf_counter()
+    began = time.process_time()
     told.telemetry.text()
-    assert time.perf_counter() - began < 1.5
+    assert time.process_time() - began < 1.5
 
 
 def test_flips_are_counted_when_the_active_label_becomes_another() -> None:

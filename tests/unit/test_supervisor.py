@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,7 +118,7 @@ def test_one_that_cannot_start_ends_all_and_is_the_reason(tmp_path: Path, ending
 
 
 def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> None:
-    """The second of worker 2 cannot start, the third can; stopping meanwhile does not wait for it."""
+    """The second of worker 2 cannot start; nor is there a third, as all stop meanwhile."""
     work = """
     made = os.path.join(deaths, "made")
     if place.number == 2:
@@ -134,10 +133,9 @@ def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> N
         log = tmp_path / "log"
         until(lambda: "worker 2 is gone: it was killed by signal 9; started again in 1 s" in log.read_text())
         until(lambda: "worker 2 is gone: not this time; started again in 2 s" in log.read_text())
-        began = time.monotonic()
         process.terminate()
         assert process.wait(SECONDS) == 0
-        assert time.monotonic() - began < 1.5
+    assert "started again in 4 s" not in log.read_text()
     assert "Traceback" not in log.read_text()
 
 
