@@ -71,8 +71,12 @@ class JournalFull(JournalUnusable):
 
 
 class Refusal(PriceKeeperError):
-    """Status and type are chosen so that SDKs retry where it helps, and only there."""
+    """Status and type are chosen so that SDKs retry where it helps, and only there.
 
+    All three are public: `counted_as` is the label `kind` of the metric of refusals, whatever the class is called.
+    """
+
+    counted_as: str
     status = 400
     kind = "ValidationException"
 
@@ -83,16 +87,18 @@ class Refusal(PriceKeeperError):
 
 
 class InvalidRequest(Refusal):
-    pass
+    counted_as = "invalid_request"
 
 
 class QuotaSpent(Refusal):
     """Not 429, which clients take for a request to try again; none of them repeats a call for this."""
 
+    counted_as = "quota_spent"
     kind = "ServiceQuotaExceededException"
 
 
 class AccessDenied(Refusal):
+    counted_as = "access_denied"
     status = 403
     kind = "AccessDeniedException"
 
@@ -100,22 +106,27 @@ class AccessDenied(Refusal):
 class NoGuess(AccessDenied):
     """Nobody comes by such a token by guessing, so it is not counted as a wrong secret."""
 
+    counted_as = "no_guess"
+
 
 class UnknownOrg(AccessDenied):
     """The token or identity is good. There is no budget to pay from."""
 
 
 class TokenExpired(Refusal):
+    counted_as = "token_expired"
     status = 403
     kind = "ExpiredTokenException"
 
 
 class UnknownOperation(Refusal):
+    counted_as = "unknown_operation"
     status = 404
     kind = "UnknownOperationException"
 
 
 class NotThere(Refusal):
+    counted_as = "not_there"
     status = 404
     kind = "ResourceNotFoundException"
 
@@ -123,20 +134,24 @@ class NotThere(Refusal):
 class Overtaken(Refusal):
     """Not to be repeated blindly: what the other one did may be all that was wanted."""
 
+    counted_as = "overtaken"
     status = 409
     kind = "ConflictException"
 
 
 class TooLarge(Refusal):
+    counted_as = "too_large"
     status = 413
 
 
 class SlowDown(Refusal):
+    counted_as = "slow_down"
     status = 429
     kind = "ThrottlingException"
 
 
 class Busy(Refusal):
+    counted_as = "busy"
     status = 503
     kind = "ServiceUnavailableException"
 
@@ -144,6 +159,7 @@ class Busy(Refusal):
 class SessionLimitRace(Refusal):
     """Nothing was written. `reasons` has one entry for each write of the last attempt."""
 
+    counted_as = "session_limit_race"
     status = 503
     kind = "ServiceUnavailableException"
 
@@ -153,21 +169,25 @@ class SessionLimitRace(Refusal):
 
 
 class CannotRecord(Refusal):
+    counted_as = "cannot_record"
     status = 503
     kind = "ServiceUnavailableException"
 
 
 class WorkerAway(Refusal):
+    counted_as = "worker_away"
     status = 503
     kind = "ServiceUnavailableException"
 
 
 class UpstreamAway(Refusal):
+    counted_as = "upstream_away"
     status = 503
     kind = "ServiceUnavailableException"
 
 
 class OurFault(Refusal):
+    counted_as = "our_fault"
     status = 500
     kind = "InternalServerException"
 

@@ -127,7 +127,7 @@ class Traffic:
         """`labels` are those that are told by their names."""
         self._labels = frozenset(labels)
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self.refused = dict.fromkeys((kind.__name__ for kind in Refusal.__subclasses__()), 0)
+        self.refused = dict.fromkeys((each.counted_as for each in Refusal.__subclasses__()), 0)
 
     def tell_apart(self, labels: Iterable[str]) -> None:
         """These too from now on. Nothing that was counted is forgotten."""
@@ -144,7 +144,7 @@ class Traffic:
 
     def refuses(self, refusal: Refusal, lane: Lane | None = None) -> None:
         """Without a lane it was not even known what was asked for."""
-        kind = type(refusal).__name__
+        kind = refusal.counted_as
         self.refused[kind] = self.refused.get(kind, 0) + 1
         (lane or self.lane(NONE, "")).answered_here(refusal.status)
 

@@ -12,7 +12,24 @@ from typing import Any, TypeVar
 
 from proxy.errors import ConditionFailed, Reason, ReasonCode, Rejected, TransactionFailed
 from proxy.stores import sqlite_codec as codec
-from proxy.stores.contract import EXPIRY, Check, Delete, Item, Key, Put, Update, Value, Write
+from proxy.stores.contract import (
+    EXPIRY,
+    AllOf,
+    AnyOf,
+    Check,
+    Compare,
+    Delete,
+    Exists,
+    Item,
+    ItemExists,
+    ItemMissing,
+    Key,
+    Missing,
+    Put,
+    Update,
+    Value,
+    Write,
+)
 from proxy.stores.evaluate import changed, holds
 from proxy.stores.schema import TABLES
 from proxy.stores.values import number
@@ -29,6 +46,23 @@ def load(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
         (key.pk, key.sk),
     ).fetchone()
     return None if row is None else codec.decode(row[0])
+
+
+# What a digest calls each part of a transaction. Digests are kept in the file, so these stay, whatever the classes are
+# called: a process of another version may send a transaction again.
+_KINDS: Mapping[type, str] = {
+    Put: "Put",
+    Update: "Update",
+    Delete: "Delete",
+    Check: "Check",
+    ItemExists: "ItemExists",
+    ItemMissing: "ItemMissing",
+    Exists: "Exists",
+    Missing: "Missing",
+    Compare: "Compare",
+    AllOf: "AllOf",
+    AnyOf: "AnyOf",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +217,4 @@ def _canonical(value: Any) -> Any:
         return sorted((name, _canonical(part)) for name, part in value.items())
     if isinstance(value, list | tuple):
         return [_canonical(part) for part in value]
-    return (type(value).__name__, [_canonical(getattr(value, field.name)) for field in fields(value)])
+    return (_KINDS[type(value)], [_canonical(getattr(value, field.name)) for field in fields(value)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from proxy import telemetry as metrics
 from proxy.forwarding.forwarder import Forwarder
 from proxy.forwarding.joining import Joining
@@ -12,7 +10,6 @@ from proxy.telemetry import Samples, Telemetry
 from proxy.traffic import STATUSES, Traffic
 
 _PROTOCOLS = ("http/1.1", "h2", "unknown")
-_WITHIN = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 def add_to(telemetry: Telemetry, traffic: Traffic, joining: Joining, listener: Listener, forwarder: Forwarder) -> None:
@@ -61,9 +58,4 @@ def _add_answers(telemetry: Telemetry, traffic: Traffic) -> None:
         metrics.ADDED_SECONDS,
         lambda: [({"operation": operation}, found) for operation, found in traffic.added_by_operation()],
     )
-    telemetry.add(metrics.REFUSALS, lambda: [({"kind": kind_of(name)}, n) for name, n in traffic.refused.items()])
-
-
-def kind_of(name: str) -> str:
-    """`quota_spent` of `QuotaSpent`."""
-    return _WITHIN.sub("_", name).lower()
+    telemetry.add(metrics.REFUSALS, lambda: [({"kind": kind}, n) for kind, n in traffic.refused.items()])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import Refusal
-from proxy.surface.measured import kind_of
 from proxy.telemetry import ALL, Metric
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,7 @@ def test_every_metric_is_documented_once_and_no_other() -> None:
 def test_every_kind_of_refusal_is_documented() -> None:
     rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \|", METRICS_MD.read_text(), re.MULTILINE)
     described = [kind for row in rows for kind in re.findall(r"`(\w+)`", row)]
-    kinds = {kind_of(each.__name__) for each in Refusal.__subclasses__()}
+    kinds = {each.counted_as for each in Refusal.__subclasses__()}
     assert kinds <= set(described)
     assert len(described) == len(set(described))
 

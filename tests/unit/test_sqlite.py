@@ -15,7 +15,23 @@ import pytest
 
 from proxy.errors import ConditionFailed, Rejected, StoreMisconfigured, StoreUnavailable, Throttled
 from proxy.stores import batching, sqlite_file, sqlite_group
-from proxy.stores.contract import ItemExists, Key, Prefix, Put, Query, Update, equals
+from proxy.stores.contract import (
+    AllOf,
+    AnyOf,
+    Check,
+    Compare,
+    Delete,
+    Exists,
+    ItemExists,
+    ItemMissing,
+    Key,
+    Missing,
+    Prefix,
+    Put,
+    Query,
+    Update,
+    equals,
+)
 from proxy.stores.schema import TABLES
 from proxy.stores.sqlite import SqliteStore, after_prefix
 from proxy.stores.sqlite_file import missing_tables, prepare
@@ -42,6 +58,21 @@ async def test_the_file_is_for_its_owner_alone(store: SqliteStore, tmp_path: Pat
     with os.scandir(tmp_path) as files:
         open_to_others = [file.name for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077]
     assert open_to_others == []
+
+
+async def test_digest_of_a_transaction_is_that_of_version_0_1(store: SqliteStore, tmp_path: Path) -> None:
+    """It is kept with the token: a process of another version that sends the transaction again must find the same."""
+    some = AllOf((Compare("a", "<=", 7), AnyOf((Missing("b"), Compare("c", "=", 9))), Exists("a")))
+    other, gone, seen = (Key("config", "p", name) for name in ("other", "gone", "seen"))
+    for key in (KEY, gone, seen):
+        await store.put(Put(key, {"a": 1}))
+    changes = Update(KEY, set={"x": "y"}, add={"n": Decimal("2.50")}, condition=some)
+    writes = [Put(other, {"a": 1}, ItemMissing()), changes, Delete(gone, ItemExists()), Check(seen, ItemExists())]
+    await store.transact(writes, token="t")
+    reader = sqlite3.connect(tmp_path / "store.db")
+    ((digest,),) = reader.execute("SELECT digest FROM transaction_tokens WHERE token='t'").fetchall()
+    reader.close()
+    assert digest.hex() == "ae0f398d31a4f77ccddd7079a7ebcd1d8bb623057a67e28983381a0f407a06fd"
 
 
 async def test_every_commit_is_synced(store: SqliteStore) -> None:

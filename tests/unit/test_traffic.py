@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import QuotaSpent, Refusal, UpstreamAway
+from proxy.errors import NoGuess, QuotaSpent, Refusal, UpstreamAway
 from proxy.forwarding.model_path import Operation
-from proxy.surface.measured import kind_of
 from proxy.traffic import ADDED_BOUNDS, ANSWER_BOUNDS, FIRST_BYTE_BOUNDS, NONE, OTHER, STATUSES, Distribution, Traffic
 
 SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from([*ADDED_BOUNDS, *ANSWER_BOUNDS, *FIRST_BYTE_BOUNDS])
@@ -66,15 +65,24 @@ def test_a_refusal_counts_where_it_was_refused() -> None:
     told = {(lane.operation, lane.label): dict(zip(STATUSES, lane.answers, strict=True)) for lane in traffic.lanes}
     assert told[NONE, NONE]["4xx"] == 1
     assert told["converse", "premium"]["5xx"] == 2
-    assert (traffic.refused["QuotaSpent"], traffic.refused["UpstreamAway"]) == (1, 2)
+    assert (traffic.refused["quota_spent"], traffic.refused["upstream_away"]) == (1, 2)
     assert traffic.measured == ()  # no times of what was never answered by Bedrock
 
 
 def test_every_kind_is_told_from_the_start() -> None:
     """A counter that begins with its first event has none that can be seen."""
-    assert set(Traffic().refused) == {kind.__name__ for kind in Refusal.__subclasses__()}
+    assert set(Traffic().refused) == {kind.counted_as for kind in Refusal.__subclasses__()}
     assert set(Traffic().refused.values()) == {0}
-    assert (kind_of("QuotaSpent"), kind_of("Busy"), kind_of("OurFault")) == ("quota_spent", "busy", "our_fault")
+
+
+def test_refusal_is_counted_by_a_name_of_its_own_that_no_class_gives_it() -> None:
+    every = [*Refusal.__subclasses__(), NoGuess]
+    assert len({kind.counted_as for kind in every}) == len(every)
+    assert all("counted_as" in vars(kind) for kind in every)
+    renamed = type("Renamed", (QuotaSpent,), {})("all is spent")
+    traffic = Traffic()
+    traffic.refuses(renamed)
+    assert {kind for kind, count in traffic.refused.items() if count} == {"quota_spent"}
 
 
 def test_of_what_is_not_streamed_the_first_byte_is_nothing_of_its_own() -> None:
