@@ -36,7 +36,8 @@ A request says how it wants to be treated in headers; without any it is answered
     x-simulate-frame-ms         time before each frame of a stream but the first
     x-simulate-output-tokens    how much the model wants to say; the request's own maximum still cuts it
     x-simulate-input-tokens, -cache-read-tokens, -cache-write-5m-tokens, -cache-write-1h-tokens: what is reported
-    x-simulate-usage: none      an answer that does not say what it used
+    x-simulate-usage            none: an answer that does not say what it used; null, zero, negative, text, doubled,
+                                no-output, zero-output: one that says it in this way
     x-simulate-tier, -performance   the service tier and the latency mode that the answer reports
 """
 

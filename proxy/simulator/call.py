@@ -12,7 +12,7 @@ import orjson
 from proxy.simulator.models import Model
 from proxy.simulator.refusals import invalid, malformed
 from proxy.simulator.routes import Route
-from proxy.simulator.usage import Usage, without_usage
+from proxy.simulator.usage import Usage, spoilt
 from proxy.simulator.wishes import Wishes
 
 JSON = "application/json"
@@ -47,8 +47,8 @@ class Call:
         return orjson.dumps(self.told(document))
 
     def told(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The document, or what is left of it when an answer was wished for that does not tell its usage."""
-        return without_usage(document) if self.wishes.usage == "none" else document
+        """The document, or one whose usage is missing or wrong, if that was wished for."""
+        return spoilt(document, self.wishes.usage) if self.wishes.usage else document
 
 
 @dataclass(slots=True)

@@ -34,7 +34,8 @@ def complete(turns: Turns, call: Call) -> Answer:
     if body.get("stream"):
         options = body.get("stream_options")
         tells = isinstance(options, dict) and options.get("include_usage") is True and call.wishes.usage != "none"
-        frames = _frames(said, model, tier, tells, guardrails.marks(watched))
+        usage_chunk = call.told(openai.usage_chunk(said, model)) if tells else None
+        frames = _frames(said, model, tier, usage_chunk, guardrails.marks(watched))
         return Answer(frames=frames, headers={"Content-Type": SERVER_SENT}, usage=used)
     document = {**openai.FAMILY.whole(body, said, model), **tier, **guardrails.marks(watched)}
     return Answer(call.rendered(document), usage=used)
@@ -48,16 +49,16 @@ def _tier(call: Call, body: dict[str, Any]) -> dict[str, str]:
 
 
 def _frames(
-    said: Completion, model: Model, tier: dict[str, str], tells: bool, marks: dict[str, Any]
+    said: Completion, model: Model, tier: dict[str, str], usage_chunk: dict[str, Any] | None, marks: dict[str, Any]
 ) -> Iterator[bytes]:
     """A stream that will tell its usage says so in every chunk before the one that does."""
-    pending = {"usage": None} if tells else {}
+    pending = {"usage": None} if usage_chunk is not None else {}
     *chunks, last = openai.bare_chunks(said, model)
     for chunk in chunks:
         yield sent(chunk | tier | pending)
     yield sent(last | tier | pending | marks)
-    if tells:
-        yield sent(openai.usage_chunk(said, model) | tier)
+    if usage_chunk is not None:
+        yield sent(usage_chunk | tier)
     yield _DONE
 
 

@@ -16,6 +16,7 @@ from proxy.simulator.generation import Completion
 from proxy.simulator.models import Model, resolve
 from proxy.simulator.refusals import invalid
 from proxy.simulator.turns import Turns
+from proxy.simulator.usage import spoilt_count
 
 _TIER = "X-Amzn-Bedrock-Service-Tier"
 _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
@@ -27,8 +28,7 @@ def invoke(turns: Turns, call: Call) -> Answer:
     document = {**family.whole(body, said, model), **guardrails.marks(watched)}
     headers = {"Content-Type": JSON, **_echoed(call)}
     headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
-    if call.wishes.usage != "none":
-        headers.update(_counts(said, model, family))
+    headers.update(_counts(call, said, model, family))
     return Answer(call.rendered(document), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
@@ -82,15 +82,18 @@ def _echoed(call: Call) -> dict[str, str]:
     return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
 
 
-def _counts(said: Completion, model: Model, family: Family) -> dict[str, str]:
-    usage = said.usage
+def _counts(call: Call, said: Completion, model: Model, family: Family) -> dict[str, str]:
+    usage, how = said.usage, call.wishes.usage
+    if how == "none":
+        return {}
     counts = {"Input-Token-Count": usage.input_tokens}
-    if family.speaks:
+    if family.speaks and how != "no-output":
         counts["Output-Token-Count"] = usage.output_tokens
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
         counts["Cache-Read-Input-Token-Count"] = usage.cache_read_tokens
         counts["Cache-Write-Input-Token-Count"] = usage.cache_write_tokens
-    return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in counts.items()}
+    told = {name: spoilt_count(count, how, is_output="Output" in name) for name, count in counts.items()}
+    return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in told.items() if count is not None}
 
 
 def _metrics(said: Completion, model: Model) -> dict[str, int]:

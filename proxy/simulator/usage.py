@@ -53,9 +53,51 @@ _TELLING = frozenset(
 )
 
 
-def without_usage(document: Any) -> Any:
+# Those among them, and below them, that count what the model said.
+_OUTPUTS = frozenset(
+    (
+        "completion_tokens",
+        "generation_token_count",
+        "output_tokens",
+        "outputTokenCount",
+        "outputTokens",
+        "tokenCount",
+        "totalOutputTextTokenCount",
+    )
+)
+
+SPOILINGS = ("none", "null", "zero", "negative", "text", "doubled", "no-output", "zero-output")
+
+
+def spoilt(document: Any, how: str) -> Any:
+    """An answer with each count of its usage left out, or made one that cannot be right."""
     if isinstance(document, dict):
-        return {name: without_usage(value) for name, value in document.items() if name not in _TELLING}
+        kept = {name: value for name, value in document.items() if not _is_left_out(name, how)}
+        return {name: _spoilt_below(name, value, how) for name, value in kept.items()}
     if isinstance(document, list):
-        return [without_usage(value) for value in document]
+        return [spoilt(value, how) for value in document]
     return document
+
+
+def _is_left_out(name: str, how: str) -> bool:
+    return (how == "none" and name in _TELLING) or (how == "no-output" and name in _OUTPUTS)
+
+
+def _spoilt_below(name: str, value: Any, how: str) -> Any:
+    return _spoilt_counts(name, value, how) if name in _TELLING else spoilt(value, how)
+
+
+def _spoilt_counts(name: str, value: Any, how: str) -> Any:
+    if isinstance(value, dict):
+        return {
+            inner: _spoilt_counts(inner, each, how) for inner, each in value.items() if not _is_left_out(inner, how)
+        }
+    if isinstance(value, list):
+        return [_spoilt_counts(name, each, how) for each in value]
+    return spoilt_count(value, how, is_output=name in _OUTPUTS) if type(value) is int else value
+
+
+def spoilt_count(count: int, how: str, *, is_output: bool) -> Any:
+    if how == "zero-output":
+        return 0 if is_output else count
+    return {"null": None, "zero": 0, "negative": -count - 1, "text": "many", "doubled": 2 * count}.get(how, count)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from proxy.simulator.refusals import GatewayTrouble, Refusal, invalid
+from proxy.simulator.usage import SPOILINGS
 
 PREFIX = "x-simulate-"
 _PREFIX = PREFIX.encode()
@@ -42,7 +43,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "fault": ("", *FAULTS),
     "status": (0, *_SERVER_ERRORS, *_GATEWAY_STATUSES),
     "exception": STREAM_EXCEPTIONS,
-    "usage": ("", "none"),
+    "usage": ("", *SPOILINGS),
     "tier": ("", "default", "flex", "priority", "reserved"),
     "performance": ("", "standard", "optimized"),
 }

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from proxy.simulator import speech, tokens
 from proxy.simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
 from proxy.simulator.refusals import Refusal
-from proxy.simulator.usage import Usage, without_usage
+from proxy.simulator.usage import Usage, spoilt
 from proxy.simulator.wishes import HEALTHY, read
 
 SEED = sha256(b"a request").digest()
@@ -141,4 +141,21 @@ def test_usage_adds_up_also_in_units():
 
 def test_no_telling_member_is_left_however_deep():
     document = {"usage": {"x": 1}, "results": [{"tokenCount": 3, "outputText": "t"}], "message": {"usage": 1, "id": 2}}
-    assert without_usage(document) == {"results": [{"outputText": "t"}], "message": {"id": 2}}
+    assert spoilt(document, "none") == {"results": [{"outputText": "t"}], "message": {"id": 2}}
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("null", {"inputTokens": None, "outputTokens": None, "details": [{"ttl": "1h", "inputTokens": None}]}),
+        ("zero", {"inputTokens": 0, "outputTokens": 0, "details": [{"ttl": "1h", "inputTokens": 0}]}),
+        ("negative", {"inputTokens": -8, "outputTokens": -6, "details": [{"ttl": "1h", "inputTokens": -3}]}),
+        ("text", {"inputTokens": "many", "outputTokens": "many", "details": [{"ttl": "1h", "inputTokens": "many"}]}),
+        ("doubled", {"inputTokens": 14, "outputTokens": 10, "details": [{"ttl": "1h", "inputTokens": 4}]}),
+        ("no-output", {"inputTokens": 7, "details": [{"ttl": "1h", "inputTokens": 2}]}),
+        ("zero-output", {"inputTokens": 7, "outputTokens": 0, "details": [{"ttl": "1h", "inputTokens": 2}]}),
+    ],
+)
+def test_spoilt_usage_leaves_the_rest_of_an_answer_alone(how, expected):
+    usage = {"inputTokens": 7, "outputTokens": 5, "details": [{"ttl": "1h", "inputTokens": 2}]}
+    assert spoilt({"usage": usage, "text": "x", "n": 3}, how) == {"usage": expected, "text": "x", "n": 3}
