@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final
 
+from proxy.metering.counts import NOTHING, Counts, merged, usage_of, whole_input
 from proxy.metering.usage import Usage
 
 Json = Mapping[str, Any]
@@ -21,33 +23,32 @@ METRICS: Final = "amazon-bedrock-invocationMetrics"
 # What a guardrail counts beside the units it charges for: units that are free, and a number of policies.
 NOT_CHARGED: Final = frozenset(("sensitiveInformationPolicyFreeUnits", "automatedReasoningPolicies"))
 
+_INPUT_HEADER: Final = b"x-amzn-bedrock-input-token-count"
+_OUTPUT_HEADER: Final = b"x-amzn-bedrock-output-token-count"
 _HEADERS: Final = {
-    "inputTokenCount": b"x-amzn-bedrock-input-token-count",
-    "outputTokenCount": b"x-amzn-bedrock-output-token-count",
+    "inputTokenCount": _INPUT_HEADER,
+    "outputTokenCount": _OUTPUT_HEADER,
     "cacheReadInputTokenCount": b"x-amzn-bedrock-cache-read-input-token-count",
     "cacheWriteInputTokenCount": b"x-amzn-bedrock-cache-write-input-token-count",
 }
-_TIER_HEADER: Final = b"x-amzn-bedrock-service-tier"
-_LATENCY_HEADER: Final = b"x-amzn-bedrock-performanceconfig-latency"
+TIER_HEADER: Final = b"x-amzn-bedrock-service-tier"
+LATENCY_HEADER: Final = b"x-amzn-bedrock-performanceconfig-latency"
 
 # Claude's own word for the tier that Bedrock calls default. "auto" is what a caller asks, not what one gets.
 _TIERS: Final = {"standard": "default", "auto": ""}
 _LONGEST_NAME: Final = 40
 _NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
 
+NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
+EMBEDDINGS: Final = ("embedding", "embeddings", "embeddingsByType")
 
-class Counts(NamedTuple):
-    """`input` is without what a cache read or wrote, and `cache_write_1h` a part of `cache_write`."""
-
-    input: int | None = None
-    output: int | None = None
-    cache_read: int | None = None
-    cache_write: int | None = None
-    cache_write_1h: int | None = None
-    outranks: bool = False  # it counts what other places are known to leave out
-
-
-NOTHING: Final = Counts()
+# Members that tell of an answer and are no part of what the model said.
+_ENVELOPE: Final = frozenset(
+    ("id", "type", "role", "model", "object", "status", "version", "stop_reason", "stopReason", "stop_sequence",
+     "finish_reason", "finishReason", "completionReason", "event_type", "generation_id", "response_id", "service_tier",
+     "serviceTier", "performanceConfig", "system_fingerprint", "usage", "meta", "trace", METRICS,
+     "amazon-bedrock-guardrailAction", "amazon-bedrock-trace")
+)  # fmt: skip
 
 _Reader = Callable[[Json], Counts]
 
@@ -58,38 +59,53 @@ class _NotACount(Exception):
 
 # ---------------------------------------------------------------- answers
 
+# Each returns None for an answer that does not state both input and output; without `needs_output` the input is enough.
 
-def converse(document: Json) -> Usage | None:
+
+def converse(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True) -> Usage | None:
     counts = said_by(_converse, _within(document, "usage"))
-    if counts.input is None or counts.output is None:
+    if counts.input is None or (counts.output is None and needs_output):
         return None
-    tier = _tier(_within(document, "serviceTier").get("type"))
-    return usage_of(counts, tier, _name(_within(document, "performanceConfig").get("latency")))
+    stated = document.get("serviceTier")
+    tier = _tier(headers.get(TIER_HEADER)) or _tier(stated.get("type") if isinstance(stated, dict) else stated)
+    latency = latency_of(headers) or _name(_within(document, "performanceConfig").get("latency"))
+    return usage_of(counts, tier, latency)
 
 
-def invocation(format: str, document: Any, headers: Mapping[bytes, bytes]) -> Usage | None:
-    """The body of InvokeModel, and what its headers say of the kinds of which the body says nothing."""
-    body, counted = told(document), NOTHING
-    if None in body[:4]:
-        counted = said_by(_metrics, _from_headers(headers))
-    # Cohere counts what Cohere charges for; with Bedrock it is Bedrock that does, so there its own count goes first.
-    counts = merged(counted, body) if format == "cohere" else merged(body, counted)
-    if counts.input is None:
-        return None  # an embedding has no output, but nothing runs without input
+def invocation(document: Any, headers: Mapping[bytes, bytes], *, needs_output: bool = True) -> Usage | None:
+    """InvokeModel's body and headers together. Only an embedding may lack the count of its output."""
+    counts = told(document)
+    if None in counts[:4] or _contradict(headers, counts):
+        counts = merged(counts, said_by(_metrics, _from_headers(headers)))
+    if counts.input is None or (counts.output is None and needs_output and not is_embedding(document)):
+        return None
     return usage_of(counts, tier_of(document, headers), latency_of(headers))
 
 
-def chat(document: Json) -> Usage | None:
+def chat(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True) -> Usage | None:
     counts = said_by(_openai, _within(document, "usage"))
-    if counts.input is None or counts.output is None:
+    if counts.input is None or (counts.output is None and needs_output):
         return None
-    return usage_of(counts, tier_of(document, {}))
+    return usage_of(counts, tier_of(document, headers), latency_of(headers))
 
 
-def metrics(document: Json) -> Usage | None:
-    """What Bedrock itself has counted, in the last chunk of a stream of InvokeModel's."""
-    counts = said_by(_metrics, document)
-    return None if counts.input is None or counts.output is None else usage_of(counts)
+def is_embedding(document: Any) -> bool:
+    """By its form: a model of vectors has no output tokens to count."""
+    return isinstance(document, dict) and any(name in document for name in EMBEDDINGS)
+
+
+def says_something(document: Any) -> bool:
+    """Whether the model said anything, in any family's form: any text outside the envelope."""
+    places = [document]
+    while places:
+        place = places.pop()
+        if isinstance(place, dict):
+            places += [value for name, value in place.items() if name not in _ENVELOPE]
+        elif isinstance(place, list):
+            places += place
+        elif isinstance(place, str) and place:
+            return True
+    return False
 
 
 def guardrail(document: Json) -> Usage | None:
@@ -134,53 +150,16 @@ def said_by(reader: _Reader, place: Json) -> Counts:
         return NOTHING
 
 
-def merged(first: Counts, second: Counts) -> Counts:
-    """What `first` says, and of what it does not say, what `second` does."""
-    if second is NOTHING:
-        return first
-    if second.outranks and not first.outranks:
-        first, second = second, first
-    if first.input is not None and first.input == _whole_input(second):
-        first = first._replace(input=second.input)  # it took what the cache read or wrote for plain input
-    return Counts(
-        second.input if first.input is None else first.input,
-        second.output if first.output is None else first.output,
-        second.cache_read if first.cache_read is None else first.cache_read,
-        second.cache_write if first.cache_write is None else first.cache_write,
-        second.cache_write_1h if first.cache_write_1h is None else first.cache_write_1h,
-        first.outranks,
-    )
-
-
-def _whole_input(counts: Counts) -> int | None:
-    return None if counts.input is None else counts.input + (counts.cache_read or 0) + (counts.cache_write or 0)
-
-
-def usage_of(counts: Counts, tier: str = "", latency: str = "") -> Usage:
-    """Writes to a cache that are not said to be for an hour are for five minutes, as they are if nobody asks more."""
-    written = counts.cache_write or 0
-    for_an_hour = min(counts.cache_write_1h or 0, written)
-    return Usage(
-        counts.input or 0,
-        counts.output or 0,
-        counts.cache_read or 0,
-        written - for_an_hour,
-        for_an_hour,
-        tier,
-        latency,
-    )
-
-
 def tier_of(document: Any, headers: Mapping[bytes, bytes]) -> str:
     """The header knows more tiers than a body, so what it says goes first."""
-    by_header = _tier(headers.get(_TIER_HEADER))
+    by_header = _tier(headers.get(TIER_HEADER))
     if by_header or not isinstance(document, dict):
         return by_header
     return _tier(document.get("service_tier")) or _tier(_within(document, "usage").get("service_tier"))
 
 
 def latency_of(headers: Mapping[bytes, bytes]) -> str:
-    return _name(headers.get(_LATENCY_HEADER))
+    return _name(headers.get(LATENCY_HEADER))
 
 
 def _tier(value: Any) -> str:
@@ -196,6 +175,14 @@ def _name(value: Any) -> str:
     name = value.strip().lower()[:_LONGEST_NAME]
     # No line of a journal can hold half a character. What is left is a name still, and none that has a price.
     return name if name.isascii() and name.isprintable() else _NOT_PRINTABLE.sub("?", name)
+
+
+def _contradict(headers: Mapping[bytes, bytes], counts: Counts) -> bool:
+    """As text, which is quick: most answers say the same twice."""
+    input, output = headers.get(_INPUT_HEADER), headers.get(_OUTPUT_HEADER)
+    if input is not None and input != b"%d" % (counts.input or 0):
+        return True
+    return output is not None and output != b"%d" % (counts.output or 0)
 
 
 def _from_headers(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -221,18 +208,19 @@ def _converse(usage: Json) -> Counts:
         # A lifetime that nobody has heard of is charged as the longest known.
         for_an_hour = sum(tokens for ttl, tokens in parts if ttl != "5m")
         written = max(written or 0, sum(tokens for _, tokens in parts))
-    return Counts(
+    counts = Counts(
         _count(usage, "inputTokens"),
         _count(usage, "outputTokens"),
         _count(usage, "cacheReadInputTokens", "cacheReadInputTokenCount"),
         written,
         for_an_hour,
     )
+    return _checked_total(counts, _count(usage, "totalTokens"))
 
 
 def _anthropic(usage: Json) -> Counts:
     """A call that compacted its conversation on the way ran the model more than once. Each run is charged, but the
-    counts at the top leave the compaction out, so the list of the runs goes first."""
+    counts at the top leave the compaction out, so the runs are added up."""
     runs = [run for run in _list(usage, "iterations") if isinstance(run, dict)]
     if any(run.get("type") == "compaction" for run in runs):
         return _sum([_one_run(run) for run in runs])
@@ -261,7 +249,6 @@ def _sum(runs: list[Counts]) -> Counts:
         _total(run.cache_read for run in runs),
         _total(run.cache_write for run in runs),
         _total(run.cache_write_1h for run in runs),
-        outranks=True,
     )
 
 
@@ -277,7 +264,16 @@ def _openai(usage: Json) -> Counts:
     cached = (read or 0) + (written or 0)
     if prompt is not None and cached <= prompt:  # more than the prompt has cannot be in it
         prompt -= cached
-    return Counts(prompt, _count(usage, "completion_tokens"), read, written)
+    counts = Counts(prompt, _count(usage, "completion_tokens"), read, written)
+    return _checked_total(counts, _count(usage, "total_tokens"))
+
+
+def _checked_total(counts: Counts, total: int | None) -> Counts:
+    """A total may leave cached tokens out, but more than the sum of all parts contradicts them."""
+    whole = whole_input(counts)
+    if total is not None and whole is not None and counts.output is not None and total > whole + counts.output:
+        raise _NotACount
+    return counts
 
 
 def _metrics(place: Json) -> Counts:

@@ -25,6 +25,8 @@ LARGEST_PIECE: Final = 1024 * 1024  # of a stream. A trace that is longer is not
 
 _OF_CONVERSE, _OF_MODELS = "trace", "amazon-bedrock-trace"
 _OF_MODELS_PLAIN: Final = _OF_MODELS.encode()
+_ACTION, _INTERVENED = "amazon-bedrock-guardrailAction", "INTERVENED"
+_INTERVENED_PLAIN: Final = b'"INTERVENED"'
 _METRICS: Final = "invocationMetrics"
 _METRICS_PLAIN: Final = _METRICS.encode()
 
@@ -57,6 +59,13 @@ class Guarded:
     def has_failed(self) -> bool:
         return self._reader.has_failed
 
+    def says_something(self) -> bool:
+        return self._reader.says_something()
+
+    def is_blocked(self) -> bool:
+        """Whether the guardrail stopped the call. Where it did so before the model ran, Bedrock bills no tokens."""
+        return self._trace.is_blocked()
+
     def units(self, output_tokens: int) -> Mapping[str, int]:
         return self._trace.units() or estimated(self._asked, output_tokens)
 
@@ -74,8 +83,11 @@ class _Trace(Protocol):
     def units(self) -> Mapping[str, int]:
         """Empty where no trace tells them."""
 
+    def is_blocked(self) -> bool: ...
+
 
 def _trace_in(kind: bytes) -> _Trace:
+    kind = kind.lower()
     if kind.startswith(EVENT_STREAM):
         return _Frames()
     return _Lines() if kind.startswith(SERVER_SENT_EVENTS) else _Whole()
@@ -88,30 +100,40 @@ class _Whole(Kept):
         answer = self.whole()
         return added(_told(usual.traced(answer))) if _METRICS_PLAIN in answer else {}
 
+    def is_blocked(self) -> bool:
+        return _is_blocked(usual.traced(self.whole()))
+
 
 class _Frames:
-    __slots__ = ("_found", "_watcher")
+    __slots__ = ("_found", "_is_blocked", "_watcher")
 
     def __init__(self) -> None:
-        self._watcher = FrameWatcher({"metadata": LARGEST_PIECE, "chunk": LARGEST_PIECE})
+        self._watcher = FrameWatcher({"metadata": LARGEST_PIECE, "chunk": LARGEST_PIECE, "messageStop": LARGEST_PIECE})
         self._found: Mapping[str, int] = {}
+        self._is_blocked = False
 
     def feed(self, data: bytes) -> None:
         for frame in self._watcher.feed(data):
             if frame.kind == "event" and frame.payload_size == len(frame.payload):
-                self._found = added([self._found, *_told(_document(frame))])
+                document = _document(frame)
+                self._found = added([self._found, *_told(document)])
+                self._is_blocked = self._is_blocked or _is_blocked(document)
 
     def units(self) -> Mapping[str, int]:
         return self._found
+
+    def is_blocked(self) -> bool:
+        return self._is_blocked
 
 
 class _Lines:
     """Of server-sent events: a trace stands in one line."""
 
-    __slots__ = ("_found", "_held", "_is_skipping")
+    __slots__ = ("_found", "_held", "_is_blocked", "_is_skipping")
 
     def __init__(self) -> None:
         self._held = bytearray()
+        self._is_blocked = False
         self._found: Mapping[str, int] = {}
         self._is_skipping = False  # the rest of a line that is too long
 
@@ -119,14 +141,23 @@ class _Lines:
         first, *others = data.split(b"\n")
         self._held += first
         for beginning in others:
-            if not self._is_skipping and len(self._held) <= LARGEST_PIECE and _OF_MODELS_PLAIN in self._held:
-                self._found = self.units()
+            if not self._is_skipping and len(self._held) <= LARGEST_PIECE:
+                if _OF_MODELS_PLAIN in self._held:
+                    self._found = self.units()
+                if _INTERVENED_PLAIN in self._held:
+                    self._is_blocked = self.is_blocked()
             self._held, self._is_skipping = bytearray(beginning), False
         if len(self._held) > LARGEST_PIECE:
             self._held, self._is_skipping = bytearray(), True
 
     def units(self) -> Mapping[str, int]:
-        return added([self._found, *_told(_parsed(bytes(self._held.removeprefix(b"data:"))))])
+        return added([self._found, *_told(self._line())])
+
+    def is_blocked(self) -> bool:
+        return self._is_blocked or _is_blocked(self._line())
+
+    def _line(self) -> Any:
+        return _parsed(bytes(self._held.removeprefix(b"data:")))
 
 
 def _document(frame: Frame) -> Any:
@@ -138,7 +169,14 @@ def _document(frame: Frame) -> Any:
         inner = b64decode(event["bytes"])
     except (LookupError, TypeError, ValueError):
         return None
-    return _parsed(inner) if _OF_MODELS_PLAIN in inner else None
+    return _parsed(inner) if _OF_MODELS_PLAIN in inner or _INTERVENED_PLAIN in inner else None
+
+
+def _is_blocked(document: Any) -> bool:
+    """By the answer's own members, not by what a model said."""
+    if not isinstance(document, dict):
+        return False
+    return document.get("stopReason") == "guardrail_intervened" or document.get(_ACTION) == _INTERVENED
 
 
 def _told(document: Any) -> list[Mapping[str, int]]:

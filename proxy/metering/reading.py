@@ -11,8 +11,10 @@ import orjson
 from proxy.forwarding.eventstream import FrameWatcher
 from proxy.forwarding.model_path import Operation
 from proxy.metering import bodies, usual
+from proxy.metering.bodies import LATENCY_HEADER, TIER_HEADER
+from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
 from proxy.metering.kept import Kept
-from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
+from proxy.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
 from proxy.metering.usage import Usage
 
 JSON: Final = b"application/json"
@@ -27,20 +29,24 @@ TOKENS_AN_IMAGE: Final = 1500  # about what models count that sell images by the
 _IMAGE: Final = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # or a sound: base64, and no text
 
 
-Meaning: TypeAlias = Callable[[Any], Usage | None]
+# From a document, the answer's headers, and whether the output has to be stated.
+Meaning: TypeAlias = Callable[[Any, Mapping[bytes, bytes], bool], Usage | None]
 
 
 class Reader(Protocol):
     def feed(self, data: bytes) -> None: ...
 
     def usage(self) -> Usage | None:
-        """All of it, at the answer's end; None where the answer does not say."""
+        """All of it, at the answer's end; None where the answer does not state it. Zeros are returned as stated."""
 
     def partial(self) -> Usage | None:
-        """What is known of an answer that was cut."""
+        """What is known of an answer that was cut, or does not state its output."""
 
     def estimate_output(self) -> int | None:
         """Tokens, as far as can be told from what was seen; None where that is nothing."""
+
+    def says_something(self) -> bool:
+        """Whether there is output in the answer; also True where that cannot be told."""
 
     @property
     def has_failed(self) -> bool:
@@ -50,55 +56,83 @@ class Reader(Protocol):
 def reader_of(operation: Operation, format: str, kind: bytes, headers: Mapping[bytes, bytes]) -> Reader:
     """`kind` is the answer's content type."""
     if kind == JSON:  # as most are
-        return _whole(operation, format, headers)
+        return _whole(operation, headers)
+    kind = kind.lower()
     if kind.startswith(EVENT_STREAM):
         if operation is Operation.CONVERSE_STREAM:
-            return _Frames(ConverseStream(format), CONVERSE_WANTED)
+            return _Frames(ConverseStream(format, headers), CONVERSE_WANTED)
         return _Frames(InvocationStream(headers), INVOCATION_WANTED)
     if kind.startswith(SERVER_SENT_EVENTS):
-        return ChatStream()
-    return _whole(operation, format, headers)
+        return ChatStream(headers)
+    return _whole(operation, headers)
 
 
-def _whole(operation: Operation, format: str, headers: Mapping[bytes, bytes]) -> Reader:
+def _whole(operation: Operation, headers: Mapping[bytes, bytes]) -> Reader:
     if operation is Operation.CONVERSE:
-        return _Whole(bodies.converse, usual.converse)
-    meaning = _MEANINGS.get(operation)
-    return _Whole(meaning or (lambda document: bodies.invocation(format, document, headers)))
+        is_usual = TIER_HEADER not in headers and LATENCY_HEADER not in headers
+        return _Whole(_converse, headers, usual.converse if is_usual else None)
+    return _Whole(_MEANINGS.get(operation, _invocation), headers)
+
+
+def _converse(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
+    return bodies.converse(document, headers, needs_output=needs_output)
+
+
+def _invocation(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
+    return bodies.invocation(document, headers, needs_output=needs_output)
+
+
+def _chat(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
+    return bodies.chat(document, headers, needs_output=needs_output)
 
 
 _MEANINGS: Mapping[Operation, Meaning] = {
-    Operation.CHAT_COMPLETIONS: bodies.chat,
-    Operation.APPLY_GUARDRAIL: bodies.guardrail,
-    Operation.CHECK_GUARDRAILS: bodies.guardrail,
-    Operation.ASYNC_INVOKES: lambda _: Usage(),  # a job: it has a price of its own, whatever it will use
+    Operation.CHAT_COMPLETIONS: _chat,
+    Operation.APPLY_GUARDRAIL: lambda document, *_: bodies.guardrail(document),
+    Operation.CHECK_GUARDRAILS: lambda document, *_: bodies.guardrail(document),
+    Operation.ASYNC_INVOKES: lambda *_: Usage(),  # a job: it has a price of its own, whatever it will use
 }
 
 
 class _Whole(Kept):
-    __slots__ = ("_meaning", "_usual")
+    __slots__ = ("_document", "_headers", "_meaning", "_usual")
 
-    def __init__(self, meaning: Meaning, usual: Callable[[bytes], Usage | None] | None = None) -> None:
+    def __init__(
+        self, meaning: Meaning, headers: Mapping[bytes, bytes], usual: Callable[[bytes], Usage | None] | None = None
+    ) -> None:
         """`usual` is asked first: it is quick, and may know nothing."""
         super().__init__()
         self._meaning = meaning
+        self._headers = headers
         self._usual = usual
+        self._document: Any = None
 
     def usage(self) -> Usage | None:
-        answer = self.whole()
-        if self._usual is not None and (told := self._usual(answer)) is not None:
+        if self._usual is not None and (told := self._usual(self.whole())) is not None:
             return told
-        document = usual.telling(answer)
-        return self._meaning(_parsed(answer) if document is None else document)
+        return self._meaning(self._telling(), self._headers, True)
 
     def partial(self) -> Usage | None:
-        return self.usage()
+        return self._meaning(self._telling(), self._headers, False)
+
+    def _telling(self) -> Any:
+        """At the end: all members that tell of usage."""
+        if self._document is None:
+            answer = self.whole()
+            picked = usual.telling(answer)
+            self._document = _parsed(answer) if picked is None else picked
+        return self._document
 
     def estimate_output(self) -> int | None:
         if self.is_too_large:
             return None  # of so much most is no text
         images = _IMAGE.findall(self.whole())
         return (self.size - sum(map(len, images))) // BYTES_A_TOKEN + TOKENS_AN_IMAGE * len(images)
+
+    def says_something(self) -> bool:
+        if bodies.is_embedding(self._telling()):
+            return False
+        return self.size > MOST_BYTES_PARSED or bodies.says_something(_parsed(self.whole()))
 
     @property
     def has_failed(self) -> bool:
@@ -135,3 +169,6 @@ class _Frames:
 
     def estimate_output(self) -> int:
         return self._stream.estimate_output()
+
+    def says_something(self) -> bool:
+        return self._stream.says_something()

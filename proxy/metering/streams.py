@@ -7,24 +7,20 @@ While a stream runs, as little as possible is done for each piece; almost everyt
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from proxy.forwarding.eventstream import Frame
 from proxy.metering import bodies
-from proxy.metering.bodies import METRICS, NOTHING, Counts
-from proxy.metering.usage import Usage
-
-# A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
-# Of what is said only the length is wanted, for estimates.
-CONVERSE_WANTED: Final = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
+from proxy.metering.bodies import METRICS, NO_HEADERS
+from proxy.metering.counts import NOTHING, Counts, merged, usage_of
+from proxy.metering.json_tail import last_object, parsed
+from proxy.metering.usage import Usage, tokens_in
 
 # The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
 # but Bedrock puts its own counts at the end.
@@ -39,73 +35,27 @@ BYTES_A_TOKEN: Final = 4
 # An event that tells the usage has a few hundred bytes, and nothing else in an event is wanted.
 LARGEST_EVENT: Final = 256 * 1024
 
-_NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
-_FIRST_CHUNKS: Final = 2  # the message's start, and whatever a family may send ahead of it
-_LAST_CHUNKS: Final = 3  # Claude's message_delta and message_stop, and whatever may follow them
-_MOST_TRIES: Final = 16
-_DECODER: Final = json.JSONDecoder()
+_FIRST_CHUNKS: Final = 2
+_LAST_CHUNKS: Final = 3  # Claude's message_delta and message_stop, and one that may follow them
 
-
-class ConverseStream:
-    """Its last event, the metadata, tells everything; before that nothing is known but how much was said."""
-
-    __slots__ = ("_assumed", "_format", "_has_begun", "_metadata")
-
-    def __init__(self, format: str = "") -> None:
-        self._format = format
-        self._metadata: Frame | None = None
-        self._assumed = 0
-        self._has_begun = False
-
-    def frame(self, frame: Frame) -> None:
-        if frame.name == "contentBlockDelta":
-            excess = frame.payload_size - ORDINARY_FRAME
-            self._assumed += TOKENS_A_FRAME if excess < 0 else TOKENS_A_FRAME + excess // BYTES_A_TOKEN
-        elif frame.name == "metadata" and frame.kind == "event":
-            self._metadata = frame
-        elif frame.kind == "event":
-            self._has_begun = True
-
-    def usage(self) -> Usage | None:
-        if self._metadata is None:
-            return None
-        _, _, payload, size = self._metadata
-        told = bodies.converse(_json(payload) if size == len(payload) else _end_of_metadata(payload))
-        return _without_cached_input(told) if told is not None and self._format == "openai" else told
-
-    def partial(self) -> Usage | None:
-        return self.usage()
-
-    def estimate_output(self) -> int:
-        """Whoever has begun has read all that was asked, and said something, be it a tool's name."""
-        told = self.usage()
-        return (self._assumed or TOKENS_A_FRAME * self._has_begun) if told is None else told.output
-
-
-def _end_of_metadata(payload: bytes) -> dict[str, Any]:
-    members = (("usage", "inputTokens"), ("serviceTier", "type"), ("performanceConfig", "latency"))
-    return {name: _last_object(payload, name, member) for name, member in members}
-
-
-def _without_cached_input(told: Usage) -> Usage:
-    """Of OpenAI's models, and in streams alone, Bedrock counts cached tokens as input too, and twice in the total
-    (seen with GPT-5.6, which writes nearly all of its input to the cache). Where the documented meaning holds there is
-    far less plain input than cached, so the two are told apart by size."""
-    cached = told.cache_read + told.cache_write_5m + told.cache_write_1h
-    return told._replace(input=told.input - cached) if told.input >= cached else told
+# How the chunks begin in which Claude and Nova count: `{"type":"message_` and `{"metadata":`. They are kept wherever
+# they stand, since keep-alive chunks may come before and after them.
+_COUNTING: Final = (b'{"bytes":"eyJ0eXBlIjoibWVzc2FnZV', b'{"bytes":"eyJtZXRhZGF0YSI6')
 
 
 class InvocationStream:
     """The chunks of any family. Bedrock adds its own counts to the last one; how long a cache keeps what was written
     stands in the first, and how often the model ran in the last but one."""
 
-    __slots__ = ("_assumed", "_first", "_headers", "_last")
+    __slots__ = ("_assumed", "_first", "_headers", "_last", "_passed_first", "_passed_last")
 
-    def __init__(self, headers: Mapping[bytes, bytes] = _NO_HEADERS) -> None:
+    def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         """The answer's headers tell tier and latency; no body of a stream does so for all families."""
         self._headers = headers
         self._first: list[Frame] = []
         self._last: deque[Frame] = deque(maxlen=_LAST_CHUNKS)
+        self._passed_first: list[Frame] = []  # between the first and the last chunks: those that count
+        self._passed_last: deque[Frame] = deque(maxlen=_LAST_CHUNKS)
         self._assumed = 0
 
     def frame(self, frame: Frame) -> None:
@@ -116,36 +66,53 @@ class InvocationStream:
         if len(self._first) < _FIRST_CHUNKS:
             self._first.append(frame)
         else:
-            self._last.append(frame)
+            last = self._last
+            if len(last) == _LAST_CHUNKS and last[0].payload.startswith(_COUNTING):
+                self._keep(last[0])
+            last.append(frame)
+
+    def _keep(self, passed: Frame) -> None:
+        if len(self._passed_first) < _FIRST_CHUNKS:
+            self._passed_first.append(passed)
+        else:
+            self._passed_last.append(passed)
+
+    def _chunks(self) -> Iterator[dict[str, Any]]:
+        """Those that are kept, from the newest to the oldest."""
+        for kept in (self._last, self._passed_last, self._passed_first, self._first):
+            yield from map(_chunk, reversed(kept))
 
     def usage(self) -> Usage | None:
         found = self._found()
         if found.counts.input is None or found.counts.output is None:
             return None
-        return bodies.usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
+        return usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
 
     def partial(self) -> Usage | None:
         found = self._found()
         if found.counts.input is None:
             return None
-        return bodies.usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
+        return usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
 
     def estimate_output(self) -> int:
         found = self._found()
-        if found.counts.output is not None:
+        if found.counts.output:
             return found.counts.output
         # A family that counts as it goes has just said it; else what was counted earlier is the least there can be.
         return max(self._assumed, found.earlier_count) if found.newest_count is None else found.newest_count
 
+    def says_something(self) -> bool:
+        has_passed_over_some = self._assumed > TOKENS_A_FRAME * (_FIRST_CHUNKS + _LAST_CHUNKS)
+        return has_passed_over_some or any(map(bodies.says_something, self._chunks()))
+
     def _found(self) -> _Found:
-        """From the newest chunk to the oldest: what was said later stands."""
         counts, newest, earlier, tier = NOTHING, None, 0, ""
-        for age, chunk in enumerate(map(_chunk, (*reversed(self._last), *reversed(self._first)))):
+        for age, chunk in enumerate(self._chunks()):
             said, by_bedrock = _told(chunk), bodies.counted_by_bedrock(chunk)
             if said.output is not None and not _ends(chunk):
                 newest, earlier = (said.output if age == 0 else newest), max(earlier, said.output)
                 said = said._replace(output=None)  # of a stream that goes on
-            counts = bodies.merged(counts, bodies.merged(by_bedrock, said))
+            counts = merged(counts, merged(by_bedrock, said))
             tier = tier or _tier(chunk, self._headers)
         return _Found(counts, newest, earlier, tier)
 
@@ -175,7 +142,7 @@ def _end_of_chunk(payload: bytes) -> dict[str, Any]:
         document = b64decode(text[len(text) % 4 :])
     except ValueError:
         return {}
-    return {METRICS: _last_object(document, METRICS, "inputTokenCount")}
+    return {METRICS: last_object(document, METRICS, "inputTokenCount")}
 
 
 # Where a family wraps what it tells: Claude at the start, Nova and Cohere at the end.
@@ -192,7 +159,7 @@ def _told(chunk: dict[str, Any]) -> Counts:
 
 
 def _tier(chunk: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    return bodies.tier_of(chunk, headers) or bodies.tier_of(chunk.get("message"), _NO_HEADERS)
+    return bodies.tier_of(chunk, headers) or bodies.tier_of(chunk.get("message"), NO_HEADERS)
 
 
 def _ends(chunk: dict[str, Any]) -> bool:
@@ -225,9 +192,10 @@ class ChatStream:
     """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that. One
     that tells of an error ends what is said: neither it nor any event behind it counts."""
 
-    __slots__ = ("_bytes", "_events", "_has_failed", "_is_over", "_lines", "_tier", "_usage")
+    __slots__ = ("_bytes", "_events", "_has_failed", "_headers", "_is_over", "_lines", "_tier", "_usage")
 
-    def __init__(self) -> None:
+    def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
+        self._headers = headers
         self._events = _Events()
         self._lines = 0
         self._bytes = 0
@@ -261,13 +229,16 @@ class ChatStream:
 
     def estimate_output(self) -> int:
         told = self.usage()
-        if told is not None:
+        if told is not None and told.output:
             return told.output
         counted = 0 if self._usage is None else self._usage.output
         if self.has_failed and not self._lines:
             return counted
         excess = self._bytes - self._lines * ORDINARY_FRAME
         return max(counted, TOKENS_A_FRAME * self._lines, excess // BYTES_A_TOKEN)
+
+    def says_something(self) -> bool:
+        return True  # its events are not kept, so nobody can tell that there was no text in them
 
     @property
     def has_failed(self) -> bool:
@@ -286,10 +257,10 @@ class ChatStream:
         if len(event) > LARGEST_EVENT:
             return
         if _USAGE.search(event):
-            document = _json(_data(event))
-            told = bodies.chat(document) if isinstance(document, dict) else None
+            document = parsed(_data(event))
+            told = bodies.chat(document, self._headers) if isinstance(document, dict) else None
             if told is not None:
-                self._usage = told
+                self._usage = told if tokens_in(told) >= tokens_in(self._usage) else self._usage
                 self._is_over = _ends(document)
         elif _DONE in event and _data(event).strip() == _DONE:
             self._is_over = True
@@ -299,7 +270,7 @@ def usage_event_only(event: bytes) -> bool:
     """Whether all that an event holds is the usage, so that a caller who did not ask for it misses nothing."""
     if not _USAGE.search(event):
         return False
-    document = _json(_data(event))
+    document = parsed(_data(event))
     if not isinstance(document, dict) or document.get("choices") != [] or "error" in document:
         return False
     return isinstance(document.get("usage"), dict)
@@ -319,13 +290,13 @@ def _tier_told(event: bytes) -> str:
     """By the event itself, and not by what a model was made to say in it."""
     if len(event) > LARGEST_EVENT or not _TIER.search(event):
         return ""
-    return bodies.tier_of(_json(_data(event)), _NO_HEADERS)
+    return bodies.tier_of(parsed(_data(event)), NO_HEADERS)
 
 
 def _tells_error(event: bytes) -> bool:
     if len(event) > LARGEST_EVENT or not _ERROR.search(event):
         return False
-    document = _json(_data(event))
+    document = parsed(_data(event))
     return isinstance(document, dict) and bool(document.get("error"))
 
 
@@ -370,31 +341,3 @@ class _Events:
             self._is_skipping = True
         if self._is_skipping:
             del self._held[:-1]  # that first byte may be the last one here
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except ValueError:
-        return None
-
-
-def _last_object(data: bytes, name: str, member: str) -> dict[str, Any]:
-    """In the end of a document whose beginning is lost: the last object of this name that has this member."""
-    text = data.decode("utf-8", "replace")
-    for found in _from_behind(text, name):
-        if isinstance(found, dict) and member in found:
-            return found
-    return {}
-
-
-def _from_behind(text: str, name: str) -> Iterator[Any]:
-    starts = [match.end() - 1 for match in re.finditer(rf'"{name}"\s*:\s*\{{', text)]
-    for start in starts[: -_MOST_TRIES - 1 : -1]:
-        try:
-            yield _DECODER.raw_decode(text, start)[0]
-        except (ValueError, RecursionError):
-            continue

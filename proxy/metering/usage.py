@@ -25,3 +25,12 @@ class Usage(NamedTuple):
 def plain_usage(input: int, output: int, cache_read: int) -> Usage:
     """As nearly all is: made in half the time."""
     return tuple.__new__(Usage, (input, output, cache_read, 0, 0, "", "", _NO_UNITS))
+
+
+def tokens_in(usage: Usage | None) -> int:
+    """Of all kinds together; -1 for no usage, which is less than one of nothing."""
+    return (
+        -1
+        if usage is None
+        else usage.input + usage.output + usage.cache_read + usage.cache_write_5m + usage.cache_write_1h
+    )

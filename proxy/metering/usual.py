@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, MsgspecError, Struct, defstruct
+from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
-from proxy.metering.bodies import MOST_TOKENS
+from proxy.metering.bodies import EMBEDDINGS, MOST_TOKENS
 from proxy.metering.usage import Usage, plain_usage
 
 _Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
@@ -21,6 +21,7 @@ _Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 class _Tokens(Struct, rename="camel", gc=False):
     input_tokens: _Count
     output_tokens: _Count
+    total_tokens: _Count = 0
     cache_read_input_tokens: _Count = 0
     cache_read_input_token_count: _Count = 0
     cache_write_input_tokens: _Count = 0
@@ -39,15 +40,18 @@ _TELLING = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputT
             "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
             "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",
             "completions")  # fmt: skip
-_TRACED = ("trace", "amazon-bedrock-trace")
+_TRACED = ("trace", "amazon-bedrock-trace", "stopReason", "amazon-bedrock-guardrailAction")
 
 
-def _picking(names: tuple[str, ...]) -> Callable[[bytes], dict[str, Any] | None]:
-    """Reads the members of these names. Of the others, such as images and embeddings, nothing is made: they take a
-    tenth of the time. None for what is no JSON object, or none that can be read so."""
-    plain = [f"member{number}" for number in range(len(names))]
-    rename = dict(zip(plain, names, strict=True))
-    shape = defstruct("_Picked", [(name, Any, UNSET) for name in plain], rename=rename, gc=False)
+def _picking(names: tuple[str, ...], raw: tuple[str, ...] = ()) -> Callable[[bytes], dict[str, Any] | None]:
+    """Reads the members of these names. Of the others, such as images, nothing is made: they take a tenth of the time;
+    nor of those that are `raw`, which are only there or not. None for what is no JSON object, or none that can be
+    read so."""
+    plain = [f"member{number}" for number in range(len(names) + len(raw))]
+    rename = dict(zip(plain, names + raw, strict=True))
+    kinds = [Any] * len(names) + [Raw] * len(raw)
+    members = [(name, kind, UNSET) for name, kind in zip(plain, kinds, strict=True)]
+    shape = defstruct("_Picked", members, rename=rename, gc=False)
     decode = Decoder(shape).decode
 
     def picked(answer: bytes) -> dict[str, Any] | None:
@@ -55,12 +59,12 @@ def _picking(names: tuple[str, ...]) -> Callable[[bytes], dict[str, Any] | None]
             values = astuple(decode(answer))
         except (MsgspecError, ValueError, RecursionError):
             return None
-        return {name: value for name, value in zip(names, values, strict=True) if value is not UNSET}
+        return {name: value for name, value in zip(names + raw, values, strict=True) if value is not UNSET}
 
     return picked
 
 
-telling, traced = _picking(_TELLING), _picking(_TRACED)
+telling, traced = _picking(_TELLING, EMBEDDINGS), _picking(_TRACED)
 _converse = Decoder(_Converse).decode
 
 
@@ -76,4 +80,6 @@ def converse(answer: bytes) -> Usage | None:
     if tokens.cache_write_input_tokens or tokens.cache_write_input_token_count:
         return None
     cached, again = tokens.cache_read_input_tokens, tokens.cache_read_input_token_count
+    if tokens.total_tokens > tokens.input_tokens + tokens.output_tokens + (cached or again):
+        return None
     return plain_usage(tokens.input_tokens, tokens.output_tokens, cached) if not again or again == cached else None

@@ -12,7 +12,8 @@ import pytest
 
 from proxy.forwarding.eventstream import FrameWatcher
 from proxy.metering import bodies
-from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
+from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from proxy.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
 from proxy.metering.usage import Usage
 from proxy.simulator import SimulatedBedrock
 from tests.support.simulated import (
@@ -142,10 +143,9 @@ async def test_what_a_conversation_really_writes_and_reads(bedrock, ask):
 @pytest.mark.parametrize("wishes", WISHES, ids=str)
 @pytest.mark.parametrize("name", [*SPEAKERS, *EMBEDDERS])
 async def test_invocations(bedrock, ask, name, wishes):
-    family, model, body = (SPEAKERS | EMBEDDERS)[name]
+    _, model, body = (SPEAKERS | EMBEDDERS)[name]
     headers, answer = await ask(path_of(model, "invoke"), body, wishes)
-    assert bodies.invocation(family, json.loads(answer), headers) == truth(bedrock, wishes)
-    assert bodies.invocation("", json.loads(answer), headers) == truth(bedrock, wishes)
+    assert bodies.invocation(json.loads(answer), headers) == truth(bedrock, wishes)
 
 
 @pytest.mark.parametrize("wishes", WISHES, ids=str)
@@ -162,7 +162,7 @@ async def test_streams_of_invocations(bedrock, ask, name, wishes):
 
 async def test_claude_tells_for_how_long_it_wrote(bedrock, ask):
     headers, answer = await ask(path_of(CLAUDE, "invoke"), CLAUDE_BODY, FOR_AN_HOUR)
-    assert bodies.invocation("anthropic", json.loads(answer), headers) == truth(bedrock)
+    assert bodies.invocation(json.loads(answer), headers) == truth(bedrock)
     headers, answer = await ask(path_of(CLAUDE, "invoke-with-response-stream"), CLAUDE_BODY, FOR_AN_HOUR)
     assert watched(InvocationStream(headers), INVOCATION_WANTED, answer).usage() == truth(bedrock)
     assert truth(bedrock).cache_write_1h == 9000
@@ -179,9 +179,9 @@ async def test_a_last_chunk_that_repeats_all_that_was_said(bedrock, ask):
 
 @pytest.mark.parametrize("name", [*SPEAKERS, *EMBEDDERS])
 async def test_an_answer_that_tells_nothing_says_nothing(ask, name):
-    family, model, body = (SPEAKERS | EMBEDDERS)[name]
+    _, model, body = (SPEAKERS | EMBEDDERS)[name]
     headers, answer = await ask(path_of(model, "invoke"), body, {"usage": "none"})
-    assert bodies.invocation(family, json.loads(answer), headers) is None
+    assert bodies.invocation(json.loads(answer), headers) is None
 
 
 # ---------------------------------------------------------------- streams that are cut

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from proxy.forwarding.eventstream import Frame, FrameWatcher, encode
 from proxy.metering import bodies, streams
 from proxy.metering.bodies import METRICS, MOST_TOKENS
-from proxy.metering.streams import CONVERSE_WANTED, INVOCATION_WANTED, ChatStream, ConverseStream, InvocationStream
+from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from proxy.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
 from proxy.metering.usage import Usage
 from tests.support.effort import tries
 
@@ -92,9 +93,9 @@ def cut_up(draw: st.DrawFn, wire: bytes) -> list[bytes]:
 @settings(max_examples=tries(200))
 @given(st.one_of(objects, documents), headers, st.sampled_from(FAMILIES))
 def test_no_answer_breaks_the_meter(document, head, family):
-    for read in (bodies.converse, bodies.chat, bodies.guardrail, bodies.metrics):
+    for read in (bodies.converse, bodies.chat, bodies.guardrail):
         assert is_sound(read(document))
-    assert is_sound(bodies.invocation(family, document, head))
+    assert is_sound(bodies.invocation(document, head))
 
 
 @settings(max_examples=tries(100))
@@ -107,10 +108,10 @@ def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, fo
     details = [{"ttl": "5m", "inputTokens": for_5m}, {"ttl": "1h", "inputTokens": for_1h}]
     told = {"inputTokens": read, "outputTokens": said, "cacheReadInputTokens": cached, "cacheWriteInputTokens": written}
     assert bodies.converse({"usage": told | {"cacheDetails": details}}) == usage
-    assert bodies.invocation("nova", {"usage": told}, {}) == together
+    assert bodies.invocation({"usage": told}, {}) == together
     creation = {"ephemeral_5m_input_tokens": for_5m, "ephemeral_1h_input_tokens": for_1h}
     told = {"input_tokens": read, "output_tokens": said, "cache_read_input_tokens": cached, "cache_creation": creation}
-    assert bodies.invocation("anthropic", {"usage": told}, {}) == usage
+    assert bodies.invocation({"usage": told}, {}) == usage
     whole = {"cached_tokens": cached, "cache_write_tokens": written}
     told = {"prompt_tokens": read + cached + written, "completion_tokens": said, "prompt_tokens_details": whole}
     assert bodies.chat({"usage": told}) == together
@@ -121,7 +122,6 @@ def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, fo
 def test_only_a_count_is_counted(value):
     assert bodies.converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
     assert bodies.chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
-    assert bodies.metrics({"inputTokenCount": value, "outputTokenCount": 1}) is None
 
 
 # ---------------------------------------------------------------- streams of frames

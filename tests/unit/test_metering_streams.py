@@ -8,18 +8,18 @@ from base64 import b64encode
 import pytest
 
 from proxy.forwarding.eventstream import Frame, FrameWatcher, encode
+from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
 from proxy.metering.streams import (
     BYTES_A_TOKEN,
-    CONVERSE_WANTED,
     INVOCATION_WANTED,
     ORDINARY_FRAME,
     TOKENS_A_FRAME,
-    ConverseStream,
     InvocationStream,
 )
 from proxy.metering.usage import Usage
 
 METRICS = "amazon-bedrock-invocationMetrics"
+HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}
 
 
 def event(name, payload, kept=None):
@@ -168,6 +168,8 @@ PLAIN_START = {"type": "message_start", "message": {"usage": {"input_tokens": 8,
 TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hello"}}
 DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 90}}
 STOP = {"type": "message_stop"}
+PING = {"type": "ping"}
+COUNTED = Usage(4, 90, 10, 10, 100, "default")
 RUNS = [
     {"type": "compaction", "input_tokens": 180_000, "output_tokens": 3500},
     {"type": "message", "input_tokens": 23_000, "output_tokens": 1000},
@@ -205,14 +207,17 @@ STREAMS = {
     "claude before caches": ([PLAIN_START, TEXT, DELTA, STOP | counted(8, 90)], Usage(8, 90)),
     "claude, started late": ([{"type": "ping"}, PLAIN_START, *[TEXT] * 9, DELTA, STOP], Usage(8, 90)),
     "claude, more after all": ([PLAIN_START, *[TEXT] * 9, DELTA, STOP, {"type": "ping"}], Usage(8, 90)),
-    "bedrock goes first": ([START, TEXT, DELTA, STOP | counted(5, 91, **CACHED)], Usage(5, 91, 10, 10, 100, "default")),
+    "bedrock counted more": (
+        [START, TEXT, DELTA, STOP | counted(5, 91, **CACHED)],
+        Usage(5, 91, 10, 10, 100, "default"),
+    ),
     "bedrock wrote more": (
         [START, TEXT, DELTA, STOP | counted(4, 90, cacheWriteInputTokenCount=300)],
         Usage(4, 90, 10, 200, 100, "default"),
     ),
     "bedrock wrote less": (
         [START, TEXT, DELTA, STOP | counted(4, 90, cacheWriteInputTokenCount=60)],
-        Usage(4, 90, 10, 0, 60, "default"),
+        Usage(4, 90, 10, 10, 100, "default"),
     ),
     "claude used tools": (
         [PLAIN_START, TEXT, DELTA | {"usage": {"input_tokens": 800, "output_tokens": 90}}, STOP],
@@ -238,6 +243,22 @@ STREAMS = {
             DELTA | {"usage": {"input_tokens": 23_000, "output_tokens": 1000, "iterations": RUNS}},
         ],
         Usage(203_000, 4500),
+    ),
+    "bedrock counted nothing": ([PLAIN_START, TEXT, DELTA, STOP | counted(0, 0)], Usage(8, 90)),
+    "bedrock counted cached tokens as plain input": (
+        [START, TEXT, DELTA, STOP | counted(124, 90, cacheReadInputTokenCount=0, cacheWriteInputTokenCount=0)],
+        Usage(4, 90, 10, 10, 100, "default"),
+    ),
+    "claude, started very late": ([*[PING] * 9, START, *[TEXT] * 9, DELTA, STOP | counted(4, 90, **CACHED)], COUNTED),
+    "claude, much after all": ([START, *[TEXT] * 9, DELTA, STOP | counted(4, 90, **CACHED), *[PING] * 9], COUNTED),
+    "claude, much before and after": ([*[PING] * 9, START, *[TEXT] * 9, DELTA, STOP, *[PING] * 9], COUNTED),
+    "nova, much after all": (
+        [{"metadata": {"usage": {"inputTokens": 4, "outputTokens": 90}}}, *[PING] * 9],
+        Usage(4, 90),
+    ),
+    "nova, much before and after": (
+        [*[PING] * 9, {"metadata": {"usage": {"inputTokens": 4, "outputTokens": 90}}}, *[PING] * 9],
+        Usage(4, 90),
     ),
     "nova": (
         [
@@ -312,9 +333,6 @@ def test_a_stream_that_was_cut_never_claims_more_input_than_the_whole(name):
         if partial is not None and "compacted" not in name:
             assert partial.input <= expected.input
         assert stream.estimate_output() >= 0
-
-
-HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}
 
 
 def test_tier_and_latency_stand_in_the_answers_headers():
@@ -407,7 +425,7 @@ def test_base64_may_have_its_slashes_escaped():
     assert whole.count(b"/") > 100
     kept = whole.replace(b"/", b"\\/")[-1000:]
     stream = fed(InvocationStream(), [chunk(PLAIN_START), Frame("event", "chunk", kept, 10**6)])
-    assert stream.usage() == Usage(5, 90)
+    assert stream.usage() == Usage(8, 90)
 
 
 def test_a_cut_chunk_without_them_says_nothing():
