@@ -10,7 +10,7 @@ from proxy.metering.guardrail_traces import Guarded
 from proxy.metering.guardrails import guardrail_cost
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import Reader
-from proxy.metering.usage import Usage
+from proxy.metering.usage import Usage, tokens_in
 from proxy.recording.entries import Account, Ended
 from proxy.recording.journal import Journal
 from proxy.recording.meter import CONTENT_TYPE, Meter, Terms
@@ -52,6 +52,11 @@ class GuardedMeter(Meter):
         super().head(status, headers)
         if self._reader is not None:
             self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
+
+    def _is_credible(self, usage: Usage, reader: Reader) -> bool:
+        if not tokens_in(usage) and isinstance(reader, Guarded) and reader.is_blocked():
+            return True
+        return super()._is_credible(usage, reader)
 
     def _seen(self, reader: Reader) -> Usage:
         usage = super()._seen(reader)

@@ -13,12 +13,13 @@ from proxy.forwarding.model_path import Operation
 from proxy.logs import about_answer
 from proxy.metering.pricing import Price, Priced
 from proxy.metering.reading import Reader, reader_of
-from proxy.metering.usage import Usage
+from proxy.metering.usage import Usage, tokens_in
 from proxy.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
 from proxy.recording.expected import Expected
 from proxy.recording.journal import Journal
 
 MOST_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
+WITHOUT_TOKENS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES})
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("proxy.recording")
@@ -143,7 +144,9 @@ class Meter:
             return self._estimated(None, "no answer")
         usage = reader.usage()  # which may have come before the cut
         if usage is not None:
-            return self._known(usage)
+            if (usage[0] and usage[1]) or self._status >= 300 or self._is_credible(usage, reader):
+                return self._known(usage)
+            return self._doubted(usage, reader)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
         if reader.has_failed and not reader.estimate_output():
@@ -152,6 +155,24 @@ class Meter:
             told = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
             _log.warning(told, self._request_id, extra=about_answer(self._request_id))
         return self._estimated(reader, "silent" if is_whole else "cut")
+
+    def _is_credible(self, usage: Usage, reader: Reader) -> bool:
+        """A model runs on some input, and counts what it says. Zeros are right only where nothing was said."""
+        if self._terms.operation in WITHOUT_TOKENS:
+            return True
+        input, output, read, written_5m, written_1h, _, _, _ = usage
+        return bool(input or read or written_5m or written_1h) and bool(output or not reader.says_something())
+
+    def _doubted(self, usage: Usage, reader: Reader | None) -> Receipt:
+        told = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
+        _log.warning(told, usage, self._request_id, extra=about_answer(self._request_id))
+        return self._estimated(reader, "implausible")
+
+    def _costs_nothing(self, usage: Usage) -> bool:
+        """Whether a cost of zero is right: for an error, for units of free policies, and where everything is free."""
+        if self._status >= 300 or (any(usage.units.values()) and not tokens_in(usage)):
+            return True
+        return not self._price.of(self._guess).pico
 
     def _known(self, usage: Usage) -> Receipt:
         price = self._price
@@ -164,10 +185,13 @@ class Meter:
             priced = price.of(usage)
             pico, counts = priced.pico, counts_of(usage, priced.pico)
             about |= _unusual(usage, priced)
-        if pico > MOST_PICO:
-            told = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
-            _log.error(told, usage, self._request_id, extra=about_answer(self._request_id))
-            return self._estimated(None, "absurd")
+        if not 0 < pico <= MOST_PICO:
+            if pico > 0:
+                told = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
+                _log.error(told, usage, self._request_id, extra=about_answer(self._request_id))
+                return self._estimated(None, "absurd")
+            if not self._costs_nothing(usage):
+                return self._doubted(usage, None)
         if output:
             self._terms.expected.learn(output, pico)
         return Receipt(counts, about)
@@ -187,9 +211,12 @@ class Meter:
 
     def _seen(self, reader: Reader) -> Usage:
         told, said = reader.partial(), reader.estimate_output()
+        output = self._guess.output if said is None else said
         if told is None:
-            return self._guess if said is None else self._guess._replace(output=said)
-        return told._replace(output=max(told.output, self._guess.output if said is None else said))
+            return self._guess._replace(output=output)
+        if tokens_in(told) == told.output:
+            told = told._replace(input=self._guess.input)  # nothing runs without input
+        return told._replace(output=max(told.output, output))
 
 
 def _unusual(usage: Usage, priced: Priced) -> dict[str, str]:
