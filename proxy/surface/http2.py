@@ -15,7 +15,7 @@ from hyperframe.frame import GoAwayFrame
 
 from proxy.exchange import Header
 from proxy.surface.http2_protocol import Protocol
-from proxy.surface.http2_stream import Stream
+from proxy.surface.http2_stream import STREAM_BYTES, Stream
 from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from proxy.surface.reading import Reading
 from proxy.surface.sockets import peer_of
@@ -44,7 +44,7 @@ class Http2Connection(asyncio.Protocol):
         self._heard = listener.now()  # the last whole frame, or the last answer's end
         self._unread = b""  # what came, and is left for a later turn of the loop
         self._is_resting = False  # until then
-        self._waiting_bytes = 0  # of half a head, or unread, as far as they are counted
+        self._waiting_bytes = 0  # of half a head, of a partial frame, or unread, as far as they are counted
         self._windows_grown: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
         self._reading: Reading | None = None  # what we wait for the client to read, if so
 
@@ -108,6 +108,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _take(self, data: bytes) -> None:
+        self._let_go_of_waiting()  # what it becomes part of is counted as that
         try:
             came = self._h2.receive_data(data)
             for event in came:
@@ -143,15 +144,21 @@ class Http2Connection(asyncio.Protocol):
                 stream.pump()
 
     def _count_waiting(self) -> None:
-        half_head = self._h2.half_head_bytes
-        size = half_head + len(self._unread)
-        if size != self._waiting_bytes and not self._is_closed:
-            is_room = self.listener.holds(size - self._waiting_bytes)
+        received = self._h2.received
+        half_head = received.header_block_bytes
+        size = received.buffered_bytes + len(self._unread)
+        if size and not self._is_closed:
+            is_room = self.listener.holds(size)
             self._waiting_bytes = size
             # A head far beyond the limit, or beyond what there is room for, gets no answer. What is merely unread is
             # little, and tells by stream what has no room.
             if half_head > 2 * self.limits.head_bytes or (half_head and not is_room):
                 self._calm_down()
+
+    def _let_go_of_waiting(self) -> None:
+        if self._waiting_bytes:
+            self.listener.let_go(self._waiting_bytes)
+            self._waiting_bytes = 0
 
     def eof_received(self) -> bool:
         return False
@@ -204,6 +211,7 @@ class Http2Connection(asyncio.Protocol):
             return
         self._newest = event.stream_id
         self._h2.expect_for_request()
+        is_room = self.listener.holds(STREAM_BYTES)
         stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
         self._streams[event.stream_id] = stream
         if self._is_surplus:
@@ -211,6 +219,8 @@ class Http2Connection(asyncio.Protocol):
             self.drain()
         else:
             stream.take_head(event.headers or [])
+        if not is_room and event.stream_id in self._streams:  # its refusal waits for a window that may never open
+            self.reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
 
     def _data_came(self, event: events.DataReceived) -> None:
         if event.flow_controlled_length:
@@ -226,7 +236,7 @@ class Http2Connection(asyncio.Protocol):
             stream.request_ended()
 
     def _stream_was_reset(self, event: events.StreamReset) -> None:
-        stream = self._streams.pop(event.stream_id, None)
+        stream = self._removed(event.stream_id)
         if stream is not None:
             stream.left()
         self._close_if_done()
@@ -280,7 +290,7 @@ class Http2Connection(asyncio.Protocol):
         self.forget(stream)
 
     def forget(self, stream: Stream) -> None:
-        self._streams.pop(stream.id, None)
+        self._removed(stream.id)
         self._heard = self.now()
         self._send()
         self._close_if_done()
@@ -300,8 +310,14 @@ class Http2Connection(asyncio.Protocol):
 
     def _lost(self, stream: Stream) -> None:
         """The client has reset it; the library knows already, and we shall hear of it next."""
-        self._streams.pop(stream.id, None)
+        self._removed(stream.id)
         stream.left()
+
+    def _removed(self, stream_id: int) -> Stream | None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self.listener.let_go(STREAM_BYTES)
+        return stream
 
     def _send(self) -> None:
         if not self._is_closed and (data := self._h2.data_to_send()):
@@ -330,11 +346,11 @@ class Http2Connection(asyncio.Protocol):
 
     def _forget_all(self) -> None:
         self._is_closed = True
-        self.listener.let_go(self._waiting_bytes)
-        self._waiting_bytes, self._unread = 0, b""
-        for stream in tuple(self._streams.values()):
-            stream.left()
-        self._streams.clear()
+        self._let_go_of_waiting()
+        self._unread = b""
+        for number in tuple(self._streams):
+            if (stream := self._removed(number)) is not None:
+                stream.left()
 
 
 _HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {

@@ -12,6 +12,7 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import DenialOfServiceError
+from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
@@ -25,11 +26,33 @@ SMALLS_PER_FRAME = 2  # window updates for its stream and for the connection
 UPDATE_BYTES = 1024  # of a frame, for clients that tell of each part of it that they have read
 MOST_SMALLS = 10_000  # that can be saved up
 SMALL_BYTES = 64  # of a body, in one frame: to take that apart costs what a hundred times as much would
+FRAME_HEADER_BYTES = 9
+
+
+class FrameReader(FrameBuffer):
+    """Checks a frame's length as soon as its header is here; the library waits for all of it first, up to 16 MB."""
+
+    def __next__(self) -> Frame:
+        if len(self._data) >= FRAME_HEADER_BYTES:
+            self._validate_frame_length(int.from_bytes(self._data[:3]))
+        return super().__next__()
+
+    @property
+    def header_block_bytes(self) -> int:
+        """Received of a header block whose last frame is not here yet."""
+        return sum(len(frame.data) for frame in self._headers_buffer)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._data) + self.header_block_bytes
 
 
 class Protocol(H2Connection):
+    MAX_CLOSED_STREAMS = 1024  # remembered of one connection; the library's 65,536 take 8 MB
+
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
         super().__init__(H2Configuration(client_side=False, header_encoding=None))
+        self.received = self.incoming_buffer = FrameReader(server=True)
         self._resets = Rate(limits.resets, limits.window_seconds, now)
         self._controls = Rate(limits.controls, limits.window_seconds, now)
         self._expected = SMALLS_PER_REQUEST
@@ -75,11 +98,6 @@ class Protocol(H2Connection):
         """At the connection's end. What frames are received by leads back here, so that only the collector of cycles
         would end it, which comes by seldom."""
         self._frame_dispatch_table.clear()
-
-    @property
-    def half_head_bytes(self) -> int:
-        """Of a head that comes in several frames, the last of which is not here yet."""
-        return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
 
 def _is_of_use(frame: Frame, came: list[events.Event]) -> bool:

@@ -1,0 +1,90 @@
+"""What an HTTP/2 connection may have in memory before anybody has shown a token: frames, and streams open or past."""
+
+from __future__ import annotations
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from hyperframe.frame import DataFrame, ExtensionFrame, Frame, HeadersFrame, PingFrame, SettingsFrame
+
+from proxy.errors import AccessDenied, Refusal
+from proxy.exchange import Request
+from proxy.surface.http2_stream import STREAM_BYTES
+from tests.support.rig import echo, on_both_loops, port
+from tests.support.wire import eventually, quiet
+
+FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, of which the port announces no other
+
+
+@pytest.mark.parametrize("kind", [DataFrame, HeadersFrame, SettingsFrame, PingFrame, ExtensionFrame])
+@on_both_loops
+async def test_frame_longer_than_announced_ends_connection_at_its_ninth_byte(kind: type[Frame]) -> None:
+    """Nothing of its payload is waited for, which could be 16 MB on each connection of somebody without a token."""
+    async with port(echo) as rig:
+        client = await rig.connect2()
+        await client.listen()
+        number = client.open(ends=False)
+        await client.flush()
+        await eventually(lambda: rig.listener.open_streams)
+        head = (FRAME_BYTES + 1).to_bytes(3) + bytes([getattr(kind, "type", None) or 0x77, 0]) + number.to_bytes(4)
+        await client.wire.send(head[:-1])
+        await quiet()
+        assert rig.open == 1
+        await client.wire.send(head[-1:])
+        await client.until(lambda: client.goodbye)
+        assert client.goodbye is not None
+        assert client.goodbye.error_code == ErrorCodes.FRAME_SIZE_ERROR
+        await eventually(lambda: rig.open == 0)
+        assert rig.listener.held_bytes == 0
+
+
+@on_both_loops
+async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
+    async with port(echo) as rig:
+        client = await rig.connect2()
+        await client.listen()
+        frame = DataFrame(client.open(ends=False), b"x" * FRAME_BYTES).serialize()
+        await client.flush()
+        await eventually(lambda: rig.listener.open_streams)
+        before = rig.listener.held_bytes
+        await client.wire.send(frame[:10_000])
+        await eventually(lambda: rig.listener.held_bytes == before + 10_000)
+        await client.wire.send(frame[10_000:])
+        await eventually(lambda: rig.listener.held_bytes == before + FRAME_BYTES)
+        await client.wire.send(frame[:10_000])
+        await eventually(lambda: rig.listener.held_bytes == before + FRAME_BYTES + 10_000)
+        client.wire.close()
+        await eventually(lambda: rig.open == 0)
+        assert rig.listener.held_bytes == 0
+
+
+@on_both_loops
+async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room() -> None:
+    """Their answers wait for a window that never opens. Each costs memory, and nobody needs a token to open one."""
+
+    def nobody(_: Request) -> Refusal:
+        return AccessDenied("nobody is served")
+
+    room = 10 * STREAM_BYTES
+    async with port(echo, refused_at_head=nobody, requests_bytes=room) as rig:
+        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        numbers = [client.open(ends=False) for _ in range(50)]
+        await client.flush()
+        await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
+        assert rig.listener.held_bytes <= room
+        assert 0 < rig.listener.open_streams <= 10
+        client.wire.close()
+        await eventually(lambda: rig.open == 0)
+        assert rig.listener.held_bytes == 0
+
+
+@on_both_loops
+async def test_streams_of_the_past_are_remembered_up_to_a_bound() -> None:
+    async with port(echo) as rig:
+        client = await rig.connect2()
+        for _ in range(15):
+            numbers = [client.open() for _ in range(100)]
+            await client.flush()
+            assert {(await client.answer(number)).status for number in numbers} == {200}
+        (connection,) = rig.listener._connections
+        assert len(connection._h2._closed_streams) <= 1024  # type: ignore[attr-defined]
