@@ -1,10 +1,13 @@
-"""What a request weighs while it is here, and its body while it comes in: in pieces, but for very small ones."""
+"""What a request weighs while it is here, and its body while it comes in."""
 
 from __future__ import annotations
 
-from typing import Final
+from io import SEEK_END, BytesIO
+from typing import Final, TypeAlias
 
-SMALL_BYTES: Final = 1024  # a piece of its own costs some 40 bytes
+# Pieces are put into one buffer that grows: a list of them has to be joined, which takes their memory once more.
+Body: TypeAlias = bytes | BytesIO
+
 HEADER_BYTES: Final = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
 
 
@@ -13,14 +16,17 @@ def weight_of(target: bytes, headers: dict[bytes, bytes]) -> int:
     return len(target) + len(b"".join(headers)) + len(b"".join(headers.values())) + HEADER_BYTES * len(headers)
 
 
-def add_part(parts: list[bytes | bytearray], data: bytes) -> None:
-    if len(data) >= SMALL_BYTES:
-        parts.append(data)
-    elif isinstance(parts[-1], bytearray):
-        parts[-1] += data
-    else:
-        parts.append(bytearray(data))
+def added(body: Body, data: bytes) -> Body:
+    """What has come of a body by now. A body that comes in one piece is that piece."""
+    if isinstance(body, bytes):
+        if not body:
+            return data
+        body = BytesIO(body)
+        body.seek(0, SEEK_END)
+    body.write(data)
+    return body
 
 
-def joined(parts: list[bytes | bytearray]) -> bytes:
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+def whole(body: Body) -> bytes:
+    """Not a copy: the buffer becomes the result."""
+    return body if isinstance(body, bytes) else body.getvalue()

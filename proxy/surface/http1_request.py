@@ -10,7 +10,7 @@ from proxy.answers import OUT_OF_MEMORY
 from proxy.authority import host_mistake, target_mistake
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Request
-from proxy.surface.bodies import HEADER_BYTES, add_part, joined, weight_of
+from proxy.surface.bodies import HEADER_BYTES, Body, added, weight_of, whole
 
 if TYPE_CHECKING:
     from proxy.surface.http1 import Http1Connection
@@ -46,7 +46,7 @@ class RequestReader:
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._repeated: set[bytes] = set()
-        self._body: list[bytes | bytearray] = []
+        self._body: Body = b""
         self._body_bytes = 0
         self._weight = 0  # of what has come of this request, as far as it is counted
         self.head_bytes = 0  # that came before the head was whole
@@ -183,10 +183,7 @@ class RequestReader:
             self._connection.encourage()
 
     def on_body(self, data: bytes) -> None:
-        if self._body:
-            add_part(self._body, data)
-        else:
-            self._body.append(data)
+        self._body = added(self._body, data)
         self._body_bytes += len(data)
         self._weight += len(data)
         is_room = self._listener.holds(len(data))
@@ -199,7 +196,7 @@ class RequestReader:
         if self._is_upgrading:
             return
         request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
-        request.body = joined(self._body)
+        request.body = whole(self._body)
         is_modern = self._version == "1.1"
         keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
         self._begin_head()

@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes
 from proxy.authority import SCHEMES, host_mistake
 from proxy.errors import InvalidRequest, Refusal, TooLarge
 from proxy.exchange import Flow, Header, Request
-from proxy.surface.bodies import add_part, joined, weight_of
+from proxy.surface.bodies import Body, added, weight_of, whole
 
 if TYPE_CHECKING:
     from proxy.surface.http2 import Http2Connection
@@ -34,7 +34,7 @@ class Stream:
         self._request: Request | None = None
         self._is_whole = False
         self._is_mute = False
-        self._body: list[bytes | bytearray] = []
+        self._body: Body = b""
         self._body_bytes = 0
         self._told_bytes: int | None = None  # of the body, by its head
         self._weight = 0  # of what has come of the request
@@ -78,13 +78,12 @@ class Stream:
         if self._useless is not None:
             self._throw_away(len(data), self._useless)
             return
-        if self._body:
-            add_part(self._body, data)
-        else:
-            if self._told_bytes is None and data and (known := self._refused_for_body()) is not None:
+        if not self._body_bytes and self._told_bytes is None and data:
+            known = self._refused_for_body()
+            if known is not None:
                 self.refuse(known)
                 return
-            self._body.append(data)
+        self._body = added(self._body, data)
         self._body_bytes += len(data)
         is_room = self._weighs(len(data))
         if self._body_bytes > self._limits.body_bytes:
@@ -103,9 +102,9 @@ class Stream:
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_whole = True
-        self._request.body = joined(self._body)
+        self._request.body = whole(self._body)
         self._request.peer = self._connection.peer
-        self._body = []
+        self._body = b""
         self._connection.listener.begin(self._request, self, self._weight)
 
     def check_time(self, now: float, connection_waits: float | None) -> None:
@@ -155,7 +154,7 @@ class Stream:
         if not self._is_whole:
             self._is_whole = True
             self._connection.listener.let_go(self._weight)
-            self._body = []
+            self._body = b""
 
     def _weighs(self, more: int) -> bool:
         self._weight += more

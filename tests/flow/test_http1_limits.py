@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from proxy.errors import InvalidRequest, Refusal
@@ -158,7 +160,7 @@ async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold() -> None
         wire = await rig.connect()
         await wire.send(whole[:-1])
         await eventually(lambda: any(reader._body_bytes == 20_000 for reader in readers(rig)))
-        assert [len(reader._body) for reader in readers(rig)] == [2]
+        assert all(sys.getsizeof(reader._body) < 1.2 * 20_000 for reader in readers(rig))
         await wire.send(whole[-1:])
         assert (await wire.answer()).body == b"xy" * 10_000
 

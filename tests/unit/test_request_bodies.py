@@ -1,0 +1,38 @@
+"""A request's body while it comes in: kept once, however many pieces it comes in."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from proxy.surface.bodies import added, whole
+
+
+@pytest.mark.parametrize("piece", [1, 100, 16_384, 262_144])
+def test_body_in_pieces_is_what_was_sent(piece: int) -> None:
+    sent = bytes(range(256)) * 40
+    body: object = b""
+    for start in range(0, len(sent), piece):
+        body = added(body, sent[start : start + piece])
+    assert whole(body) == sent
+    assert type(whole(body)) is bytes
+
+
+@pytest.mark.parametrize("piece", [100, 16_384])
+def test_body_in_pieces_is_kept_once_also_when_it_is_whole(piece: int) -> None:
+    size = 16_000_000 if piece > 1000 else 1_000_000
+    data = b"x" * piece
+    tracemalloc.start()
+    try:
+        body: object = b""
+        for _ in range(size // piece):
+            body = added(body, bytes(data))
+        request = whole(body)
+        del body
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(request) == size // piece * piece
+    assert kept < 1.01 * size
+    assert peak < 1.2 * size
