@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from proxy import memory
 from proxy.auth.clients import Clients
 from proxy.auth.container import ContainerCredentials, HandsOut
 from proxy.auth.identify import Bound, ByToken, Identify
@@ -26,7 +27,7 @@ from proxy.forwarding import model_path
 from proxy.forwarding.counting import Counting
 from proxy.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
 from proxy.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
-from proxy.forwarding.joining import Joining
+from proxy.forwarding.joining import KEPT_BYTES_IN_ALL, Joining
 from proxy.forwarding.model_path import Operation
 from proxy.forwarding.sigv4 import Credentials
 from proxy.forwarding.upstream import Endpoint
@@ -52,7 +53,7 @@ from proxy.selection.notes import Notes
 from proxy.selection.standings import Standings
 from proxy.stores.contract import Store
 from proxy.surface.calls import OF_A_MODEL, Asked
-from proxy.surface.limits import fitting, raised_descriptors, share
+from proxy.surface.limits import fitting, raised_descriptors, within
 from proxy.surface.listener import Listener
 from proxy.surface.outbox import Outbox
 from proxy.surface.tls import server_context
@@ -316,7 +317,9 @@ async def listening(
     """`workers` are the processes that share the port. Calls that are traced all go the long way."""
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
-    limits = share(fitting(raised_descriptors()), workers)
+    requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
+    limits = within(fitting(raised_descriptors()), memory.allowed(), workers, requests_bytes)
+    handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
     listener = Listener(
         handler if tracing is None else tracing.around(handler),
         clock,

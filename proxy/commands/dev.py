@@ -25,6 +25,7 @@ from proxy.commands.whole_file import whole_file
 from proxy.config import Address, Config
 from proxy.config.keys import Key, Tls
 from proxy.errors import PriceKeeperError
+from proxy.memory import release_large_blocks
 from proxy.model import Scope, client_id_of
 from proxy.stores import schema
 from proxy.stores.contract import ItemMissing, Put, Store, Update, Value
@@ -84,6 +85,7 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 def dev(chosen: Namespace) -> int:
     folder: Path = chosen.data_dir
     leave_no_core()
+    release_large_blocks()
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
     _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
     secret = _kept(folder / "demo-secret", new_secret)

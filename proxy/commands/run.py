@@ -17,11 +17,13 @@ from proxy import app, hangups, logs
 from proxy.commands import crew
 from proxy.commands.places import loaded
 from proxy.config import Config, load
+from proxy.memory import release_large_blocks
 
 
 def serve(chosen: Namespace) -> int:
     config, read = loaded(chosen.config), partial(load, chosen.config, os.environ)
     leave_no_core()
+    release_large_blocks()
     logs.set_up(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
     tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)

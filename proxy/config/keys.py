@@ -74,6 +74,8 @@ class Listen:
     control: Address = field(default=Address("127.0.0.1", 8081))
     health: Address | None = None
     tls: Tls | None = None  # of the data port
+    # For all requests under way at once. Unless it is said, half of what the container may have; 256 without a limit.
+    request_memory_mib: int | None = field(default=None, metadata=reads(must_be.between(32, 1_048_576)))
 
 
 @dataclass(frozen=True, slots=True)

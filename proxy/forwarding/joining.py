@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from proxy.exchange import Flow, Header, Responder
 
 KEPT_BYTES = 1024 * 1024  # of one answer; a longer one is no longer joinable
-KEPT_BYTES_IN_ALL = 32 * 1024 * 1024  # under way and whole, the oldest of the whole ones going first
+KEPT_BYTES_IN_ALL = 32 * 1024 * 1024  # at most; under way and whole, the oldest of the whole ones going first
 CALL_BYTES = 4096  # what a call weighs before anything of its answer is kept
 PIECE_BYTES = 64  # what each piece of an answer weighs beyond its bytes
 HEADER_BYTES = 160  # the same for each of its headers
@@ -217,6 +217,7 @@ class Joining:
         self.now = now
         self._calls: dict[Hashable, Shared] = {}  # those that can be joined
         self._finished: deque[Shared] = deque()  # in the order in which they were whole
+        self.most_bytes = KEPT_BYTES_IN_ALL
         self.kept_bytes = 0
         self.joined = 0
 
@@ -248,9 +249,9 @@ class Joining:
 
     def has_room(self, weight: int) -> bool:
         """If so, it is taken; calls that are whole make room, the oldest first."""
-        while self.kept_bytes + weight > KEPT_BYTES_IN_ALL and self._finished:
+        while self.kept_bytes + weight > self.most_bytes and self._finished:
             self._finished.popleft().stop_keeping()
-        if self.kept_bytes + weight > KEPT_BYTES_IN_ALL:
+        if self.kept_bytes + weight > self.most_bytes:
             return False
         self.kept_bytes += weight
         return True

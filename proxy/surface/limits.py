@@ -7,9 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from proxy.memory import Memory
+
 OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
 ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
-FEWEST = 16  # connections, however few descriptors there are
+FEWEST = 16  # connections, however few descriptors there are, or however little memory
+CONNECTION_BYTES = 32 * 1024  # what one takes before it asks for anything; measured: 18 kB over HTTP/2
+CALL_BYTES = 16 * 1024  # what a call takes beside its request; measured: 15 kB with an open stream of an answer
 SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
 SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
 
@@ -19,13 +23,13 @@ class Limits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
     heard_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
-    requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once: a sidecar has little memory
+    requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once; `within` goes by the memory
     head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
     body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
     idle_seconds: float = 75.0  # between requests; longer than any SDK's pool keeps a connection
     stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
     lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
-    connections: int = 10_000  # at once; `fitting` lowers it to what the process has descriptors for
+    connections: int = 10_000  # at once; `fitting` and `within` lower it to what there is
     of_one: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
     surplus: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
     handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
@@ -55,10 +59,29 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     )
 
 
-def share(limits: Limits, processes: int) -> Limits:
-    """The memory of the machine is one for all, though a single request must have room; descriptors are each one's."""
-    least = limits.head_bytes + limits.body_bytes
-    return replace(limits, requests_bytes=max(limits.requests_bytes // processes, min(least, limits.requests_bytes)))
+def within(limits: Limits, memory: Memory, processes: int = 1, requests_bytes: int | None = None) -> Limits:
+    """The limits of each of so many processes that have this memory together.
+
+    Half of it is for requests, an eighth for connections; the rest is the processes' own. Only a limit of our own
+    cgroup makes it more than usual: those around it hold for others too. `requests_bytes` is what the configuration
+    says instead. A single request must have room in any case.
+    """
+    if requests_bytes is None:
+        requests_bytes = limits.requests_bytes if memory.own is None else memory.own // 2
+        if memory.least is not None:
+            requests_bytes = min(requests_bytes, memory.least // 2)
+    one = limits.head_bytes + limits.body_bytes
+    limits = replace(limits, requests_bytes=max(requests_bytes // processes, min(one, limits.requests_bytes)))
+    if memory.least is None:
+        return limits
+    of_connections = memory.least // 8 // processes
+    connections = min(limits.connections, max(of_connections // CONNECTION_BYTES, FEWEST))
+    return replace(
+        limits,
+        connections=connections,
+        of_one=min(limits.of_one, connections // 2),
+        requests=min(limits.requests, max(of_connections // CALL_BYTES, FEWEST)),
+    )
 
 
 def raised_descriptors() -> int:

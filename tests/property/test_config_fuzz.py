@@ -188,6 +188,7 @@ TEXTS: dict[tuple[str, ...], list[str]] = {
     ("defaults", "timezone"): ["Europe/Berlin"],
 }
 OTHERS: dict[tuple[str, ...], list[str]] = {
+    ("listen", "request_memory_mib"): ["32", "512", "null"],
     ("journal", "flush_interval_secs"): ["0.5", "2", "1e1", "20"],
     ("journal", "fsync_interval_ms"): ["10"],
     ("journal", "max_unflushed_usd"): ["2.50"],

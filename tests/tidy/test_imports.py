@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
     {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange", "proxy.authority"},
-    {"proxy.traffic", "proxy.aside", "proxy.provider_chain", "proxy.verified"},
+    {"proxy.traffic", "proxy.aside", "proxy.provider_chain", "proxy.verified", "proxy.memory"},
     {"proxy.telemetry"},
     {"proxy.build"},
     {"proxy.config.problems"},

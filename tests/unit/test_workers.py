@@ -22,7 +22,8 @@ from proxy.config import Config
 from proxy.control.calls import Answer, Call, Route, Who
 from proxy.control.serving import Control, listening_within
 from proxy.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerAway
-from proxy.surface.limits import DEFAULT, Limits, share
+from proxy.memory import Memory
+from proxy.surface.limits import DEFAULT, Limits, within
 from proxy.surface.sockets import reserved
 from proxy.telemetry import CALLS_OPEN, Telemetry
 from proxy.workers import reports
@@ -44,10 +45,10 @@ def test_what_is_promised_for_all_is_divided() -> None:
 
 
 def test_room_for_requests_is_shared_but_one_always_fits() -> None:
-    assert share(DEFAULT, 1) == DEFAULT
-    assert share(DEFAULT, 4) == replace(DEFAULT, requests_bytes=DEFAULT.requests_bytes // 4)
-    assert share(DEFAULT, 64).requests_bytes == DEFAULT.head_bytes + DEFAULT.body_bytes
-    assert share(Limits(requests_bytes=1000), 64).requests_bytes == 1000  # never more than there was
+    assert within(DEFAULT, Memory()) == DEFAULT
+    assert within(DEFAULT, Memory(), 4) == replace(DEFAULT, requests_bytes=DEFAULT.requests_bytes // 4)
+    assert within(DEFAULT, Memory(), 64).requests_bytes == DEFAULT.head_bytes + DEFAULT.body_bytes
+    assert within(Limits(requests_bytes=1000), Memory(), 64).requests_bytes == 1000  # never more than there was
 
 
 FIRST = """\

@@ -1,0 +1,150 @@
+"""How much memory a process may have, read from cgroups of both versions, and what of it requests get."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.memory import Memory, allowed
+from proxy.surface.limits import DEFAULT, FEWEST, within
+from tests.support.commands import ROOT
+
+MIB = 2**20
+MACHINE = 8192 * MIB
+NONE_V1 = "9223372036854771712"
+
+
+class Tree:
+    """What /proc and /sys show to a process, below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.proc = folder / "proc"
+        self.proc.mkdir()
+        self._lines: dict[str, list[str]] = {"cgroup": [], "mountinfo": ["21 1 8:1 / / rw - ext4 /dev/sda1 rw"]}
+
+    def version1(self, path: str, root: str = "/") -> Tree:
+        self._lines["cgroup"] += ["7:blkio:/x", f"4:memory:{path}", "0::/"]
+        self._mount("blkio", "cgroup", "rw,blkio", root)
+        self._mount("memory", "cgroup", "rw,memory", root)
+        self._mount("unified", "cgroup2", "rw", "/")
+        return self
+
+    def version2(self, path: str, root: str = "/") -> Tree:
+        self._lines["cgroup"].append(f"0::{path}")
+        self._mount("cgroup", "cgroup2", "rw,nsdelegate", root)
+        return self
+
+    def limit(self, file: str, value: object) -> Tree:
+        path = self._folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+        return self
+
+    def _mount(self, name: str, kind: str, options: str, root: str) -> None:
+        self._lines["mountinfo"].append(f"30 21 0:26 {root} {self._folder / name} rw shared:9 - {kind} cg {options}")
+
+    def allowed(self) -> Memory:
+        for name, lines in self._lines.items():
+            (self.proc / name).write_text("\n".join(lines) + "\n")
+        return allowed(self.proc, MACHINE)
+
+
+def test_limit_of_own_cgroup_of_version_2(tmp_path: Path) -> None:
+    tree = Tree(tmp_path).version2("/").limit("cgroup/memory.max", 512 * MIB)
+    assert tree.allowed() == (512 * MIB, 512 * MIB)
+
+
+def test_limit_of_own_cgroup_of_version_1(tmp_path: Path) -> None:
+    tree = Tree(tmp_path).version1("/docker/abc", root="/docker/abc").limit("memory/memory.limit_in_bytes", 512 * MIB)
+    assert tree.allowed() == (512 * MIB, 512 * MIB)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_limits_of_cgroups_around_are_heeded(tmp_path: Path, version: int) -> None:
+    tree = Tree(tmp_path)
+    _ = tree.version1("/pod/app") if version == 1 else tree.version2("/pod/app")
+    top, name, none = ("memory", "memory.limit_in_bytes", NONE_V1) if version == 1 else ("cgroup", "memory.max", "max")
+    tree.limit(f"{top}/pod/app/{name}", 1024 * MIB).limit(f"{top}/pod/{name}", 768 * MIB)
+    assert tree.allowed() == (1024 * MIB, 768 * MIB)
+    assert tree.limit(f"{top}/pod/app/{name}", none).allowed() == (None, 768 * MIB)
+    assert tree.limit(f"{top}/pod/{name}", none).allowed() == (None, MACHINE)
+
+
+def test_soft_limit_of_version_2_counts_as_it_slows_everything_down(tmp_path: Path) -> None:
+    tree = Tree(tmp_path).version2("/").limit("cgroup/memory.max", "max").limit("cgroup/memory.high", 300 * MIB)
+    assert tree.allowed() == (300 * MIB, 300 * MIB)
+
+
+def test_cgroup_that_is_not_below_the_mount_is_the_mount_itself(tmp_path: Path) -> None:
+    tree = Tree(tmp_path).version1("/kubepods/pod1/abc", root="/elsewhere")
+    assert tree.limit("memory/memory.limit_in_bytes", 512 * MIB).allowed() == (512 * MIB, 512 * MIB)
+
+
+def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
+    assert Tree(tmp_path).allowed() == (None, MACHINE)
+    assert allowed(tmp_path / "nowhere", MACHINE) == (None, MACHINE)
+    real = allowed()
+    assert real.least is not None
+    assert real.least > 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "processes", "expected"),
+    [
+        (Memory(), 1, 256),
+        (Memory(512 * MIB, 512 * MIB), 1, 256),
+        (Memory(512 * MIB, 512 * MIB), 4, 64),
+        (Memory(2048 * MIB, 2048 * MIB), 1, 1024),
+        (Memory(2048 * MIB, 300 * MIB), 1, 150),
+        (Memory(None, 64 * 1024 * MIB), 1, 256),
+        (Memory(None, 300 * MIB), 2, 75),
+    ],
+)
+def test_requests_get_half_of_the_memory_and_more_than_usual_of_an_own_limit_alone(
+    memory: Memory, processes: int, expected: int
+) -> None:
+    assert within(DEFAULT, memory, processes).requests_bytes == expected * MIB
+
+
+def test_configured_room_for_requests_goes_before_what_follows_from_limits() -> None:
+    memory = Memory(512 * MIB, 512 * MIB)
+    assert within(DEFAULT, memory, 1, 100 * MIB).requests_bytes == 100 * MIB
+    assert within(DEFAULT, memory, 2, 400 * MIB).requests_bytes == 200 * MIB
+
+
+def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() -> None:
+    limits = within(DEFAULT, Memory(512 * MIB, 512 * MIB))
+    assert (limits.connections, limits.of_one, limits.requests) == (2048, 1024, 4096)
+    assert within(DEFAULT, Memory(512 * MIB, 512 * MIB), 4).connections == 512
+    assert within(replace(DEFAULT, connections=100), Memory(512 * MIB, 512 * MIB)).connections == 100
+    assert within(DEFAULT, Memory(MIB, MIB)).connections == FEWEST
+    assert within(DEFAULT, Memory(None, MACHINE)) == DEFAULT
+
+
+USE_AND_FREE = """
+from pathlib import Path
+from proxy.memory import release_large_blocks
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+release_large_blocks()
+size, kept = 20_000_000, []
+before = resident()
+for _ in range(3):
+    blocks = [b"x" * size for _ in range(5)]
+    kept.append(bytes(4000))
+    del blocks
+print((resident() - before) // size)
+"""
+
+
+def test_process_gives_back_what_large_blocks_took() -> None:
+    """glibc alone keeps four of these blocks below what was allocated after them."""
+    command = [sys.executable, "-c", USE_AND_FREE]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout == "0\n"
