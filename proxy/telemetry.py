@@ -60,7 +60,9 @@ CONNECTIONS = _metric("connections", "gauge", "connections of callers, by protoc
 STREAMS = _metric("http2_streams", "gauge", "streams of HTTP/2 that are open")
 UNDER_WAY = _metric("requests_under_way", "gauge", "requests that are handled, whether or not their callers still wait")
 HELD_BYTES = _metric("requests_held_bytes", "gauge", "what the requests that come in or are under way hold of memory")
-ROOM_BYTES = _metric("requests_room_bytes", "gauge", "how much memory those requests may hold; beyond it they are refused")
+ROOM_BYTES = _metric(
+    "requests_room_bytes", "gauge", "how much memory those requests may hold; beyond it they are refused"
+)
 UPSTREAM = _metric("upstream_connections", "gauge", "connections to Bedrock, by whether they carry a call")
 UPSTREAM_TROUBLE = _metric(
     "upstream_trouble", "gauge", "what keeps calls from Bedrock: refused credentials, places away"

@@ -21,6 +21,7 @@ SILENCE_SECONDS = 300.0  # between the parts of an answer that has begun
 IDLE_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we close first
 IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
 JOINED_BYTES: Final = 64 * 1024  # a body up to this size is sent in one piece with its head
+SLICE_BYTES: Final = 256 * 1024  # of a larger one: over TLS a slice is in memory three times while it waits
 HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
 FRAMING_BYTES: Final = 64 * 1024  # of chunks' extensions and trailers, without a byte of the body between them
 
@@ -65,6 +66,8 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self.since = self.called_at = self.answered_at = pool.now()  # at last; the call, and its answer's first bytes
         self.is_written = True  # the call, of which nothing waits to be written together with others
+        self._unsent: memoryview | None = None  # of a large body, what the transport does not have yet
+        self._is_write_paused = False
         self._status = 0
         self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
         self._is_paused = False
@@ -86,6 +89,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self.is_open = False
+        self._unsent = None
         self._pool.lost(self)
         self._parser = _NOBODYS  # its own leads back here, and a circle goes only when the collector comes by
         self._break("Bedrock closed the connection before its answer was whole")
@@ -132,6 +136,13 @@ class Connection(asyncio.Protocol):
         if is_broken and self._sink is not None:  # it was told what came before that
             self.give_up("Bedrock's answer is no HTTP")
 
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._write_on()
+
     # One call.
 
     @property
@@ -147,7 +158,14 @@ class Connection(asyncio.Protocol):
             self._pool.put(self._write, head + body)
         else:
             self.transport.write(head)
-            self.transport.write(body)
+            self._unsent = memoryview(body)
+            self._write_on()
+
+    def _write_on(self) -> None:
+        while self._unsent is not None and not self._is_write_paused:
+            piece, rest = self._unsent[:SLICE_BYTES], self._unsent[SLICE_BYTES:]
+            self._unsent = rest if len(rest) else None
+            self.transport.write(piece)
 
     def _write(self, data: bytes) -> None:
         self.is_written = True
@@ -176,6 +194,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def give_up(self, why: str) -> None:
+        self._unsent = None
         self.transport.abort()
         self._break(why)
 
@@ -194,7 +213,8 @@ class Connection(asyncio.Protocol):
         self._sink = None
         self.deadline = None
         self.resume()
-        if self.transport.get_write_buffer_size():
+        if self._unsent is not None or self.transport.get_write_buffer_size():
+            self._unsent = None
             self.transport.abort()  # the answer came before it had read the call, which it may never do
         elif self._keeps_alive:
             self._pool.free(self)
