@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from _thread import start_new_thread
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,22 @@ MOST_IDLE: Final = 8
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_large_work = Lock()
+
+
+async def large_work(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Work on a large body, in a thread. One at a time: each may take several times the body's memory for a moment, and
+    as the interpreter runs one thread at a time, several would end no sooner."""
+
+    alone: Callable[..., T] = _alone
+    return await asyncio.to_thread(alone, work, *arguments, **named)
+
+
+def _alone(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    with _large_work:
+        return work(*arguments, **named)
 
 
 class Aside(ThreadPoolExecutor):

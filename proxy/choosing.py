@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from proxy.aside import large_work
 from proxy.errors import QuotaSpent, Refusal
 from proxy.exchange import Header, Request
 from proxy.forwarding.forwarder import Target
@@ -171,6 +171,7 @@ class Choosing:
             instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
             return Candidate(instead, its_terms, self._targets(instead, asked))
 
+        request.count_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
         asking = Asking(asked.operation, request.headers, request.body)
 
         def decide(dry: Collection[str]) -> Decision:
@@ -230,4 +231,4 @@ async def off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **
     """In a thread if the body is large, as looking into it would keep everybody waiting."""
     if len(body) < LARGE_BYTES:
         return work(*arguments, **named)
-    return await asyncio.to_thread(work, *arguments, **named)
+    return await large_work(work, *arguments, **named)

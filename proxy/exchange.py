@@ -23,10 +23,17 @@ class Hearing(Protocol):
     def close(self) -> None: ...
 
 
+class Room(Protocol):
+    """The memory that all requests share."""
+
+    def grow(self, request: Request, more: int) -> None:
+        """Counts so much more for this request, until it is over. Raises Busy where there is no room for it."""
+
+
 class Request:
     """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
 
-    __slots__ = ("body", "headers", "hearing", "method", "peer", "repeated", "taken_at", "target")
+    __slots__ = ("body", "headers", "hearing", "method", "peer", "repeated", "room", "taken_at", "target", "weight")
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
         self.method = method
@@ -37,6 +44,13 @@ class Request:
         self.peer = ""  # the address it comes from, as far as that is known
         self.taken_at = 0.0  # when all of it was here, by the monotonic clock
         self.hearing: Hearing | None = None
+        self.room: Room | None = None
+        self.weight = 0  # what it is counted with in that room
+
+    def count_copies(self, copies: int) -> None:
+        """Of its body, which are about to be made. Raises Busy."""
+        if self.room is not None:
+            self.room.grow(self, copies * len(self.body))
 
 
 class Flow(Protocol):

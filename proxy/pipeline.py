@@ -189,8 +189,12 @@ class Pipeline:
         asked, body, operation = chosen.asked, chosen.body, chosen.asked.operation
         to_be_sent = _as_it_is
         if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.is_to_be_asked, body):
+            request.count_copies(1)
             responder, to_be_sent = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
+        if asked.named_at is not None:
+            request.count_copies(1)  # with the name of its label's model in it
         if self._tells_who_calls:
+            request.count_copies(1)
             known = request_metadata.identity(caller.org, caller.app, chosen.choice.label)
             headers, body = await off_the_loop(body, request_metadata.tell, operation, known, headers, body)
         call = Call(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from proxy.aside import large_work
 from proxy.errors import InvalidRequest, SlowDown, UpstreamAway
 from proxy.exchange import Flow, Header
 from proxy.forwarding import model_path
@@ -41,7 +42,7 @@ class Counting:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
         path = model_path.Target(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
-        sent, beside = await asyncio.to_thread(_request, operation, body) if large else _request(operation, body)
+        sent, beside = await large_work(_request, operation, body) if large else _request(operation, body)
         call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
         answer = _Answer()
         try:

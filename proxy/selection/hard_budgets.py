@@ -6,7 +6,6 @@ another call may still be small enough for.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from proxy import telemetry as metrics
+from proxy.aside import large_work
 from proxy.config import Config
 from proxy.config.prices import ASYNC_JOB_LABEL
 from proxy.errors import Busy, CannotRecord, QuotaSpent, Refusal, SlowDown
@@ -140,7 +140,7 @@ class HardBudgets:
         most = None if known is None else known.max_output_tokens
         asked = (asking.operation, terms.format, asking.body, asking.headers, prices, most, target.model)
         is_large = len(asking.body) > LARGE_BYTES
-        worst = await asyncio.to_thread(worst_case, *asked) if is_large else worst_case(*asked)
+        worst = await large_work(worst_case, *asked) if is_large else worst_case(*asked)
         if worst.needs_count:
             return counted(worst, prices, await self._count(target, asking.operation, worst.body))
         return worst

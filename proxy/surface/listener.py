@@ -28,6 +28,7 @@ CUT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
 MOST_AT_ONCE: Final = 32
 
 REQUEST_ID: Final = b"x-price-keeper-request-id"
+FULL: Final = "the requests under way fill the memory set aside for them"
 
 _log = logging.getLogger("proxy.surface")
 
@@ -94,7 +95,7 @@ class Listener:
         told = f"there are {limits.connections} connections already, or {limits.of_one} from one address elsewhere"
         self.too_many = Busy(told, retry_after=1)
         self._too_busy = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
-        self.full = Busy("the requests under way fill the memory set aside for them", retry_after=1)
+        self.full = Busy(FULL, retry_after=1)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
         """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
@@ -174,6 +175,13 @@ class Listener:
     def let_go(self, size: int) -> None:
         self.held_bytes -= size
 
+    def grow(self, request: Request, more: int) -> None:
+        """Raises Busy."""
+        if not self.holds(more):
+            self.let_go(more)
+            raise Busy(FULL, retry_after=1)
+        request.weight += more
+
     def begin(self, request: Request, responder: Responder, weight: int) -> None:
         """`weight` is what it was counted with."""
         if self.under_way >= self.limits.requests:
@@ -184,9 +192,10 @@ class Listener:
         self.under_way = before + 1
         self.outbox.is_busy = before + 1 >= MUCH
         request.taken_at = self.now()
+        request.room, request.weight = self, weight
         is_flood = self._answered_at_once >= MOST_AT_ONCE
-        if is_flood or not self._at_once(request, responder, partial(self._over, weight)):
-            self._tasks.once(self._handled(request, responder, weight))
+        if is_flood or not self._at_once(request, responder, partial(self._over, request)):
+            self._tasks.once(self._handled(request, responder))
         elif self.under_way <= before:  # that was its answer
             if not self._answered_at_once:
                 asyncio.get_running_loop().call_soon(self._turn_ends)
@@ -196,7 +205,7 @@ class Listener:
         self._refuses(refusal)
         refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
 
-    async def _handled(self, request: Request, responder: Responder, weight: int) -> None:
+    async def _handled(self, request: Request, responder: Responder) -> None:
         try:
             await self._handler(request, responder)
         except Refusal as refusal:
@@ -204,14 +213,14 @@ class Listener:
         except Exception as failure:
             self._refuses(answer_failure(responder, ((REQUEST_ID, self._new_request_id()),), failure))
         finally:
-            self._over(weight)
+            self._over(request)
 
     def _turn_ends(self) -> None:
         self._answered_at_once = 0
 
-    def _over(self, weight: int) -> None:
+    def _over(self, request: Request) -> None:
         self.under_way -= 1
-        self.held_bytes -= weight
+        self.held_bytes -= request.weight
 
     async def _check_time(self) -> None:
         now = self.now()

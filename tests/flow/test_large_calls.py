@@ -1,4 +1,4 @@
-"""Large bodies on their way to Bedrock: in memory once, however slowly Bedrock reads, and whole when it has read them."""
+"""Large bodies on their way to Bedrock: in memory once, however slowly Bedrock reads, and whole when it has read."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
     real = asyncio.to_thread
 
     async def noted(work: Any, *arguments: Any) -> Any:
-        threads.append(work.__name__)
+        threads.append(arguments[0].__name__)
         return await real(work, *arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
