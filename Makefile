@@ -126,7 +126,8 @@ soak: $(VENV)/.dev   ## an hour of load and faults (SECONDS=60: a look), a hundr
 	PRICE_KEEPER_KILLS=100 PRICE_KEEPER_AWAY_SECONDS=60 $(BIN)/python -m pytest -s \
 	  tests/faults/test_recording_kill.py tests/faults/test_hard_budget_kill.py tests/faults/test_store_outage.py
 	PRICE_KEEPER_WIRE_SECONDS=300 $(BIN)/python -m pytest -s tests/faults/test_wire_random.py
-	PRICE_KEEPER_KILLS=30 PRICE_KEEPER_STOPPED_SECONDS=60 PRICE_KEEPER_AFFLICTED_SECONDS=20 $(BIN)/python -m pytest -s tests/faults/test_process_*.py
+	PRICE_KEEPER_KILLS=30 PRICE_KEEPER_STOPPED_SECONDS=60 PRICE_KEEPER_AFFLICTED_SECONDS=20 \
+	  PRICE_KEEPER_MEMORY_SECONDS=300 $(BIN)/python -m pytest -s tests/faults/test_process_*.py
 
 check: $(VENV)/.dev  ## lint, format, types, template
 	$(BIN)/ruff check .

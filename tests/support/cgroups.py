@@ -29,6 +29,13 @@ class Cgroup:
         return int((self.folder / ("memory.usage_in_bytes" if self._is_v1 else "memory.current")).read_text())
 
     @property
+    def resident(self) -> int:
+        """What processes have of memory of their own, without what the kernel keeps of files for them."""
+        name = "total_rss " if self._is_v1 else "anon "
+        lines = (self.folder / "memory.stat").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+    @property
     def killed(self) -> int:
         """How many processes the kernel has ended."""
         lines = (self.folder / ("memory.oom_control" if self._is_v1 else "memory.events")).read_text().splitlines()
