@@ -318,7 +318,7 @@ async def listening(
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
-    limits = within(fitting(raised_descriptors()), memory.allowed(), workers, requests_bytes)
+    limits = within(fitting(raised_descriptors()), memory.allowed(), workers, requests_bytes, is_tls=tls is not None)
     handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
     listener = Listener(
         handler if tracing is None else tracing.around(handler),

@@ -240,7 +240,10 @@ class RequestReader:
     def _count_quiet(self, more: int) -> None:
         """Trailers and the like, in which the parser sees no body for long."""
         self._quiet_bytes += more
-        if self._quiet_bytes > self._limits.head_bytes:
+        self._weight += more
+        if not self._listener.holds(more):
+            self._connection.stop_hearing(self._listener.full)
+        elif self._quiet_bytes > self._limits.head_bytes:
             what = f"a request's trailers have at most {self._limits.head_bytes} bytes"
             self._connection.stop_hearing(InvalidRequest(what))
 

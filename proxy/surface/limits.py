@@ -13,6 +13,8 @@ OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whate
 ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
 FEWEST = 16  # connections, however few descriptors there are, or however little memory
 CONNECTION_BYTES = 32 * 1024  # what one takes before it asks for anything; measured: 18 kB over HTTP/2
+TLS_CONNECTION_BYTES = 64 * 1024  # measured: 45 kB over HTTP/2
+HANDSHAKE_BYTES = 512 * 1024  # measured: 327 kB of one that sent most of a long greeting
 CALL_BYTES = 16 * 1024  # what a call takes beside its request; measured: 15 kB with an open stream of an answer
 SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
 SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
@@ -59,7 +61,9 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     )
 
 
-def within(limits: Limits, memory: Memory, processes: int = 1, requests_bytes: int | None = None) -> Limits:
+def within(
+    limits: Limits, memory: Memory, processes: int = 1, requests_bytes: int | None = None, *, is_tls: bool = False
+) -> Limits:
     """The limits of each of so many processes that have this memory together.
 
     Half of it is for requests, an eighth for connections; the rest is the processes' own. Only a limit of our own
@@ -75,11 +79,13 @@ def within(limits: Limits, memory: Memory, processes: int = 1, requests_bytes: i
     if memory.least is None:
         return limits
     of_connections = memory.least // 8 // processes
-    connections = min(limits.connections, max(of_connections // CONNECTION_BYTES, FEWEST))
+    each = TLS_CONNECTION_BYTES if is_tls else CONNECTION_BYTES
+    connections = min(limits.connections, max(of_connections // each, FEWEST))
     return replace(
         limits,
         connections=connections,
         of_one=min(limits.of_one, connections // 2),
+        handshakes=min(limits.handshakes, max(of_connections // HANDSHAKE_BYTES, FEWEST)),
         requests=min(limits.requests, max(of_connections // CALL_BYTES, FEWEST)),
     )
 

@@ -121,6 +121,20 @@ async def test_who_sends_on_for_ever_is_cut() -> None:
 
 
 @on_both_loops
+async def test_trailers_are_counted_until_their_request_is_over() -> None:
+    async with port(echo, requests_bytes=30_000) as rig:
+        wire = await rig.connect()
+        await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        await eventually(lambda: rig.listener.held_bytes)
+        before = rig.listener.held_bytes
+        await wire.send(b"x: " + b"y" * 9997)
+        await eventually(lambda: rig.listener.held_bytes == before + 10_000)
+        await wire.send(b"y" * 20_000)
+        assert "memory" in said(await wire.answer(), 503, "ServiceUnavailableException")
+        await eventually(lambda: rig.listener.held_bytes == 0)
+
+
+@on_both_loops
 async def test_trailers_and_extensions_without_end_are_refused() -> None:
     framed = chunked(b"x")[:-2]
     for endless in (framed + b"trailer: " + b"y" * 100_000, framed[:-3] + b"1;" + b"y" * 100_000):

@@ -120,7 +120,9 @@ def test_configured_room_for_requests_goes_before_what_follows_from_limits() -> 
 def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() -> None:
     limits = within(DEFAULT, Memory(512 * MIB, 512 * MIB))
     assert (limits.connections, limits.of_one, limits.requests) == (2048, 1024, 4096)
+    assert limits.handshakes == 128
     assert within(DEFAULT, Memory(512 * MIB, 512 * MIB), 4).connections == 512
+    assert within(DEFAULT, Memory(512 * MIB, 512 * MIB), is_tls=True).connections == 1024
     assert within(replace(DEFAULT, connections=100), Memory(512 * MIB, 512 * MIB)).connections == 100
     assert within(DEFAULT, Memory(MIB, MIB)).connections == FEWEST
     assert within(DEFAULT, Memory(None, MACHINE)) == DEFAULT
