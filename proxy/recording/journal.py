@@ -42,7 +42,13 @@ class Sealed:
     is_frozen: bool = True  # the seal stands in it
     is_left_over: bool = False  # from a process that may have sent it, long ago
     is_foreign: bool = False  # found when others had begun to go by what this process keeps count of
+    is_tried: bool = False  # an attempt to send it has no answer, or none that says for certain that it failed
     parts_sent: int = 0
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Some of it may be in the store without an acknowledgement."""
+        return self.is_tried or self.is_left_over
 
     def secure(self) -> None:
         """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""

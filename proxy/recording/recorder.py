@@ -98,10 +98,11 @@ class Recorder:
     def unflushed(self) -> dict[Counter, int]:
         """Pico-dollars by counter: what is in the journal, and not certainly in the store."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
-        for sealed in (*self._waiting, *self.sender.left):
-            for counter, counts in () if sealed.is_foreign else sealed.unsent():
-                sums[counter] = sums.get(counter, 0) + counts.pico
-        return sums
+        return _added(sums, (*self._waiting, *self.sender.left))
+
+    def in_doubt(self) -> dict[Counter, int]:
+        """Of these, what may be in the store."""
+        return _added({}, (sealed for sealed in (*self._waiting, *self.sender.left) if sealed.is_in_doubt))
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:
@@ -129,11 +130,6 @@ class Recorder:
         """Whether everything ever spent here is in the store, and no call is under way."""
         journal = self.journal
         return not (journal.open_calls or journal.tally.requests or self.waits_in(journal.folder))
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether it is known of all that was flushed that it is in the store."""
-        return not self._waiting
 
     async def check(self) -> str | None:
         """Raises CannotRecord with what keeps spend from being recorded; tells of what waits for a person."""
@@ -241,3 +237,10 @@ class Recorder:
             _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
         self.store_trouble = str(failure)
         self._pace.failed()
+
+
+def _added(sums: dict[Counter, int], segments: Iterable[Sealed]) -> dict[Counter, int]:
+    for sealed in segments:
+        for counter, counts in () if sealed.is_foreign else sealed.unsent():
+            sums[counter] = sums.get(counter, 0) + counts.pico
+    return sums

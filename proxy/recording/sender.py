@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from proxy.clock import Clock
-from proxy.errors import JournalFull, ReasonCode, Rejected, TransactionFailed
+from proxy.errors import JournalFull, ReasonCode, Rejected, StoreError, TransactionFailed
 from proxy.recording import flush
-from proxy.recording.entries import Counter
+from proxy.recording.entries import Counter, Counts
 from proxy.recording.journal import Sealed
 from proxy.recording.seal import Part
 from proxy.recording.ulid import made_at
@@ -21,7 +22,11 @@ _log = logging.getLogger("proxy.recording")
 
 
 class Books(Protocol):
-    """Keeps count of what of ours is in the store."""
+    """Notified of what of ours may be in the store, and of what certainly is or is not."""
+
+    def sending(self, counter: Counter, pico: int) -> None: ...
+
+    def not_taken(self, counter: Counter, pico: int) -> None: ...
 
     def acknowledged(self, counter: Counter, pico: int) -> None: ...
 
@@ -51,15 +56,23 @@ class Sender:
         if sealed.is_left_over and not self._force and self._is_too_old(seal.ulid):
             self._leave(sealed, "it is so old that it might count twice")
             return
+        was_in_doubt, books = sealed.is_in_doubt, None if sealed.is_foreign else self.books
+        if books is not None and not was_in_doubt:
+            _tell(books.sending, sealed.unsent())
+        sealed.is_tried = True
         try:
             for number, part in tuple(enumerate(seal.parts))[sealed.parts_sent :]:
                 await self._send_part(seal.ulid, number, part)
                 sealed.parts_sent += 1
-                if self.books is not None and not sealed.is_foreign:
-                    for counter, counts in part:
-                        if not counter.is_hold:
-                            self.books.acknowledged(counter, counts.pico)
-        except (Rejected, ValueError) as failure:  # the latter where a key can be none of the store's
+                if books is not None:
+                    _tell(books.acknowledged, part)
+        except (StoreError, ValueError) as failure:  # the latter where a key can be none of the store's
+            if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
+                sealed.is_tried = False
+                if books is not None:
+                    _tell(books.not_taken, sealed.unsent())
+            if not isinstance(failure, Rejected | ValueError):
+                raise
             self._leave(sealed, str(failure))
             return
         self.sent += 1
@@ -101,3 +114,9 @@ class Sender:
         if day != self._day:
             self._day = day
             self._listed.clear()
+
+
+def _tell(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, Counts]]) -> None:
+    for counter, counts in sums:
+        if not counter.is_hold:
+            listener(counter, counts.pico)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import cast
+from typing import Final, cast
 
 from proxy.clock import Clock
 from proxy.config import Config
@@ -17,6 +17,8 @@ from proxy.selection.plan import Plan, plan_of
 from proxy.selection.standing import Standing
 from proxy.stores import schema
 from proxy.stores.contract import Item, Key, Store
+
+MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 
 
 class Looks:
@@ -58,34 +60,33 @@ class Looks:
             self._notes.settings(standing.scope, *app)
         return self.plan_of(org, *app), org is not None, item, app[0] if app else None
 
-    async def read_shards(self, standing: Standing) -> bool:
-        """All that was flushed. Whether that is certain of all of ours, without which nothing moves on for good."""
+    async def read_shards(self, standing: Standing) -> None:
+        """All that was flushed: exact, unless something of ours is under way or of unknown outcome."""
         counters = _counters(standing)
         keys = [key for counter in counters for key in shard_keys(counter)]
         async with self._recorder.quiet() as is_quiet:
-            is_certain, began = is_quiet and self._recorder.is_certain, self._clock.monotonic()
+            began = self._clock.monotonic()
             found = await self._store.get_many(keys, consistent=True)
-        for number, counter in enumerate(counters):
-            shards = found[number * counter.shards : (number + 1) * counter.shards]
-            pico = pico_of(summed(item for item in shards if item is not None)[COST])
-            spent = standing.spent(counter.label)
-            if is_quiet:
-                spent.read_exactly(pico, began)
-            else:
-                spent.read_unsure(pico, began)
-        return is_certain
+            for number, counter in enumerate(counters):
+                shards = found[number * counter.shards : (number + 1) * counter.shards]
+                pico = pico_of(summed(item for item in shards if item is not None)[COST])
+                spent = standing.spent(counter.label)
+                if is_quiet and spent.is_certain:
+                    spent.read_exactly(pico, began)
+                else:
+                    spent.read(pico)
 
-    async def read_totals(self, standing: Standing) -> bool:
-        """As `read_shards`, which takes its place where a total tells that somebody's clock is wrong."""
-        counters, now = _counters(standing), self._clock.monotonic()
-        ahead = self._clock.now() - now  # of the monotonic clock, by which nobody else goes
+    async def read_totals(self, standing: Standing) -> None:
+        """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
+        wrong: nobody knows how old it is."""
+        counters = _counters(standing)
         for counter, item in zip(counters, await self._store.get_many(list(map(total_key, counters))), strict=True):
             if item is None or STAMP not in item:
                 continue
-            pico, stamped = pico_of(summed([item])[COST]), float(cast(Decimal, item[STAMP])) - ahead
-            if not standing.spent(counter.label).read_total(pico, stamped, now):
-                return await self.read_shards(standing)
-        return False
+            if float(cast(Decimal, item[STAMP])) > self._clock.now() + MARGIN_SECONDS:
+                await self.read_shards(standing)
+                return
+            standing.spent(counter.label).read(pico_of(summed([item])[COST]))
 
 
 def _settings(scope: Scope) -> list[Key]:

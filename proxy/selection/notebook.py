@@ -45,7 +45,7 @@ _log = logging.getLogger("proxy.selection")
 class Notebook:
     def __init__(self, folder: Path, clock: Clock, worker: int = 0, workers: int = 1) -> None:
         """`folder` is that of the first worker's journal."""
-        self.notes = Notes(clock.now)
+        self.notes = Notes(clock.now, worker)
         self._folder = folder
         self._clock = clock
         self._path = folder / f"{PREFIX}{worker}"

@@ -39,15 +39,18 @@ Name = tuple[str, str]  # what it is about, and of which scope
 
 
 class Stood(NamedTuple):
-    """How a scope stood. `spent`, in pico-dollars by label: what was in the store, and what of ours was not, yet."""
+    """How a scope stood. `spent`, in pico-dollars by label: what was in the store, and what of the worker's own was
+    not, yet. `is_ours`: it was this worker's."""
 
     state: Item
     spent: Mapping[str, tuple[int, int]]
+    is_ours: bool
 
 
 class Notes:
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], worker: int = 0) -> None:
         self._now = now
+        self._worker = worker
         # By what they are about and by scope; the one made or confirmed last is the last.
         self._lines: dict[str, dict[str, bytes]] = {_SETTINGS: {}, _STANDING: {}}
         self._size = 0
@@ -84,7 +87,8 @@ class Notes:
         standing = watch.standing
         state = {name: value for name, value in (watch.state or {}).items() if name in _OF_STATE}
         spent: dict[str, Value] = {label: [*standing.spent(label).parts] for label in standing.plan.quotas}
-        self._note(_STANDING, standing.scope.key, {"period": standing.span.key, "state": state, "spent": spent})
+        content: Item = {"period": standing.span.key, "state": state, "spent": spent, "worker": self._worker}
+        self._note(_STANDING, standing.scope.key, content)
 
     def _note(self, about: str, scope: str, content: Item) -> None:
         before = self._lines[about].pop(scope, b"")
@@ -119,7 +123,8 @@ class Notes:
             if found is None or found["period"] != period:
                 return None
             spent = {str(label): (int(stored), int(waiting)) for label, (stored, waiting) in found["spent"].items()}
-            return Stood(dict(found["state"]), spent)
+            # Notes of older versions do not tell whose they are.
+            return Stood(dict(found["state"]), spent, found.get("worker") == self._worker)
         except _SPOILT:
             return None
 

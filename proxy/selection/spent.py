@@ -1,56 +1,62 @@
-"""What is spent of one quota: what the store says, what of ours it cannot know yet, what is under way. Pure.
+"""What is spent of one quota, as far as it is certain: what others have in the store, and all that is our own. Pure.
 
-    known  =  base + acknowledged since the base's time + recorded, but not acknowledged
+    known  =  others + own
     taken  =  known + what the calls under way are expected to cost
 
-The base is either exact, a read of all shards while no flush of ours was under way, or a total that somebody stamped
-with the time at which it was read. With a total, whatever of ours was acknowledged a little before its stamp or later
-counts beside it: so while clocks differ by no more than that, the sum may be too high for a while, and never too low.
+A sum that is read from the store, of the shards or a total of them, holds what others flushed and some of our own: none
+that was never sent, perhaps all that was. So of what is read, all of ours that was ever sent is taken off:
 
-All times are by this process's monotonic clock, so that setting its wall clock moves nothing that is known already.
+    others  =  what is read - sent
+
+Where nothing of ours is under way or of unknown outcome while the shards are read, what was sent is in them, and this
+is exact. Else it is a lower bound, and the highest one holds: what was spent is never less later. No clock has a part
+in this, so none that is wrong can make it too high.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
-MOST_APART = 512  # acknowledgements; beyond it the oldest count as one, as of the later
 NEVER: Final = float("inf")
 
 
 class Spent:
     """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
 
-    __slots__ = ("_acknowledged", "_as_of", "_base", "_pending", "_ring", "alarm", "in_flight", "known", "own")
+    __slots__ = ("_acknowledged", "_ring", "_sent", "alarm", "exact_at", "in_flight", "known", "own")
 
-    def __init__(self, unflushed: int = 0, ring: Callable[[], None] = lambda: None) -> None:
-        """`unflushed` is what of ours was recorded before, and is not acknowledged yet."""
+    def __init__(self, unflushed: int = 0, in_doubt: int = 0, ring: Callable[[], None] = lambda: None) -> None:
+        """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it may be
+        in the store all the same."""
         self._ring = ring
-        self._base = 0
-        self._as_of = -NEVER  # of the base; an older one tells nothing new
-        self._acknowledged: deque[tuple[float, int]] = deque()  # when, and how much, since a margin before that
         self.known = unflushed
-        self._pending = unflushed  # of what is known: not acknowledged yet
+        self.own = unflushed
+        self._sent = in_doubt  # of our own, and perhaps in the store; all of the rest is certainly not
+        self._acknowledged = 0  # of that, what certainly is
         self.in_flight = 0
-        self.own = 0  # by the calls of this process
         self.alarm: float = NEVER
+        self.exact_at: float = -NEVER  # when the last exact read began, by the monotonic clock
 
     @property
     def taken(self) -> int:
         return self.known + self.in_flight
 
     @property
+    def is_certain(self) -> bool:
+        """Nothing of ours is under way to the store, or of unknown outcome."""
+        return self._sent == self._acknowledged
+
+    @property
     def parts(self) -> tuple[int, int]:
         """What is known: so much of it is in the store, and so much of ours is not certainly there."""
-        return self.known - self._pending, self._pending
+        pending = self.own - self._acknowledged
+        return self.known - pending, pending
 
-    def recall(self, stored: int, waiting: int) -> None:
-        """What `parts` were when somebody else looked, until we do. What waited then is in the store by now, or in the
-        journal still and counts as that."""
-        self._rebase(stored + max(0, waiting - self._pending), -NEVER, -NEVER)
+    def recall(self, stored: int, waiting: int, *, is_ours: bool) -> None:
+        """`parts` as they were noted, until the store can be asked. What waited then is in the store by now, or still
+        in the journal and our own. What another process noted may hold any of our own."""
+        self._others_are_at_least(stored + max(0, waiting - self.own) if is_ours else stored + waiting - self.own)
 
     # What this process does.
 
@@ -59,44 +65,41 @@ class Spent:
 
     def ended(self, expected: int, pico: int) -> None:
         self.in_flight -= expected
-        self.known += pico
         self.own += pico
-        self._pending += pico
+        self._grow(pico)
+
+    def sending(self, pico: int) -> None:
+        """From now on it may be in the store. What was recorded before this quota was known shows by now at the latest
+        that it is our own."""
+        self._sent += pico
+        if self._sent > self.own:
+            more, self.own = self._sent - self.own, self._sent
+            self._grow(more)
+
+    def not_taken(self, pico: int) -> None:
+        """What was being sent is certainly not in the store, and nothing brings it there but sending it again."""
+        self._sent -= pico
+
+    def acknowledged(self, pico: int) -> None:
+        """It is in the store."""
+        self._acknowledged += pico
+
+    def _grow(self, pico: int) -> None:
+        self.known += pico
         if self.known >= self.alarm:
             self.alarm = NEVER
             self._ring()
 
-    def acknowledged(self, pico: int, now: float) -> None:
-        """It is in the store. What was never counted here is none of ours to take away later."""
-        pico = min(pico, self._pending)
-        self._pending -= pico
-        self._acknowledged.append((now, pico))
-        if len(self._acknowledged) > MOST_APART:
-            _, earlier = self._acknowledged.popleft()
-            at, later = self._acknowledged.popleft()
-            self._acknowledged.appendleft((at, earlier + later))
-
     # What the store says.
 
-    def read_total(self, pico: int, stamped: float, now: float) -> bool:
-        """Whether it is of use; a stamp in the future is somebody's wrong clock."""
-        if stamped > now + MARGIN_SECONDS:
-            return False
-        if stamped > self._as_of:
-            self._rebase(pico, stamped, stamped - MARGIN_SECONDS)
-        return True
-
-    def read_unsure(self, pico: int, began: float) -> None:
-        """All that was in the store then, though a flush of ours may have been under way."""
-        self._rebase(pico, began, began - MARGIN_SECONDS)
+    def read(self, pico: int) -> None:
+        """A sum that is no newer than this moment; some of what was sent may be in it."""
+        self._others_are_at_least(pico - self._sent)
 
     def read_exactly(self, pico: int, began: float) -> None:
-        """No flush of ours was under way between `began` and the answer, so what was acknowledged is in it."""
-        self._rebase(pico, began + MARGIN_SECONDS, NEVER)
+        """The shards, while all was certain: what was sent is in them."""
+        self.known = self.own + pico - self._sent
+        self.exact_at = began
 
-    def _rebase(self, pico: int, as_of: float, counted_since: float) -> None:
-        """All that was acknowledged before `counted_since` is in the new base."""
-        self.known += pico - self._base
-        self._base, self._as_of = pico, as_of
-        while self._acknowledged and self._acknowledged[0][0] < counted_since:
-            self.known -= self._acknowledged.popleft()[1]
+    def _others_are_at_least(self, pico: int) -> None:
+        self.known = max(self.known, self.own + pico)

@@ -69,12 +69,12 @@ class Standing:
         span: Span,
         plan: Plan,
         labels: Mapping[str, Label],
-        unflushed: Callable[[], Mapping[str, int]],
+        unflushed: Callable[[], Mapping[str, tuple[int, int]]],
         ring: Callable[[], None] = lambda: None,
         outcomes: Outcomes | None = None,
     ) -> None:
-        """`unflushed` tells, by label, what of ours is recorded and not certainly in the store; `ring` is called when
-        somebody should look at it."""
+        """`unflushed` tells, by label, what of ours is recorded and not certainly in the store, and how much of that
+        may be; `ring` is called when somebody should look at it."""
         self.scope = scope
         self.span = span
         self.plan = plan
@@ -103,18 +103,12 @@ class Standing:
         found = self._spent.get(label)
         return () if found is None else (found,)
 
-    def acknowledged(self, label: str, pico: int, now: float) -> None:
-        """Of what was spent, this is in the store."""
-        found = self._spent.get(label)
-        if found is not None:
-            found.acknowledged(pico, now)
-
     def _make_spent(self) -> None:
         """For each label that has a quota; one that has none any more is kept, as its calls may still be under way."""
         new = [label for label in self.plan.quotas if label not in self._spent]
         if new:
             unflushed = self._unflushed()
-            self._spent |= {label: Spent(unflushed.get(label, 0), self._ring) for label in new}
+            self._spent |= {label: Spent(*unflushed.get(label, (0, 0)), self._ring) for label in new}
             self.generation += 1
 
     @property

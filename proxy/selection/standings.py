@@ -28,7 +28,7 @@ from proxy.selection.own_labels import OwnLabels
 from proxy.selection.payer import Payer, budget_scope
 from proxy.selection.plan import Plan
 from proxy.selection.quotas import Quotas
-from proxy.selection.spent import NEVER
+from proxy.selection.spent import NEVER, Spent
 from proxy.selection.standing import Outcomes, Standing
 from proxy.selection.unknown_orgs import UnknownOrgs
 from proxy.selection.watch import Watch
@@ -219,12 +219,24 @@ class Standings:
 
     # What the recorder tells.
 
+    def sending(self, counter: Counter, pico: int) -> None:
+        for spent in self._spent_of(counter):
+            spent.sending(pico)
+
+    def not_taken(self, counter: Counter, pico: int) -> None:
+        for spent in self._spent_of(counter):
+            spent.not_taken(pico)
+
     def acknowledged(self, counter: Counter, pico: int) -> None:
+        for spent in self._spent_of(counter):
+            spent.acknowledged(pico)
         watch = self._watches.get((counter.scope, counter.period))
-        if watch is not None:
-            watch.standing.acknowledged(counter.label, pico, self._clock.monotonic())
-            if watch.knows_money:
-                self.notes.stands(watch)
+        if watch is not None and watch.knows_money:
+            self.notes.stands(watch)
+
+    def _spent_of(self, counter: Counter) -> tuple[Spent, ...]:
+        watch = self._watches.get((counter.scope, counter.period))
+        return () if watch is None else watch.standing.budgets_of(counter.label)
 
     # Meeting somebody for the first time in a period.
 
@@ -327,12 +339,17 @@ class Standings:
     def _new_watch(self, scope: Scope, period: Span, plan: Plan, is_settled: bool) -> Watch:
         self._make_room()
 
-        def unflushed() -> dict[str, int]:
+        def by_label(found: Mapping[Counter, int]) -> dict[str, int]:
             sums: dict[str, int] = {}
-            for counter, pico in self._recorder.unflushed().items():
+            for counter, pico in found.items():
                 if counter.scope == scope.key and counter.period == period.key:
                     sums[counter.label] = sums.get(counter.label, 0) + pico
             return sums
+
+        def unflushed() -> dict[str, tuple[int, int]]:
+            in_doubt = by_label(self._recorder.in_doubt())
+            found = by_label(self._recorder.unflushed())
+            return {label: (pico, in_doubt.get(label, 0)) for label, pico in found.items()}
 
         standing = Standing(
             scope, period, plan, self.labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes

@@ -101,7 +101,7 @@ class Watching:
         if stood is None:
             return
         for label in stood.spent.keys() & standing.plan.quotas.keys():
-            standing.spent(label).recall(*stood.spent[label])
+            standing.spent(label).recall(*stood.spent[label], is_ours=stood.is_ours)
         self._take_settings(watch, standing.plan, watch.is_settled, stood.state)
         watch.knows_money = True
 
@@ -150,12 +150,11 @@ class Watching:
             is_soon = moment - watch.looked_at < self._aggregator_seconds
             is_near = is_old or has_new_labels or is_soon or standing.is_stale or standing.is_near
             calendar = standing.plan.calendar
-            is_certain = await (self.looks.read_shards if is_near else self.looks.read_totals)(standing)
+            await (self.looks.read_shards if is_near else self.looks.read_totals)(standing)
             if standing.plan.calendar != calendar:  # and perhaps over more shards than were read
                 return False
             self._took_money(watch, moment)
-            if is_certain:
-                await self._move(watch, item)
+            await self._move(watch, item)
         if watch.knows_money:
             self.notes.stands(watch, is_soon=watch.state != state)
         watch.old = watch.money_old = watch.money_due + watch.grace

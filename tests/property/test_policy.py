@@ -56,7 +56,7 @@ def test_the_first_that_may_serve_and_can_be_afforded_serves(
 ) -> None:
     quotas = dict.fromkeys(ordering, 2) | quotas
     plan = replace(PLAN, ordering=tuple(ordering), quotas=quotas)
-    standing = Standing(SCOPE, DAY, plan, CONFIGURED, lambda: spent)
+    standing = Standing(SCOPE, DAY, plan, CONFIGURED, lambda: {label: (pico, 0) for label, pico in spent.items()})
     standing.learn(plan, active)
     for label, pico in under_way.items():
         for budget in standing.budgets_of(label):

@@ -122,7 +122,11 @@ def _on_what_is_under_way(standing: Any, index: int) -> int | None:
 
 def _not_at_once(spent: Any, expected: int, pico: int) -> None:
     spent.in_flight -= expected
-    spent._pending += pico
+
+
+def _certain_that_it_is_not_in(spent: Any, pico: int) -> None:
+    """What was sent counts beside whatever is read, though it may be in there."""
+    spent._others_are_at_least(pico - spent._acknowledged)
 
 
 def _by_its_own_clock(time: Any) -> float:
@@ -171,7 +175,11 @@ MISTAKES = {
         Standing, "due_to_move", _on_what_is_under_way, "sticky", 10_004
     ),
     "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
-    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 10_072),
+    "own spend counted although it may be in the total": Mistake(Spent, "read", _certain_that_it_is_not_in, "soft"),
+    "shards read exactly beside a flush of unknown outcome": Mistake(
+        Spent, "is_certain", property(lambda _: True), "soft", 10_010
+    ),
+    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 20_010),
     "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(Purse, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
@@ -180,7 +188,7 @@ MISTAKES = {
     "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "budgets that are forgotten with a process": Mistake(Notebook, "open", _forgets, "mixed", 10_008),
-    "notes written over those before them": Mistake(notebook, "_new", lambda path: path, "mixed", 30_019),
+    "notes written over those before them": Mistake(notebook, "_new", lambda path: path, "mixed", 30_190),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_091),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),

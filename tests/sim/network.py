@@ -126,8 +126,6 @@ class Wire:
         middle = self._chance.randrange(len(keys)) if len(keys) > 1 else 0
         found: list[Item | None] = []
         began = 0.0 if self._clock is None else self._clock.monotonic()
-        ahead = 0.0 if self._clock is None else self._clock.now() - began
-        wrong_by = self._wrong_by()
         positions = self._truth.positions()
 
         def first() -> None:
@@ -135,16 +133,13 @@ class Wire:
 
         def rest() -> list[Item | None]:
             found.extend(self._item(key, consistent) for key in keys[middle:])
-            self.seen.read(keys, found, began, ahead, wrong_by, positions)
+            self.seen.read(keys, found, began, positions)
             return found
 
         answer = list(await self._ask(verb, keys[0], rest, first if middle else None))
         if consistent:
             self.seen.heard(keys, answer)
         return answer
-
-    def _wrong_by(self) -> float:
-        return 0.0 if self._clock is None else self._clock.now() - self._wall()
 
     def _item(self, key: Key, consistent: bool) -> Item | None:
         if not consistent and key in self.store.before and self._chance.random() < 0.3:
@@ -157,9 +152,7 @@ class Wire:
     async def put(self, put: Put) -> None:
         def work() -> None:
             at_once(self.store.put(put))
-            self.seen.put(put, wrong_by)
 
-        wrong_by = self._wrong_by()
         await self._ask("put", put.key, work)
 
     async def update(self, update: Update) -> Item:

@@ -95,7 +95,7 @@ def setup_of(seed: int, focus: str | None = None) -> Setup:
         on_store_down=some(("serve", "serve", "refuse")),
         room=some(((0, 0), (300, 300), (5000, 5000), (4096, 65536))),
         calls_at_most=some((3, 6, 12)) if limited else some((1, 3, 6)),
-        aggregate_secs=some((5, 60)) if focus == "soft" else 60,
+        aggregate_secs=some((0.5, 1, 5, 60, 300)) if focus in ("soft", "mixed", "hard") else 60,
         asked=LABELS[:1] if focus == "sticky" else LABELS,
     )
     return replace(found, wrong_by=found.wrong_by[:1] * sidecars) if found.is_one_machine else found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from proxy import dataplane
+from proxy.alerts.raising import Alerts
 from proxy.config import Config
 from proxy.errors import JournalUnusable
 from proxy.exchange import Request
@@ -33,7 +34,7 @@ from tests.sim.ledger import ToldLeasing, ToldLimiter
 from tests.sim.network import Weather, Wire
 from tests.sim.scheduler import Loop
 from tests.sim.setup import ORG
-from tests.sim.truth import Name, Noted
+from tests.sim.truth import Name, Noted, ToldAlerts
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -171,7 +172,8 @@ class Life:
             recording.aggregator._has_looked_back = world.chance.random() < 0.9
             notebook = Notebook(self.machine.folder, clock)
             await notebook.open()
-            self.standings = Standings(config, store, recording.recorder, clock, tasks, None, notebook.notes)
+            alerts = cast(Alerts, ToldAlerts(world.truth))
+            self.standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notebook.notes)
             self._opens_port(config, store)
             recording.start(config, tasks)
             notebook.start(tasks)
@@ -263,17 +265,22 @@ class Life:
         if wire is None:
             return
         self._pays_as_noted(intent)
+        self._counts_no_more()
         for standing in self._standings():
             for label, quota in standing.plan.quotas.items():
                 spent = standing.spent(label)
                 if spent not in intent.account.budgets or standing.plan.enforcement != "soft":
                     continue
                 name = Name(standing.scope.key, label, standing.span.key)
-                least = truth.least(wire.seen, name, spent._as_of)
+                least = truth.least(wire.seen, name, spent.exact_at)
                 is_known = least is None or least < quota
                 truth.check("no call begins on a quota that is known to be spent", is_known, name, least, quota)
                 truth.check("what is taken is less than the quota", spent.taken < quota, name, spent.taken, quota)
                 self._is_seen_in_time(name, standing, now)
+
+    def _counts_no_more(self) -> None:
+        for watch in self.standings._watches.values():
+            self.world.truth.check_most(self.name, watch.standing)
 
     def _pays_as_noted(self, intent: Intent) -> None:
         """Who was met by a life before this one, whether or not this one can ask the store."""
@@ -315,12 +322,13 @@ class Life:
         for settings, at in self.wire.seen.settings.items():
             if now - at > NOTED_SECONDS and not (self.disk.has_failed or self.is_out_of_time):
                 self.machine.noted.setdefault(settings, self.number)
+        self._counts_no_more()
         for standing in self._standings():
             for label, spent in standing._spent.items():
                 name = Name(standing.scope.key, label, standing.span.key)
-                least = truth.least(self.wire.seen, name, spent._as_of)
+                least = truth.least(self.wire.seen, name, spent.exact_at)
                 is_less = least is not None and spent.known < least
-                told = self.name, name, spent.known, least, spent._as_of, self.wire.seen.known.get(name)
+                told = self.name, name, spent.known, least, spent.exact_at, self.wire.seen.known.get(name)
                 truth.check("nobody counts less than it can know", not is_less, *told)
                 expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.budgets)
                 truth.check(

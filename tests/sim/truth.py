@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections import Counter as Sums
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 from proxy.calendar_days import Span, span_of_key
 from proxy.hard import rows
 from proxy.limits.bucket import CAPACITY, TOKENS
-from proxy.recording.aggregator import COUNTED, STAMP
+from proxy.recording.aggregator import COUNTED
 from proxy.recording.entries import PICO_PER_MICRO, Intent, Receipt
 from proxy.recording.flush import COST, pico_of
 from proxy.recording.journal import Journal
 from proxy.selection import sticky
-from proxy.selection.spent import MARGIN_SECONDS
-from proxy.stores.contract import Item, Key, Put, Update, Write
+from proxy.stores.contract import Item, Key, Update, Write
 from tests.sim.scheduler import Killed
 
 SHARDS, TOTALS, STICKY, BUCKETS = "usage-agg-sharded", "daily-total", "sticky-state", "rate-buckets"
@@ -63,43 +61,23 @@ class Flushed:
 
 
 class Reader:
-    """What one process can know: by counter, as of when it was read, at which place of the history."""
+    """What one process can know: by counter, when a reading of its shards began, at which place of the history."""
 
     def __init__(self, truth: Truth, owner: str) -> None:
         self._truth = truth
         self.owner = owner
         self.known: dict[Name, dict[float, int]] = {}
-        self.at: dict[Name, float] = {}  # when each was last read, by simulated time
-        self.positions: dict[Name, int] = {}
         self.quotas: dict[str, Mapping[str, Any]] = {}  # by scope of the settings, as last read
         self.settings: dict[Noted, float] = {}  # and since when it knows of them
 
     def read(
-        self,
-        keys: Sequence[Key],
-        found: Sequence[Item | None],
-        began: float,
-        ahead: float,
-        wrong_by: float,
-        positions: Mapping[Name, int],
+        self, keys: Sequence[Key], found: Sequence[Item | None], began: float, positions: Mapping[Name, int]
     ) -> None:
-        """`began` is by the process's monotonic clock, `ahead` by how much its wall clock is before that."""
+        """`began` is by the process's monotonic clock."""
         for key, item in zip(keys, found, strict=True):
             if key.table == SHARDS:
                 name = name_of(key)
-                place = self.positions[name] = positions.get(name, 0)
-                self.at[name] = self._truth.now()
-                known = self.known.setdefault(name, {})
-                known[began + MARGIN_SECONDS] = known[began] = place
-            elif key.table == TOTALS:
-                self.at[name_of(key)] = self._truth.now()
-                if item is not None:
-                    stamp = float(cast(Decimal, item[STAMP]))
-                    place, stamped_wrong_by = self._truth.of_total[key, stamp]
-                    known = self.known.setdefault(name_of(key), {})
-                    known.pop(stamp - ahead, None)
-                    if stamped_wrong_by - wrong_by <= MARGIN_SECONDS:  # else it seems newer than it is: see `Spent`
-                        known[stamp - ahead] = place
+                self.known.setdefault(name, {})[began] = positions.get(name, 0)
             elif key.table == "config" and item is not None and "quotas" in item:
                 self.quotas[key.pk] = cast("Mapping[str, Any]", item["quotas"])
 
@@ -108,12 +86,6 @@ class Reader:
         for key, item in zip(keys, found, strict=True):
             if key.table == "config" and item is not None:
                 self.settings.setdefault(Noted(key, str(item.get("enforcement"))), self._truth.now())
-
-    def put(self, put: Put, wrong_by: float) -> None:
-        if put.key.table == TOTALS:
-            stamp, place = float(cast(Decimal, put.item[STAMP])), self.positions.get(name_of(put.key), 0)
-            before = self._truth.of_total.get((put.key, stamp), (place, wrong_by))
-            self._truth.of_total[put.key, stamp] = min(before[0], place), max(before[1], wrong_by)
 
 
 class Truth:
@@ -126,7 +98,6 @@ class Truth:
         self.requests: Sums[Name] = Sums()
         self.known_pico = 0  # what Bedrock told and was written down
         self.flushed: dict[Name, Flushed] = {}
-        self.of_total: dict[tuple[Key, float], tuple[int, float]] = {}  # and by how much the clock was wrong
         self.held: Sums[tuple[rows.Name, str]] = Sums()  # by budget and holder: what its calls cost or may cost
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
@@ -239,15 +210,28 @@ class Truth:
 
     # What a process can know.
 
-    def least(self, reader: Reader, name: Name, as_of: float) -> int | None:
-        """All that it read, and all its own that was not in there; None: it has read nothing of use. What began before
+    def least(self, reader: Reader, name: Name, exact_at: float) -> int | None:
+        """All that it last read exactly, and all its own that was not in there; None: it has not. What began before
         anybody knew of a quota, it learns from the store."""
-        place = reader.known.get(name, {}).get(as_of)
+        place = reader.known.get(name, {}).get(exact_at)
         if place is None:
             return None
         history = self.flushed[name].history if name in self.flushed else [(0, {})]
         total, by_owner = history[place]
         return total + max(0, self.counted[reader.owner, name] - by_owner.get(reader.owner, 0))
+
+    def check_most(self, owner: str, standing: Any) -> None:
+        """No process counts more than was spent, or it would flip, alert and refuse too early."""
+        for label, spent in standing._spent.items():
+            name = Name(standing.scope.key, label, standing.span.key)
+            self.check("nobody counts more than was spent", spent.known <= self.pico[name], owner, name, spent.known)
+
+    def check_refusal(self, standing: Any, room: Mapping[str, int]) -> None:
+        """By label, what a call needs to have left. One that is refused for good finds less."""
+        for label, needed in room.items():
+            name = Name(standing.scope.key, label, standing.span.key)
+            left = standing.plan.quotas[label] - self.pico[name]
+            self.check("a call is refused when too little is left", left < needed, name, left, needed)
 
     # Hard budgets.
 
@@ -282,6 +266,18 @@ class Truth:
 def _held_by(counter: Any) -> tuple[rows.Name, str]:
     holder, period = counter.holder_and_period
     return rows.Name(counter.scope, counter.label, period), holder
+
+
+class ToldAlerts:
+    """Checks that each threshold is really reached."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+
+    async def reached(self, scope: Any, label: str, span: Span, pct: int, _: int, quota: int) -> None:
+        name = Name(scope.key, label, span.key)
+        is_reached = self._truth.pico[name] * 100 >= pct * quota
+        self._truth.check("an alert fires when its threshold is reached", is_reached, name, pct, quota)
 
 
 class ToldJournal(Journal):

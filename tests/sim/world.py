@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -15,7 +16,10 @@ from unittest import mock
 
 from proxy.calendar_days import Period, known_zone
 from proxy.config import Config
+from proxy.errors import QuotaSpent
 from proxy.recording import segment
+from proxy.selection import hard_budgets
+from proxy.selection.standing import Standing
 from proxy.stores import schema
 from proxy.stores.contract import Update, Value
 from tests.sim.bedrock import Bedrock, Told, prices_of
@@ -106,7 +110,7 @@ class World:
 
     def longest_delay(self, normal_secs: float) -> float:
         """Until all know that a soft quota is spent: a flush, an interval and its grace, the age of a total."""
-        return 15 + 1.1 * normal_secs + 1 + 100 + 5
+        return 15 + 1.1 * normal_secs + 1 + max(100, 1.7 * self.setup.aggregate_secs) + 5
 
     def troubled(self) -> None:
         self.last_trouble = self.scheduler.now
@@ -201,6 +205,30 @@ _CONFIG = replace(
 )
 
 
+def _checked_refusal(truth: Truth) -> Callable[..., Any]:
+    refused = Standing._spent_all
+
+    def checked(standing: Standing, asked: str, may: tuple[str, ...]) -> Any:
+        refusal = refused(standing, asked, may)
+        if isinstance(refusal, QuotaSpent):
+            truth.check_refusal(standing, dict.fromkeys(may, 1))
+        return refusal
+
+    return checked
+
+
+def _checked_hard_refusal(truth: Truth) -> Callable[..., Any]:
+    refused = hard_budgets._too_dry
+
+    def checked(standing: Standing, dry: Mapping[str, Any]) -> Any:
+        refusal = refused(standing, dry)
+        if isinstance(refusal, QuotaSpent):
+            truth.check_refusal(standing, {label: worst for label, (_, worst) in dry.items()})
+        return refusal
+
+    return checked
+
+
 class Patches:
     """That a run needs, and no other one may see."""
 
@@ -210,6 +238,8 @@ class Patches:
             mock.patch.object(os, "urandom", world.random_bytes),
             mock.patch.object(segment, "LEAST_ROOM", world.setup.room[0]),
             mock.patch.object(segment, "MOST_ROOM", world.setup.room[1]),
+            mock.patch.object(Standing, "_spent_all", _checked_refusal(world.truth)),
+            mock.patch.object(hard_budgets, "_too_dry", _checked_hard_refusal(world.truth)),
         )
 
     def __enter__(self) -> None:

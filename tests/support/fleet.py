@@ -122,7 +122,7 @@ async def sidecar(
         journal = Journal(folder, ulids)
         recorder = Recorder(journal, [], Sender(told, clock), clock, Pace(1.0, 15.0), max_unflushed_pico=10**6 * USD)
         standings = Standings(whole, told, recorder, clock, tasks, alerts, notes)
-        yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, 60))
+        yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, whole.aggregator.interval_secs))
         journal.close()
 
 

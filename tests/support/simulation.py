@@ -32,7 +32,7 @@ from proxy.recording.recorder import Recorder
 from proxy.recording.sender import Sender
 from proxy.recording.ulid import Ulids
 from proxy.selection import sticky
-from proxy.selection.spent import MARGIN_SECONDS, Spent
+from proxy.selection.spent import Spent
 from proxy.selection.standings import Payer, Standings
 from proxy.stores.contract import Item, Key, Put, Store, Update, Write
 from proxy.tasks import Tasks
@@ -110,7 +110,6 @@ class World:
         self.store = MemoryStore()
         self.applied: list[tuple[str, Name, int]] = []  # by whom, to what, how much
         self.recorded: Sums[tuple[str, Name]] = Sums()  # all that ever was, by whom
-        self.totals: dict[tuple[Key, float], int] = {}  # by stamp: how much of `applied` it holds
         self.history: dict[Key, list[Item]] = {}  # of totals
         self.violations: list[str] = []
         self.chance = count(1)
@@ -148,7 +147,7 @@ class Line:
         self.holds_before = False
         self._passing = 0  # how many are let through before that
         self.read: dict[Name, int] = {}  # how much of what was applied, when it last read the shards
-        self.known: dict[Name, dict[float, int]] = {}  # the same, by as of when it reads
+        self.known: dict[Name, dict[float, int]] = {}  # the same, by when the reading began
         self.ages: list[tuple[float, float]] = []  # when totals were read, and how old they were
         self._quotas: Any = {}  # micro-USD, as last read
 
@@ -195,31 +194,28 @@ class Line:
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
         began = self._clock.monotonic()
-        return await self._asked(self._noted_reading(keys, began, self._clock.now() - began, consistent))
+        return await self._asked(self._noted_reading(keys, began, consistent))
 
-    async def _noted_reading(
-        self, keys: Sequence[Key], began: float, ahead: float, consistent: bool
-    ) -> list[Item | None]:
+    async def _noted_reading(self, keys: Sequence[Key], began: float, consistent: bool) -> list[Item | None]:
         found = await self._store.get_many(keys)
         for number, key in enumerate(keys):
             if key.table == SHARDS:
                 assert consistent
                 name, held = name_of(key), len(self._world.applied)
                 self.read[name] = held
-                self.known.setdefault(name, {})[began + MARGIN_SECONDS] = held
+                self.known.setdefault(name, {})[began] = held
             elif key.table == TOTALS:
-                found[number] = self._read_total(key, ahead)
+                found[number] = self._read_total(key)
             elif key.sk == "CONFIG":
                 self._quotas = cast(Item, found[number])["quotas"]
         return found
 
-    def _read_total(self, key: Key, ahead: float) -> Item | None:
+    def _read_total(self, key: Key) -> Item | None:
         history = self._world.history.get(key)
         if not history:
             return None
         item = history[len(history) // 2 if self.is_behind else -1]
         stamp = float(cast(Decimal, item[STAMP]))
-        self.known.setdefault(name_of(key), {})[stamp - ahead] = self._world.totals[key, stamp]
         self.ages.append((self._clock.monotonic(), self._clock.now() - stamp))
         return item
 
@@ -229,10 +225,6 @@ class Line:
     async def _noted_put(self, put: Put) -> None:
         await self._store.put(put)
         if put.key.table == TOTALS:
-            stamp = float(cast(Decimal, put.item[STAMP]))
-            before = self._world.totals.get((put.key, stamp))
-            held = self.read[name_of(put.key)]
-            self._world.totals[put.key, stamp] = held if before is None else min(before, held)
             self._world.history.setdefault(put.key, []).append(put.item)
 
     async def update(self, update: Update) -> Item:
@@ -279,6 +271,7 @@ class Process:
     config: Config = field(default_factory=Config.development)
     lives: int = 0
     open: list[Call] = field(default_factory=list)
+    alerts: Any = None
 
     def start(self) -> None:
         folder = self.world.folder / self.name
@@ -297,7 +290,7 @@ class Process:
             max_unflushed_pico=10**6 * USD,
         )
         self.tasks = Tasks(self.clock)
-        self.standings = Standings(self.config, look, self.recorder, self.clock, self.tasks)
+        self.standings = Standings(self.config, look, self.recorder, self.clock, self.tasks, self.alerts)
         self.aggregator = Aggregator(total, self.clock, self.config.aggregator.interval_secs)
         self.work: list[asyncio.Task[Any]] = []
 
@@ -348,8 +341,8 @@ class Process:
                 yield Name(standing.scope.key, label, standing.span.key), spent
 
     def least(self, name: Name, spent: Spent) -> int:
-        """What it must at least know of: all that it read, and all its own that was not in there."""
-        read = self.lines["look"].known.get(name, {}).get(spent._as_of)
+        """What it must at least know of: all that it last read exactly, and all its own that was not in there."""
+        read = self.lines["look"].known.get(name, {}).get(spent.exact_at)
         if read is None:
             return sum(pico for counter, pico in self.recorder.unflushed().items() if counter[:3] == name)
         world = self.world
@@ -359,7 +352,7 @@ class Process:
     def check(self) -> None:
         assert self.world.violations == []
         for name, spent in self.spent():
-            assert spent.known >= self.least(name, spent) >= 0
+            assert 0 <= self.least(name, spent) <= spent.known <= self.world.truth(name)
             under_way = [call.expected for call in self.open if spent in call.account.budgets]
             assert spent.in_flight == sum(under_way)
 

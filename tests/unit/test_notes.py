@@ -299,13 +299,36 @@ def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
         spent.ended(0, pico)
     parts = spent.parts
     left = sum([*before, *after][flushed:])
-    following = Spent(left)
-    following.recall(*parts)
+    following = Spent(left, left)
+    following.recall(*parts, is_ours=True)
     assert spent.known <= following.known <= stored + sum(before) + sum(after)
     assert following.known >= stored + left
-    following.acknowledged(left, 100.0)
+    following.acknowledged(left)
     following.read_exactly(stored + sum(before) + sum(after), 200.0)
     assert following.known == stored + sum(before) + sum(after)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours_twice(
+    one: Sidecar, worker: int
+) -> None:
+    """What a flush of ours without an answer brought to the store, another worker may have seen there."""
+    who = caller()
+    await budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 4 * USD)
+    await one.looked()
+    one.standings.notes.take_down(noted.MOST)
+    values = lines_in(b"".join(one.standings.notes.lines())).values
+    scope, same = Scope(who.org, "web"), Notes(one.clock.now, worker)
+    same.remember(noted.newest(values)[0])
+    found = same.stood(scope, DAY)
+    assert found is not None
+    assert found.is_ours is (worker == 0)
+    for each in values:
+        each[3].pop("worker", None)
+    older = Notes(one.clock.now, worker)
+    older.remember(noted.newest(values)[0])
+    assert older.stood(scope, DAY) == found._replace(is_ours=False)
 
 
 async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sidecar, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], ou
     """`spent` and `limit` are in micro-dollars."""
     budget: Item = {"model_ordering": cast(Any, list(limit)), "quotas": cast(Any, dict(limit))}
     plan = plan_of(budget, None, CONFIG.defaults, (), 0)
-    told = {label: micros * MICRO for label, micros in spent.items()}
+    told = {label: (micros * MICRO, 0) for label, micros in spent.items()}
     scope = Scope(str(UUID(int=number)), "web" if number % 2 else None)
     return Standing(scope, TODAY, plan, CONFIG.labels, lambda: told, outcomes=outcomes)
 
