@@ -50,6 +50,7 @@ class Connection:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.called_at = self.answered_at = self.since = 0.0
+        self.received = 0
         self.is_written = True
         self.deadline: float | None = None
         self._sink: Any = None
@@ -96,6 +97,7 @@ class Connection:
 
     def _gives(self, data: bytes) -> None:
         if self._sink is not None:
+            self.received += len(data)
             self._sink.data(data, False)
 
     def _ends(self, model: str, used: tuple[int, int], data: bytes) -> None:
