@@ -29,6 +29,7 @@ class Kind(StrEnum):
     INTENT = "I"
     RECORD = "R"
     NOTHING = "N"  # the call came to nothing that costs
+    EXTENT = "L"  # how many lines there are before this one, and their digest; estimates and the seal follow
     SEAL = "S"
 
 

@@ -7,10 +7,10 @@ What was spent of a hold on a hard budget is a sum like the others, but belongs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.hard import rows
 from proxy.model import Scope
@@ -18,7 +18,7 @@ from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
 from proxy.recording.seal import Part
 from proxy.recording.ulid import made_at
 from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, ItemMissing, Key, Put, Update, Write
+from proxy.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Update, Value, Write
 
 DAY_SECONDS = 86_400
 KEEP_SHARDS_SECONDS = 35 * DAY_SECONDS
@@ -30,12 +30,52 @@ SHARDS = "shards_"  # and how many, as the name of an attribute
 _COUNTED = Counts._fields[:-1]  # all but the money, by the names they have in the store
 
 
-def writes(ulid: str, number: int, part: Part, now: float) -> list[Write]:
+_LINES, _DIGEST, _PARTS, _ESTIMATED, _CARRIED = "lines", "digest", "parts", "estimated", "carried"
+
+
+class Mark(NamedTuple):
+    """What the markers say of lines of a segment that were counted together: how many there are up to the last of them
+    and the digest of all those, in how many parts they went, and which calls that they leave open are counted already,
+    as estimated; or by the segment that carries them on, where that is known to whoever may not have all lines of this
+    one. `start` is how many lines had been counted before."""
+
+    lines: int
+    digest: str
+    parts: int
+    estimated: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
+    start: int = 0
+
+    @classmethod
+    def of(cls, item: Item, start: int = 0) -> Mark | None:
+        """None: a former version put it there, for all lines of the segment."""
+        if _LINES not in item:
+            return None
+        found: Any = item
+        estimated, carried = (tuple(map(int, found.get(name, ()))) for name in (_ESTIMATED, _CARRIED))
+        return cls(int(found[_LINES]), str(found[_DIGEST]), int(found[_PARTS]), estimated, carried, start)
+
+    def is_said_by(self, item: Item) -> bool:
+        """Or by a former version, which says of all lines that they are counted."""
+        return Mark.of(item, self.start) in (self, None)
+
+    def item(self, kept_until: int) -> Item:
+        calls = {_ESTIMATED: self.estimated, _CARRIED: self.carried}
+        own: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY: kept_until}
+        return own | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
+
+
+def writes(ulid: str, mark: Mark, number: int, part: Part, now: float) -> list[Write]:
     """One transaction, whose first write fails if it was done before."""
     # A clock that was set back left names in the future, which stay young for longer.
     kept_until = int(max(now, made_at(ulid))) + KEEP_MARKERS_SECONDS
-    marker = Put(schema.segment_marker(ulid, number), {EXPIRY: kept_until}, ItemMissing())
+    marker = Put(schema.segment_marker(ulid, number, mark.start), mark.item(kept_until), ItemMissing())
     return [marker, *(addition(ulid, counter, counts, now) for counter, counts in part)]
+
+
+def estimated_by(markers: Iterable[Item]) -> frozenset[int]:
+    """Calls of one segment, by all of its markers."""
+    return frozenset(number for item in markers if (mark := Mark.of(item)) for number in mark.estimated)
 
 
 def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Update]:

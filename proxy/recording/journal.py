@@ -1,6 +1,6 @@
 """What is spent, on this machine's disk before it is in the store: a row of segments, of which the last is written to.
 
-    head, carried intents, READY, then intents and what became of them, and at last the seal
+    head, carried intents, READY, then intents and what became of them, and at last the extent and the seal
 
 A call's intent is written before it is sent, and its receipt before the last byte of its answer goes to the caller, so
 a process that is killed loses nothing that was answered. When a segment is sealed, the calls still under way are
@@ -19,7 +19,7 @@ from pathlib import Path
 from proxy.errors import CannotRecord, JournalFull, JournalUnusable
 from proxy.recording.entries import Counter, Counts, Intent, Receipt, Tally, head, ready
 from proxy.recording.folder import has_no_room
-from proxy.recording.seal import Seal
+from proxy.recording.seal import Extent, Seal
 from proxy.recording.segment import Segment, sync_file, sync_folder
 from proxy.recording.ulid import Ulids, made_at
 from proxy.traffic import MOST_TOLD, OTHER
@@ -37,6 +37,12 @@ class Sealed:
 
     seal: Seal
     path: Path
+    size: int = 0  # of its lines; needed until the extent is known
+    extent: Extent | None = None
+    before: str = ""  # the segment that this one carries on
+    is_carrying: bool = False  # calls of that one
+    estimated: tuple[int, ...] = ()  # calls that its seal counts as estimated, by their numbers
+    carried_on: tuple[int, ...] = ()  # calls that later segments count, where lines of this one may be lost
     next_path: Path | None = None  # of the one that carries it on
     estimates: tuple[bytes, ...] = ()  # receipts that go before the seal
     is_frozen: bool = True  # the seal stands in it
@@ -57,13 +63,20 @@ class Sealed:
         if self.next_path is not None:
             sync_file(self.next_path)  # the calls that it carries on, first
             sync_folder(self.path.parent)
-        ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes a last line, and no more room
+        extent = self.measured()
+        ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes last lines, and no more room
         try:
-            ended.append_all((*self.estimates, self.seal.content()))
+            ended.append_all((extent.content(), *self.estimates, self.seal.content()))
             ended.sync()
         finally:
             ended.close()
         self.is_frozen, self.estimates = True, ()
+
+    def measured(self) -> Extent:
+        """Reads the file the first time, so call it in a thread then. Raises OSError."""
+        if self.extent is None:
+            self.extent = Extent.of_file(self.path, self.size)
+        return self.extent
 
     def unsent(self) -> Iterator[tuple[Counter, Counts]]:
         for part in self.seal.parts[self.parts_sent :]:
@@ -86,6 +99,7 @@ class Journal:
         self._sealed = dict.fromkeys((*labels, OTHER), Counts())  # what was recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
         self._unsound = ""  # the segment that could not be synced
+        self._before, self._is_carrying = "", False  # what the segment that is written to carries on
         try:
             self._segment = self._following("")
             sync_folder(folder)
@@ -207,7 +221,16 @@ class Journal:
         except OSError as failure:
             self._seal_trouble = self._fails(failure)
             raise
-        sealed = Sealed(Seal.of(ended.ulid, self.tally), ended.path, following.path, is_frozen=False)
+        sealed = Sealed(
+            Seal.of(ended.ulid, self.tally),
+            ended.path,
+            ended.size,
+            before=self._before,
+            is_carrying=self._is_carrying,
+            next_path=following.path,
+            is_frozen=False,
+        )
+        self._before, self._is_carrying = ended.ulid, bool(self._open)
         self._sealed = self.recorded_by_label
         self._segment, self.tally, self._seal_trouble = following, Tally(), ""
         ended.close()

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from proxy.hard import holds
 from proxy.recording.entries import FORMAT, Account, Counter, Intent, Kind, Receipt, Tally
 from proxy.recording.folder import has_no_room
 from proxy.recording.journal import Sealed
-from proxy.recording.lines import lines_in
-from proxy.recording.seal import Seal
+from proxy.recording.lines import Lines, lines_in
+from proxy.recording.seal import Extent, Seal
 from proxy.recording.segment import SUFFIX
 from proxy.recording.ulid import is_ulid
 
 _log = logging.getLogger("proxy.recording")
+
+
+_LAST = (Kind.EXTENT, Kind.SEAL)
 
 
 def _check(numbers: Iterable[Any]) -> None:
@@ -62,6 +66,38 @@ class Found:
     end: int = 0
     open: dict[int, Intent] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
+    extent: Extent | None = None
+    estimated: list[int] = field(default_factory=list)  # behind the extent, as the seal counts them
+    is_carrying: bool = False
+    carried_on: set[int] = field(default_factory=set)
+
+    def take_all(self, lines: Lines) -> None:
+        """Behind its extent a segment has nothing but estimates and its seal. Estimates without a seal were never
+        counted, and are made again."""
+        digest, count = sha256(), 0
+        for values, text, end in zip(lines.values, lines.texts, lines.ends, strict=True):
+            try:
+                self._take_last(values) if self.extent or values[0] in _LAST else self.take(values)
+            except (LookupError, TypeError, ValueError):
+                self.spoilt += 1
+                self.has_gaps = True
+            if self.extent is None and self.seal is None:
+                digest.update(text)
+                count, self.end = count + 1, end
+        self.extent = self.extent or Extent(count, digest.hexdigest())
+        if self.seal is None:
+            self.estimated = []
+
+    def _take_last(self, values: list[Any]) -> None:
+        match values[0]:
+            case Kind.EXTENT:
+                self.extent = Extent.from_values(values)
+            case Kind.SEAL:
+                self.begin()
+                self.seal = Seal.from_values(values, self.known.counters)
+            case Kind.RECORD:
+                _check(values[1:2])
+                self.estimated.append(values[1])
 
     def take(self, values: list[Any]) -> None:
         match values[0]:
@@ -77,9 +113,6 @@ class Found:
                 if not self.is_ready:
                     self.before = before
                 self.begin(told)
-            case Kind.SEAL:
-                self.begin()
-                self.seal = Seal.from_values(values, self.known.counters)
             case _:
                 self.begin()
                 self._take_of_ready(values)
@@ -92,6 +125,7 @@ class Found:
         if told is None or told > len(self.carried):
             self._look_for_carried(told)
         self.lost = max(0, (told or 0) - len(self.carried))
+        self.is_carrying = bool(told or self.carried)
         self.open = dict(self.carried)
 
     def _look_for_carried(self, told: int | None) -> None:
@@ -113,6 +147,7 @@ class Found:
         for number, intent in later.carried.items():
             if is_next or self.open.get(number) == intent:
                 self.open.pop(number, None)
+                self.carried_on.add(number)
 
     def _take_of_ready(self, values: list[Any]) -> None:
         match values[0]:
@@ -183,14 +218,9 @@ def recover(folder: Path) -> Leftovers:
 def read(path: Path, earlier: Found | None = None, known: Known | None = None) -> Found:
     """`earlier` is the one before it in the folder, as it was read."""
     lines = lines_in(path.read_bytes())
-    found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.spoilt, end=lines.end)
+    found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.spoilt)
     found.has_gaps = lines.has_gaps
-    for values in lines.values:
-        try:
-            found.take(values)
-        except (LookupError, TypeError, ValueError):
-            found.spoilt += 1
-            found.has_gaps = True
+    found.take_all(lines)
     if not found.is_being_begun:
         found.begin()
     found.earlier = None
@@ -199,19 +229,37 @@ def read(path: Path, earlier: Found | None = None, known: Known | None = None) -
 
 def _end(found: Found, left: Leftovers) -> None:
     if found.seal is not None:
-        left.sealed.append(Sealed(found.seal, found.path, is_left_over=True))
+        left.sealed.append(_sealed(found, found.seal, is_left_over=True))
         return
     left.lost += found.lost
     left.estimated += len(found.open)
     is_empty = not (found.open or found.tally.requests)
-    left.sealed.append(Sealed(Seal.of(found.ulid, found.tally), found.path) if is_empty else _brought_to_its_end(found))
+    left.sealed.append(_sealed(found, Seal.of(found.ulid, found.tally)) if is_empty else _brought_to_its_end(found))
+
+
+def _sealed(found: Found, seal: Seal, *, is_left_over: bool = False) -> Sealed:
+    return Sealed(
+        seal,
+        found.path,
+        extent=found.extent,
+        before=found.before or "",
+        is_carrying=found.is_carrying,
+        estimated=tuple(found.estimated),
+        carried_on=tuple(sorted(found.carried_on)),
+        is_left_over=is_left_over,
+    )
 
 
 def _drop_empty(left: Leftovers) -> None:
     """At last, as the one behind may have been mended with what stands in it. One that has others before it goes in its
     turn, since it tells which of their calls were carried on, should a seal of theirs be missing."""
-    while left.sealed and left.sealed[0].is_frozen and not left.sealed[0].seal.requests:
+    while left.sealed and left.sealed[0].is_frozen and not _matters(left.sealed[0]):
         left.sealed.pop(0).discard()
+
+
+def _matters(sealed: Sealed) -> bool:
+    """Whether the store has to be told of it."""
+    return bool(sealed.seal.requests) or (sealed.extent is not None and sealed.extent.has_calls)
 
 
 def _brought_to_its_end(found: Found) -> Sealed:
@@ -221,8 +269,9 @@ def _brought_to_its_end(found: Found) -> Sealed:
         receipt = Receipt(intent.guess, {"why": "unknown"})
         estimates.append(receipt.content(number))
         found.tally.add(intent.account, receipt.counts)
-    seal = Seal.of(found.ulid, found.tally)
-    sealed = Sealed(seal, found.path, estimates=tuple(estimates), is_frozen=False, is_left_over=True)
+    found.estimated = [*found.open]
+    sealed = _sealed(found, Seal.of(found.ulid, found.tally), is_left_over=True)
+    sealed.estimates, sealed.is_frozen = tuple(estimates), False
     try:
         sealed.secure()
     except OSError as failure:

@@ -6,7 +6,7 @@ whole. Where nothing was written yet there are zeros, which no line has in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -21,7 +21,8 @@ def line(content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """`spoilt` counts what was no line; `end` is the offset behind the last good one, where writing may go on.
+    """`values` of the good ones, with their `texts` as they stand there; `ends` are the offsets behind them. `spoilt`
+    counts what was no line; `end` is the offset behind the last good one, where writing may go on.
 
     `has_gaps`: before that end is something that may have been a line, as one behind it that was never finished is not.
     """
@@ -30,11 +31,15 @@ class Lines:
     spoilt: int
     end: int
     has_gaps: bool = False
+    texts: list[bytes] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
 
 def lines_in(data: bytes) -> Lines:
     """A line that is torn or spoilt is passed over: those behind it are still good."""
     found: list[list[Any]] = []
+    texts: list[bytes] = []
+    ends: list[int] = []
     at = end = spoilt = 0
     has_gaps = False
     while (stop := data.find(b"\n", at)) >= 0:
@@ -42,11 +47,13 @@ def lines_in(data: bytes) -> Lines:
         values, start, at = _values(text), at, stop + 1
         if values is not None:
             found.append(values)
+            texts.append(data[stop - len(text) : at])
+            ends.append(at)
             has_gaps |= start != end or bool(hole)
             end = at
         if values is None or torn.strip(b"\0"):
             spoilt += 1
-    return Lines(found, spoilt + bool(data[at:].strip(b"\0")), end, has_gaps)
+    return Lines(found, spoilt + bool(data[at:].strip(b"\0")), end, has_gaps, texts, ends)
 
 
 def _values(text: bytes) -> list[Any] | None:

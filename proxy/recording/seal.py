@@ -1,4 +1,4 @@
-"""The last line of a segment: what it comes to, in the parts in which it goes to the store. Pure.
+"""The last lines of a segment: how far it goes, and what it comes to, in the parts in which it goes to the store.
 
 All that a flush writes is fixed here, so that a flush repeated by another process, at another time, or with another
 configuration writes the same, and a part that was written before is known by its marker.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,8 +22,45 @@ from proxy.stores.contract import MAX_TRANSACTION_WRITES
 SUMS_PER_PART = (MAX_TRANSACTION_WRITES - 1) // 2
 
 _MOST_OF_JSON = 2**63 - 1
+_CHUNK_BYTES = 1024 * 1024
+_BARE_LINES = 2  # its head, and that nothing is carried into it
 
 Part = tuple[tuple[Counter, Counts], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How many lines a segment has before its estimates and its seal, and their digest. A copy that was made earlier
+    has fewer lines, a copy that has grown has more; both begin alike."""
+
+    lines: int
+    digest: str
+
+    @classmethod
+    def of_file(cls, path: Path, size: int) -> Extent:
+        """Of one that has nothing but whole lines in its first `size` bytes. Raises OSError."""
+        digest, lines = sha256(), 0
+        with path.open("rb") as file:
+            while size and (chunk := file.read(min(size, _CHUNK_BYTES))):
+                digest.update(chunk)
+                lines += chunk.count(b"\n")
+                size -= len(chunk)
+        return cls(lines, digest.hexdigest())
+
+    @property
+    def has_calls(self) -> bool:
+        """So that a copy of it may have something to count, though this one comes to nothing."""
+        return self.lines > _BARE_LINES
+
+    def content(self) -> bytes:
+        return orjson.dumps([Kind.EXTENT.value, self.lines, self.digest])
+
+    @classmethod
+    def from_values(cls, values: list[Any]) -> Extent:
+        _, lines, digest = values
+        if type(lines) is not int or type(digest) is not str:
+            raise TypeError("no extent of a segment")
+        return cls(lines, digest)
 
 
 @dataclass(frozen=True, slots=True)

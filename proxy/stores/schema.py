@@ -119,9 +119,16 @@ def retrieval_token(token_hash: str) -> Key:
     return Key("secret-retrieval-tokens", token_hash)
 
 
-def segment_marker(ulid: str, part: int) -> Key:
-    name = _checked(ulid, bool(_ULID.fullmatch(ulid)), "ULID")
-    return Key("request-dedup", f"SEG#{name}", f"PART#{part:04}")
+def segment_marker(ulid: str, part: int, start: int = 0) -> Key:
+    """Of one part of the lines that were counted together, from line `start` on. Those of the first lines have the
+    names that versions look for which know of no others."""
+    own = f"LINES#{start:010}#PART#{part:04}" if start else f"PART#{part:04}"
+    return Key("request-dedup", segment_markers(ulid), own)
+
+
+def segment_markers(ulid: str) -> str:
+    """The partition with all markers of one segment."""
+    return f"SEG#{_checked(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}"
 
 
 def request_marker(org: str, app: str, request_id: str) -> Key:
