@@ -141,7 +141,6 @@ class Sender:
             if mark.lines > lines.size:
                 self._is_covered(sealed, mark, markers)
                 return frozenset(mark.estimated)
-            self.repeats += 1
             parts = (await asyncio.to_thread(lines.of, mark)).parts
             await self._send_parts(ulid, mark, parts[1:], 1)
         if lines.at < lines.size:
@@ -170,7 +169,6 @@ class Sender:
         for number in range(mark.parts):
             if schema.segment_marker(ulid, number, mark.start).sk not in markers:
                 raise SegmentMismatch("a later copy of it is half counted; bring that to the store first")
-        self.repeats += len(sealed.seal.parts)
         self.outdated.add(sealed.path.parent)
         self.requests += sealed.seal.requests
         self.pico += sealed.seal.pico
