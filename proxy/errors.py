@@ -4,6 +4,7 @@ PriceKeeperError
 ├── ConfigError            the configuration cannot be used; carries every mistake found
 ├── ListenFailed           an address cannot be listened on
 ├── JournalInUse           another process writes to this journal
+├── OwnerUnknown           a journal from elsewhere, whose process may still write to it
 ├── JournalUnusable        the journal's folder is not there, or not ours to write to
 │   └── JournalFull        its disk has no room left
 ├── Refusal                a request is answered with an error of ours, in AWS's form
@@ -56,6 +57,10 @@ class ConfigError(PriceKeeperError):
 
 class ListenFailed(PriceKeeperError):
     """Somebody else has the port, or it is not ours to take."""
+
+
+class OwnerUnknown(PriceKeeperError):
+    """Nobody here can tell whether the process that writes this journal still runs."""
 
 
 class JournalInUse(PriceKeeperError):

@@ -10,6 +10,7 @@ from proxy.errors import (
     JournalUnusable,
     ListenFailed,
     NotAllowed,
+    OwnerUnknown,
     PriceKeeperError,
     StoreMisconfigured,
     StoreUnavailable,
@@ -28,7 +29,8 @@ _OF_DEV: _Steps = {
     JournalInUse: "stop that process, or name another folder with --data-dir DIR",
 }
 _OF_REPLAY: _Steps = {
-    JournalInUse: "stop that process first; a sidecar that runs brings its journal to the store by itself"
+    JournalInUse: "stop that process first; a sidecar that runs brings its journal to the store by itself",
+    OwnerUnknown: "if it has ended, and this is what it left, say so with --owner-is-dead",
 }
 _OF_ALL: _Steps = {
     NotAllowed: f"see which credentials are used here; {_DOCTOR}",

@@ -60,14 +60,19 @@ def _add_replay(root: Parser) -> None:
     replay = root.command(
         "replay",
         "bring a journal found on a dead node to the store",
-        "What is in the store already is not counted again, so it is safe to run again. Nothing may be writing to that "
-        "journal.",
-        ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal"),
-        ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --force"),
+        "What is in the store already is not counted again, so it is safe to run again. A process that writes to it on "
+        "this machine is noticed; of a copy, or a disk from another machine, you have to say that there is none.",
+        ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
+        ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
         does="replay.replay",
         heading=HEADING,
     )
     replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
+    replay.add_argument(
+        "--owner-is-dead",
+        action="store_true",
+        help="the process that wrote this journal has ended, and wrote no more after this copy was made",
+    )
     replay.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
     add_config(replay)
     add_json(replay)

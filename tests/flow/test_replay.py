@@ -71,7 +71,7 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
         assert words in done.stdout
         assert counted(tmp_path / "data" / "price-keeper.db") == 7
     code, shown = on_a_terminal(
-        [sys.executable, "-m", "proxy.cli", "replay", "again", "--json"],
+        [sys.executable, "-m", "proxy.cli", "replay", "again", "--owner-is-dead", "--json"],
         tmp_path,
         os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
     )

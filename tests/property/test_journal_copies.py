@@ -161,6 +161,7 @@ class Machine(RuleBasedStateMachine):
         names = sorted(path.glob(f"*{SUFFIX}"))
         if len(names) > 1 and names[-1].stem == self.journal._segment.ulid:
             names[-1].unlink()
+            self.copies[path] |= self.sent  # as far as the copy tells
 
     @precondition(lambda self: self.copies)
     @rule(which=st.integers(0, 10**6))

@@ -309,11 +309,11 @@ class Mishaps:
 
     async def _until(self, answered: float) -> None:
         """Or until nobody is served any more."""
-        await _until(lambda: self.clients.answered >= answered or self.fleet.is_dry)
+        await until(lambda: self.clients.answered >= answered or self.fleet.is_dry)
 
     async def _somebody(self) -> Keeper:
         """To whom nothing is being done."""
-        await _until(lambda: any(not keeper.is_busy for keeper in self.fleet.alive))
+        await until(lambda: any(not keeper.is_busy for keeper in self.fleet.alive))
         return self.chance.choice([keeper for keeper in self.fleet.alive if not keeper.is_busy])
 
     async def _kill(self, keeper: Keeper) -> None:
@@ -347,9 +347,9 @@ class Mishaps:
 
 async def all_dry(fleet: Fleet) -> None:
     async with asyncio.timeout(DRY_SECONDS):
-        await _until(lambda: fleet.is_dry)
+        await until(lambda: fleet.is_dry)
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():  # noqa: ASYNC110  # of many things that nobody tells of
         await asyncio.sleep(0.005)
