@@ -213,7 +213,7 @@ class Ending:
             label, _, rest = key.sk.removeprefix("HOLD#").partition("#")
             period, _, holder = rest.rpartition("#")
             name, hold = rows.Name(key.pk, label, period), rows.Hold.of(item)
-            spent = self.truth.held[name, holder]
+            spent = self.truth.held[name, holder] + self.truth.over_held[name, holder]
             out[name] = out.get(name, 0) + hold.out
             is_right = hold.is_closed and hold.out == hold.used == spent
             self.truth.check("every hold is closed with what was spent of it", is_right, name, holder, hold, spent)

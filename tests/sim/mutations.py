@@ -20,6 +20,7 @@ from proxy.limits.lease import Lease
 from proxy.limits.sending import Sending, Transaction
 from proxy.limits.store_time import StoreTime
 from proxy.recording import aggregator, flush, leftovers
+from proxy.recording.flush import Mark
 from proxy.recording.journal import Journal
 from proxy.recording.recorder import Recorder
 from proxy.recording.sender import Sender
@@ -88,6 +89,10 @@ def _without_carried(journal: Any, before: str) -> Any:
 async def _lost_is_good(sender: Any, *arguments: Any) -> None:
     with suppress(StoreUnavailable):
         await _send_part(sender, *arguments)
+
+
+async def _nothing_counted_before(*_: Any) -> frozenset[int]:
+    return frozenset()
 
 
 async def _without_token(sending: Any, transaction: Transaction) -> None:
@@ -166,6 +171,12 @@ _ANY = any_of(ItemMissing(), ItemExists())
 MISTAKES = {
     "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal", 10_006),
     "a lost answer taken for a good one": Mistake(Sender, "_send_part", _lost_is_good, "journal"),
+    "a marker that stands for a segment whatever its lines are": Mistake(
+        Mark, "is_said_by", lambda *_: True, "journal", 10_020
+    ),
+    "estimates of a replayed copy forgotten by the segments behind": Mistake(
+        Sender, "_counted_before", _nothing_counted_before, "journal", 10_485
+    ),
     "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal", 10_012),
     "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal", 10_007),
     "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal", 10_007),

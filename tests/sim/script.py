@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from proxy.calendar_days import Period, known_zone, span
@@ -30,8 +31,12 @@ WAITS = (0.0, 0.01, 0.2, 1.0, 1.0, 2.0, 3.0, 9.0)
 class Script:
     def __init__(self, world: World) -> None:
         self.world, self.chance, self.setup = world, world.script, world.setup
+        self.snapshots: list[tuple[Sidecar, Path]] = []
         is_calm = self.setup.focus == "calm"
-        steps = {**self._ordinary(), **({} if is_calm else self._troubles())}
+        has_snapshots = self.setup.focus == "journal"
+        steps = (
+            self._ordinary() | ({} if is_calm else self._troubles()) | (self._of_snapshots() if has_snapshots else {})
+        )
         self._steps, self._weights = list(steps), [weight for weight, _ in steps.values()]
         self._does = {name: work for name, (_, work) in steps.items()}
 
@@ -70,6 +75,13 @@ class Script:
             "an override": (1, self._overrides),
             "an override ends": (1, self._clears),
             "a replay elsewhere": (2, self._replays),
+        }
+
+    def _of_snapshots(self) -> dict[str, tuple[int, Callable[[], object]]]:
+        """In some worlds alone: whoever counts twice what a copy brought, until he flushes, keeps fewer promises."""
+        return {
+            "a snapshot": (6, self._takes_snapshot),
+            "a replay of a snapshot": (6, self._replays_snapshot),
         }
 
     def step(self) -> None:
@@ -325,19 +337,41 @@ class Script:
         machine = self.chance.choice(dead)
         if not machine.folder.exists():
             return False
-        copy = self.world.folder / f"copy{next(self.world.names)}"
-        shutil.copytree(machine.folder, copy)
-        weather = network.Weather(self.world.chance, self.setup.odds)
-        world = self.world
-        wire = Wire(machine.name, world.store, world.truth, world.loop, weather, world.chance, world.trace)
-        world.loop.create_task(self._replay(copy, cast(Store, wire)))
+        self._begins_replay(machine, machine.folder, gives_back=True)
         return True
 
-    async def _replay(self, folder, store: Store) -> None:  # type: ignore[no-untyped-def]
+    def _takes_snapshot(self) -> object:
+        """Of a disk, whether its process lives or not."""
+        machine = self._machine()
+        if not machine.folder.exists():
+            return False
+        self.snapshots.append((machine, self._copy_of(machine.folder)))
+        return True
+
+    def _replays_snapshot(self) -> object:
+        """However old it is by now. Nobody can say that its process spends no more, so nothing is given back."""
+        if not self.snapshots:
+            return False
+        machine, folder = self.chance.choice(self.snapshots)
+        self._troubled("replays of snapshots")
+        self.world.truth.has_replayed_snapshot = True
+        self._begins_replay(machine, folder, gives_back=False)
+        return True
+
+    def _copy_of(self, folder: Path) -> Path:
+        return Path(shutil.copytree(folder, self.world.folder / f"copy{next(self.world.names)}"))
+
+    def _begins_replay(self, machine: Sidecar, folder: Path, *, gives_back: bool) -> None:
+        world, copy = self.world, self._copy_of(folder)
+        weather = network.Weather(world.chance, self.setup.odds)
+        wire = Wire(machine.name, world.store, world.truth, world.loop, weather, world.chance, world.trace)
+        world.loop.create_task(self._replay(copy, cast(Store, wire), gives_back))
+
+    async def _replay(self, folder: Path, store: Store, gives_back: bool) -> None:
         clock = Clock(self.world)
         sender = Sender(store, clock)
         with suppress(StoreError):
             for sealed in recover(folder).sealed:
                 await sender.send(sealed)
-            if not sender.left:
+            if gives_back and not (sender.left or sender.outdated):
                 await give_back_former(store, clock, folder)

@@ -47,7 +47,7 @@ def test_each_mistake_is_found() -> None:
     """Or the simulator could not tell a fleet that keeps its promises from one that does not."""
     found = played("--mistakes", str(SOON))
     lines = re.findall(r"^ *(\d+) (.*): (.*)$", found.stdout, re.MULTILINE)
-    assert len(lines) >= 22, found.stderr
+    assert len(lines) >= 24, found.stderr
     assert [name for _, name, told in lines if told == "not found"] == []
     assert found.returncode == 0
 

@@ -18,8 +18,9 @@ from proxy.recording.aggregator import COUNTED
 from proxy.recording.entries import PICO_PER_MICRO, Intent, Receipt
 from proxy.recording.flush import COST, pico_of
 from proxy.recording.journal import Journal
+from proxy.recording.segment import Segment
 from proxy.selection import sticky
-from proxy.stores.contract import Item, Key, Update, Write
+from proxy.stores.contract import Item, Key, Put, Update, Write
 from tests.sim.scheduler import Killed
 
 SHARDS, TOTALS, STICKY, BUCKETS = "usage-agg-sharded", "daily-total", "sticky-state", "rate-buckets"
@@ -99,6 +100,7 @@ class Truth:
         self.known_pico = 0  # what Bedrock told and was written down
         self.flushed: dict[Name, Flushed] = {}
         self.held: Sums[tuple[rows.Name, str]] = Sums()  # by budget and holder: what its calls cost or may cost
+        self.over_held: Sums[tuple[rows.Name, str]] = Sums()  # what estimates that stay say beyond that
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
         self.is_quota_lowered = False
@@ -107,6 +109,12 @@ class Truth:
         self.spent_at: dict[Name, float] = {}
         self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
         self._spans: dict[str, list[Span]] = {}
+        self.has_replayed_snapshot = (
+            False  # so that somebody may count twice what the store has of him, until he flushes
+        )
+        self.lives: dict[str, Any] = {}  # by segment
+        self._ended: dict[tuple[int, int], tuple[Intent, int, bool]] = {}  # what calls came to, by life and number
+        self._estimated: set[tuple[int, int]] = set()  # calls that a replayed copy has counted: they stay as they were
 
     def check(self, what: str, holds: bool, *told: object) -> None:
         self.checks[what] += 1
@@ -141,27 +149,54 @@ class Truth:
         counts = None if receipt is None else receipt.counts
         if counts is not None and not counts.estimated_requests:
             self.known_pico += counts.pico
-        self._records(life, intent, 0 if counts is None else counts.pico, counts is not None)
+        self._ends(life, number, intent, 0 if counts is None else counts.pico, counts is not None)
 
     def dies(self, life: Any) -> None:
         """What nobody was told the end of counts as it was taken for."""
         for number in tuple(life.under_way):
             intent = life.under_way.pop(number)
-            self._records(life, intent, intent.pico, True)
+            self._ends(life, number, intent, intent.pico, True)
 
-    def _records(self, life: Any, intent: Intent, pico: int, counts: bool) -> None:
+    def _ends(self, life: Any, number: int, intent: Intent, pico: int, counts: bool) -> None:
         is_held = any(counter.is_hold for counter in intent.account.counters)
+        is_estimated = (life.number, number) in self._estimated
+        self._ended[life.number, number] = intent, pico, counts
         for counter in intent.account.counters:
             if counter.is_hold:
                 self.held[_held_by(counter)] += pico - intent.pico
+                self.over_held[_held_by(counter)] += intent.pico - pico if is_estimated else 0
                 continue
             name = Name(*counter[:3])
             if not is_held:
                 self.unheld[name] += pico
-            if counts:
-                self.counted[life.name, name] += pico if intent.account.budgets else 0
+            if counts and intent.account.budgets:
+                self.counted[life.name, name] += min(pico, intent.pico) if is_estimated else pico
+        if counts and not is_estimated:
+            self._records(intent, pico, 1)
+
+    def _stays_estimated(self, ulid: str, number: int) -> None:
+        """A copy of this segment was counted, whatever its call comes to or came to."""
+        life = self.lives.get(ulid)
+        if life is None or (life.number, number) in self._estimated:
+            return
+        self._estimated.add((life.number, number))
+        if number in life.under_way:
+            self._records(life.under_way[number], life.under_way[number].pico, 1)
+            return
+        intent, pico, counts = self._ended[life.number, number]
+        self._records(intent, intent.pico - pico if counts else intent.pico, 1 - counts)
+        for counter in intent.account.counters:
+            if counter.is_hold:
+                self.over_held[_held_by(counter)] += intent.pico - pico
+            elif counts and intent.account.budgets:
+                self.counted[life.name, Name(*counter[:3])] -= max(0, pico - intent.pico)
+
+    def _records(self, intent: Intent, pico: int, requests: int) -> None:
+        for counter in intent.account.counters:
+            name = Name(*counter[:3])
+            if not counter.is_hold:
                 self.pico[name] += pico
-                self.requests[name] += 1
+                self.requests[name] += requests
                 quota = self.quotas.get(name.label)
                 if quota is not None and self.pico[name] >= quota * PICO_PER_MICRO:
                     self.spent_at.setdefault(name, self.now())
@@ -170,6 +205,9 @@ class Truth:
 
     def applied(self, owner: str, writes: Sequence[Write]) -> None:
         for write in writes:
+            if isinstance(write, Put) and write.key.pk.startswith("SEG#"):
+                for number in cast("list[int]", write.item.get("estimated", [])):
+                    self._stays_estimated(write.key.pk.removeprefix("SEG#"), number)
             if isinstance(write, Update) and write.key.table == SHARDS:
                 name = name_of(write.key)
                 flushed = self.flushed.setdefault(name, Flushed())
@@ -206,7 +244,8 @@ class Truth:
         name = Name(update.key.pk, str(left), update.key.sk)
         known = [each.get(str(left), 0) for each in quotas.values()]
         quota = min(known, default=0) * PICO_PER_MICRO
-        self.check("a label is left for good when it is spent", self.pico[name] >= quota, name, self.pico[name], quota)
+        is_spent = self.pico[name] >= quota or self.has_replayed_snapshot
+        self.check("a label is left for good when it is spent", is_spent, name, self.pico[name], quota)
 
     # What a process can know.
 
@@ -249,11 +288,12 @@ class Truth:
             out[name] += hold.out
             spent = self.held[name, holder]
             self.check("nobody spends what it does not hold", spent <= hold.out, name, holder, spent, hold)
-            self.check("no hold says more than was spent", hold.used <= max(hold.out, spent), name, holder, spent, hold)
+            most = max(hold.out, spent + self.over_held[name, holder])
+            self.check("no hold says more than was spent", hold.used <= most, name, holder, spent, hold)
         for name, bucket in buckets.items():
             sum_ = bucket.left + out[name] + bucket.base
             self.check("money is in one place", sum_ == bucket.quota, name, bucket, out[name])
-            if not (self.unheld[Name(*name)] or self.is_quota_lowered):
+            if not (self.unheld[Name(*name)] or self.is_quota_lowered or self.has_replayed_snapshot):
                 self.check("no bucket owes", bucket.left >= 0, name, bucket)
         held: Sums[rows.Name] = Sums()
         for (name, _), pico in self.held.items():
@@ -286,6 +326,11 @@ class ToldJournal(Journal):
     def __init__(self, life: Any, *arguments: Any) -> None:
         self._life, self._truth = life, life.world.truth
         super().__init__(*arguments)
+
+    def _following(self, before: str) -> Segment:
+        segment = super()._following(before)
+        self._truth.lives[segment.ulid] = self._life
+        return segment
 
     def intend(self, intent: Intent) -> int:
         self._life.about_to_begin(intent)
