@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import yaml
@@ -60,9 +62,11 @@ def config_of(folder: Path) -> None:
 def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
     config_of(tmp_path)
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
-        converse(running, 7)
-        assert counted(tmp_path / "data" / "price-keeper.db") == 0  # thin traffic waits
-        running.stop(signal.SIGKILL)
+        with closing(sqlite3.connect(tmp_path / "data" / "price-keeper.db")) as other:
+            other.execute("BEGIN IMMEDIATE")  # so that no flush gets through before the end
+            converse(running, 7)
+            running.stop(signal.SIGKILL)
+        assert counted(tmp_path / "data" / "price-keeper.db") == 0
     shutil.move(tmp_path / "data" / "journal", tmp_path / "found")
     shutil.copytree(tmp_path / "found", tmp_path / "again")
     for words in ("7 calls of 0.0", "0 calls of 0.0"):
