@@ -17,7 +17,7 @@ LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-has
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak check audit contract bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
+.PHONY: setup run test compiled test-compiled compiler clients test-clients test-deploy image-root test-page screenshots fuzz fuzz-properties soak check audit contract fixtures bench bench-hour bench-check bench-parts cli-docs cli-pictures newcomer format lock clean help
 
 help:                ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/ ##/' | column -t -s '#'
@@ -170,6 +170,9 @@ cli-docs: $(VENV)/.run ## write the reference of docs/cli.md from the parser
 
 contract: $(VENV)/.dev ## write docs/public-contract.yaml, of all names that users rely on, from the running product
 	$(BIN)/python -m tests.public_contract
+
+fixtures: $(VENV)/.dev ## what this version leaves behind, for later ones to read: make fixtures NAME=v0_2
+	$(BIN)/python -m tests.fixtures.make $(NAME)
 
 cli-pictures: $(VENV)/.run ## take the pictures of docs/cli.md, each of a real run
 	$(BIN)/python -m tools.cli_pictures

@@ -78,7 +78,7 @@ def played(folder: Path) -> dict[str, Any]:
             found["store"] = kept.tables(folder / "price-keeper.db")
             until(lambda: it.value("spans_total", what="exported") == it.value("spans_total", what="made"))
             until(lambda: all(name.encode() in _notes(folder) for name in ("override_label", "active_model_label")))
-            _die(it, bedrock, folder)
+            die(it, bedrock, folder)
             found["journal"] = kept.journal(folder / "journal")
         found["traces"] = _traces(receiver)
     found["command output"]["replay"] = _replayed(folder)
@@ -165,9 +165,10 @@ def _outputs(folder: Path, it: Observed) -> dict[str, Any]:
     return found
 
 
-def _die(it: Observed, bedrock: BedrockProcess, folder: Path) -> None:
+def die(it: Observed, bedrock: BedrockProcess, folder: Path) -> None:
     """With calls under way, while nobody else may write to the store: nothing is flushed, and some are carried."""
-    calls = [threading.Thread(target=_called, args=(it, app)) for app in ("watched", "watched", "shadow")]
+    shown = (token(), token(), token("shadow"), token("shop", answers.HARD))
+    calls = [threading.Thread(target=_called, args=(it, each)) for each in shown]
     bedrock.plan(always={"latency_ms": 1000 * SECONDS})
     for call in calls:
         call.start()
@@ -187,9 +188,9 @@ def _notes(folder: Path) -> bytes:
     return (folder / "journal" / "notes-0").read_bytes()
 
 
-def _called(it: Observed, app: str) -> None:
+def _called(it: Observed, shown: str) -> None:
     with suppress(OSError):
-        it.call(Authorization=f"Bearer {token(app)}")
+        it.call(body=answers.SHORT, Authorization=f"Bearer {shown}")
 
 
 async def _prices(folder: Path) -> Any:
