@@ -20,6 +20,7 @@ from proxy.auth.keys import SigningKey
 from proxy.auth.tokens import Tokens
 from proxy.simulator import DEFAULT_KEYS
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
+from tests.support.hard_processes import zone_by_day
 
 ORG = "c0000000-0000-4000-8000-00000000000e"
 APP = "watched"
@@ -136,7 +137,7 @@ def observed(
         told = Observed(running)
         settings = {
             "org_name": "Acme",
-            "timezone": "UTC",
+            "timezone": zone_by_day(),
             "quota_scope": "APP",
             "model_ordering": list(QUOTAS),
             "quotas": QUOTAS,
