@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-PORTS = range(20_000, 32_000)  # Linux gives those from 32,768 on, macOS and Windows those from 49,152 on
+PORTS = range(20_000, 32_000)  # unless told otherwise, Linux gives those from 32,768 on, and macOS from 49,152 on
 _LOCKS = Path(tempfile.gettempdir()) / f"price-keeper-ports-{os.getuid()}"  # of all test processes of this user
 _STRIDE = 7  # no divisor of how many there are, so that going by it comes to each
 
