@@ -63,7 +63,7 @@ def played(folder: Path) -> dict[str, Any]:
             "guardrails": answers.GUARDRAILS,
         }
         with (
-            patch.dict(os.environ, PRICE_KEEPER_WEBHOOK_SECRET="a secret of a receiver"),
+            patch.dict(os.environ, _SECRETS),
             observed(folder, bedrock.url, answers.LABELS, **chosen) as it,
         ):
             secret = answers.settings(it)
@@ -144,12 +144,13 @@ def _events(it: Observed) -> dict[str, Any]:
 
 
 _ADMIN = {"X-API-Key": answers.ADMIN_KEY}
+_SECRETS = {"PRICE_KEEPER_WEBHOOK_SECRET": "a secret of a receiver"}
 
 
 def _outputs(folder: Path, it: Observed) -> dict[str, Any]:
     found = {}
     for words in _COMMANDS:
-        done = called(*words, "--json", folder=folder, **ENVIRONMENT | answers.shown_to(it.running.control))
+        done = called(*words, "--json", folder=folder, **ENVIRONMENT | _SECRETS | answers.shown_to(it.running.control))
         assert done.returncode in (0, 1), (words, done.stderr)
         name = " ".join(
             word for word in words if re.fullmatch(r"[a-z-]+", word) and word not in ("watched", "falls", "shadow")
