@@ -86,7 +86,8 @@ class WithoutUsage:
         self._responder.attach(flow)
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
-        self._is_filtering = status == 200 and dict(headers).get(b"content-type", b"").startswith(_EVENT_STREAM)
+        kind = dict(headers).get(b"content-type", b"").lower()
+        self._is_filtering = status == 200 and kind.startswith(_EVENT_STREAM)
         self._responder.start(status, headers, None if self._is_filtering else length)
 
     def write(self, data: bytes) -> None:

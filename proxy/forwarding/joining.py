@@ -151,7 +151,7 @@ class Shared:
         """Asked of an answer that is whole, and kept."""
         if self._head is None:
             return False
-        kind = next((value for name, value in self._head[1] if name == b"content-type"), b"")
+        kind = next((value for name, value in self._head[1] if name == b"content-type"), b"").lower()
         if kind.startswith(_EVENT_STREAM):
             return _FAILED_FRAME.search(b"".join(self._kept)) is None
         return not kind.startswith(_SERVER_SENT) or _LAST_EVENT in b"".join(self._kept)

@@ -94,6 +94,12 @@ def test_what_is_no_stream_passes_as_it_is() -> None:
         assert (heard.data, heard.length) == (whole, len(whole))
 
 
+def test_event_stream_is_filtered_however_its_content_type_is_spelled() -> None:
+    stream = b'data: {"choices": [1]}\n\n'
+    heard = passed(stream + f"data: {json.dumps(USAGE)}\n\n".encode(), kind=b"Text/Event-Stream; charset=UTF-8")
+    assert (heard.data, heard.length) == (stream, None)
+
+
 def test_an_event_without_end_is_not_held_for_ever() -> None:
     heard = Heard()
     responder = WithoutUsage(heard, usage_event_only)

@@ -154,6 +154,8 @@ FAILED = frames.exception("throttlingException", "slow down")
         (FRAMES, [FAILED[index : index + 1] for index in range(len(FAILED))], False),
         (EVENTS, [b'data: {"a":1}\n\n', b"data: [DO", b"NE]\n\n"], True),
         (EVENTS, [b'data: {"a":1}\n\n', b'data: {"error":{}}\n\n'], False),
+        ([(b"content-type", b"Application/VND.Amazon.EventStream")], [TEXT, FAILED], False),
+        ([(b"content-type", b"Text/Event-Stream")], [b'data: {"a":1}\n\n', b'data: {"error":{}}\n\n'], False),
         ([(b"content-type", b"application/json")], [FAILED], True),
         ([], [], True),
     ],
