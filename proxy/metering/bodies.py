@@ -45,8 +45,8 @@ EMBEDDINGS: Final = ("embedding", "embeddings", "embeddingsByType")
 # Members that tell of an answer and are no part of what the model said.
 _ENVELOPE: Final = frozenset(
     ("id", "type", "role", "model", "object", "status", "version", "stop_reason", "stopReason", "stop_sequence",
-     "finish_reason", "finishReason", "completionReason", "event_type", "generation_id", "response_id", "service_tier",
-     "serviceTier", "performanceConfig", "system_fingerprint", "usage", "meta", "trace", METRICS,
+     "stop_details", "finish_reason", "finishReason", "completionReason", "event_type", "generation_id", "response_id",
+     "service_tier", "serviceTier", "performanceConfig", "system_fingerprint", "usage", "meta", "trace", METRICS,
      "amazon-bedrock-guardrailAction", "amazon-bedrock-trace")
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from proxy.forwarding.model_path import Operation
 from proxy.metering import bodies, usual
 from proxy.metering.bodies import LATENCY_HEADER, TIER_HEADER
 from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from proxy.metering.json_tail import parsed
 from proxy.metering.kept import Kept
 from proxy.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
 from proxy.metering.usage import Usage
@@ -132,7 +133,10 @@ class _Whole(Kept):
     def says_something(self) -> bool:
         if bodies.is_embedding(self._telling()):
             return False
-        return self.size > MOST_BYTES_PARSED or bodies.says_something(_parsed(self.whole()))
+        if self.size > MOST_BYTES_PARSED:
+            return True
+        document = parsed(self.whole())
+        return self.size > 0 if document is None else bodies.says_something(document)
 
     @property
     def has_failed(self) -> bool:

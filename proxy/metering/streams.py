@@ -47,7 +47,7 @@ class InvocationStream:
     """The chunks of any family. Bedrock adds its own counts to the last one; how long a cache keeps what was written
     stands in the first, and how often the model ran in the last but one."""
 
-    __slots__ = ("_assumed", "_first", "_headers", "_last", "_passed_first", "_passed_last")
+    __slots__ = ("_assumed", "_first", "_has_passed_some", "_headers", "_last", "_passed_first", "_passed_last")
 
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         """The answer's headers tell tier and latency; no body of a stream does so for all families."""
@@ -56,6 +56,7 @@ class InvocationStream:
         self._last: deque[Frame] = deque(maxlen=_LAST_CHUNKS)
         self._passed_first: list[Frame] = []  # between the first and the last chunks: those that count
         self._passed_last: deque[Frame] = deque(maxlen=_LAST_CHUNKS)
+        self._has_passed_some = False  # that are not kept
         self._assumed = 0
 
     def frame(self, frame: Frame) -> None:
@@ -67,8 +68,11 @@ class InvocationStream:
             self._first.append(frame)
         else:
             last = self._last
-            if len(last) == _LAST_CHUNKS and last[0].payload.startswith(_COUNTING):
-                self._keep(last[0])
+            if len(last) == _LAST_CHUNKS:
+                if last[0].payload.startswith(_COUNTING):
+                    self._keep(last[0])
+                else:
+                    self._has_passed_some = True
             last.append(frame)
 
     def _keep(self, passed: Frame) -> None:
@@ -77,10 +81,10 @@ class InvocationStream:
         else:
             self._passed_last.append(passed)
 
-    def _chunks(self) -> Iterator[dict[str, Any]]:
-        """Those that are kept, from the newest to the oldest."""
+    def _kept(self) -> Iterator[Frame]:
+        """From the newest to the oldest."""
         for kept in (self._last, self._passed_last, self._passed_first, self._first):
-            yield from map(_chunk, reversed(kept))
+            yield from reversed(kept)
 
     def usage(self) -> Usage | None:
         found = self._found()
@@ -102,12 +106,11 @@ class InvocationStream:
         return max(self._assumed, found.earlier_count) if found.newest_count is None else found.newest_count
 
     def says_something(self) -> bool:
-        has_passed_over_some = self._assumed > TOKENS_A_FRAME * (_FIRST_CHUNKS + _LAST_CHUNKS)
-        return has_passed_over_some or any(map(bodies.says_something, self._chunks()))
+        return self._has_passed_some or any(map(_says_something, self._kept()))
 
     def _found(self) -> _Found:
         counts, newest, earlier, tier = NOTHING, None, 0, ""
-        for age, chunk in enumerate(self._chunks()):
+        for age, chunk in enumerate(map(_chunk, self._kept())):
             said, by_bedrock = _told(chunk), bodies.counted_by_bedrock(chunk)
             if said.output is not None and not _ends(chunk):
                 newest, earlier = (said.output if age == 0 else newest), max(earlier, said.output)
@@ -132,6 +135,12 @@ def _chunk(frame: Frame) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _says_something(frame: Frame) -> bool:
+    """Also of a chunk that is not read whole, or not at all."""
+    document = _chunk(frame)
+    return frame.payload_size > len(frame.payload) or not document or bodies.says_something(document)
 
 
 def _end_of_chunk(payload: bytes) -> dict[str, Any]:

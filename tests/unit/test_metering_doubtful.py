@@ -29,6 +29,7 @@ from proxy.recording.ulid import Ulids
 from proxy.simulator.frames import event
 
 TOKENS = tariff_of(Prices(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
+CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
 UNITS = Price(lambda usage: guardrail_cost(UNIT_PRICES, usage.units), "config")
 TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
@@ -200,6 +201,37 @@ def test_zero_output_of_a_stream_that_says_nothing_is_exact(record: Ask) -> None
     delta = {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 0}}
     invoked = chunk(start) + chunk(delta) + chunk({"type": "message_stop"})
     assert record(Operation.INVOKE_STREAM, invoked, EVENT_STREAM, most=WORST) == expected
+
+
+REFUSED = {"stop_reason": "refusal", "stop_details": {"type": "refusal", "explanation": "Not on this topic."}}
+
+
+def test_refusal_before_any_output_is_exact(record: Ask) -> None:
+    usage: dict[str, Any] = {"input_tokens": 90, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    usage["cache_creation"] = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+    message = {"id": "msg_bdrk_" + "0" * 24, "model": CLAUDE, "type": "message", "role": "assistant", "content": []}
+    expected = Counts(1, 0, 90, pico=90 * 3_000_000)
+    answer = message | REFUSED | {"usage": usage | {"output_tokens": 0}}
+    assert record(Operation.INVOKE, answer, most=WORST) == expected
+    start = chunk({"type": "message_start", "message": message | {"stop_reason": None, "usage": usage}})
+    assert len(start) > 550  # a large chunk, but one that says nothing
+    delta = chunk({"type": "message_delta", "delta": REFUSED, "usage": {"output_tokens": 0}})
+    stream = start + delta + chunk({"type": "message_stop"})
+    assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST) == expected
+
+
+@pytest.mark.parametrize("answer", [TEXT.encode(), b'{"generation":"' + TEXT.encode(), b'{"generation":"x","p":NaN}'])
+def test_zero_output_of_an_answer_that_cannot_be_read_is_not_believed(record: Ask, answer: bytes) -> None:
+    counts = record(Operation.INVOKE, answer, headers={INPUT: b"90", OUTPUT: b"0"}, most=WORST)
+    assert (counts.pico, counts.estimated_requests) == (WORST, 1)
+    sound = event("chunk", {"bytes": b64encode(answer).decode()})
+    stream = sound + chunk({METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
+    assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
+
+
+def test_zero_output_of_a_stream_with_a_very_long_chunk_is_not_believed(record: Ask) -> None:
+    stream = chunk({"outputText": TEXT * 20}) + chunk({METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
+    assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
 
 
 def test_tool_call_without_text_is_output(record: Ask) -> None:

@@ -147,7 +147,7 @@ def test_conversation_stream_of_openai_keeps_input_that_was_never_cached():
 
 def test_no_more_chunks_are_kept_however_many_hold_counts():
     stream = fed(InvocationStream(), map(chunk, [START, *[DELTA] * 2000, STOP]))
-    assert len([*stream._chunks()]) == 10
+    assert len([*stream._kept()]) == 10
     assert stream.usage() == COUNTED
 
 
