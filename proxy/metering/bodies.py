@@ -91,7 +91,7 @@ def chat(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_o
 
 def is_embedding(document: Any) -> bool:
     """By its form: a model of vectors has no output tokens to count."""
-    return isinstance(document, dict) and any(name in document for name in EMBEDDINGS)
+    return isinstance(document, dict) and any(document.get(name) is not None for name in EMBEDDINGS)
 
 
 def says_something(document: Any) -> bool:
@@ -351,12 +351,13 @@ def _list(document: Json, name: str) -> list[Any]:
 
 
 def _count(place: Json, *names: str) -> int | None:
-    """By the first of these names that has a value. Null is as good as absent: half the families write it so."""
+    """The largest under these names. Null is as good as absent: half the families write it so."""
+    found: int | None = None
     for name in names:
         value = place.get(name)
         if value is not None:
-            return _checked(value)
-    return None
+            found = _checked(value) if found is None else max(found, _checked(value))
+    return found
 
 
 def _checked(value: Any) -> int:

@@ -42,6 +42,8 @@ _TELLING = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputT
             "completions")  # fmt: skip
 _TRACED = ("trace", "amazon-bedrock-trace", "stopReason", "amazon-bedrock-guardrailAction")
 
+_NULL = Raw(b"null")
+
 
 def _picking(names: tuple[str, ...], raw: tuple[str, ...] = ()) -> Callable[[bytes], dict[str, Any] | None]:
     """Reads the members of these names. Of the others, such as images, nothing is made: they take a tenth of the time;
@@ -59,7 +61,8 @@ def _picking(names: tuple[str, ...], raw: tuple[str, ...] = ()) -> Callable[[byt
             values = astuple(decode(answer))
         except (MsgspecError, ValueError, RecursionError):
             return None
-        return {name: value for name, value in zip(names + raw, values, strict=True) if value is not UNSET}
+        found = zip(names + raw, values, strict=True)
+        return {name: value for name, value in found if value is not UNSET and value != _NULL}
 
     return picked
 

@@ -93,6 +93,22 @@ def test_event_stream_is_known_however_its_content_type_is_spelled():
     assert reader.usage() == Usage(5, 6)
 
 
+def test_of_two_names_for_one_count_the_larger_stands():
+    usage = {"inputTokens": 6, "outputTokens": 30, "cacheReadInputTokens": 0, "cacheReadInputTokenCount": 500}
+    usage |= {"cacheWriteInputTokens": 0, "cacheWriteInputTokenCount": 70, "totalTokens": 606}
+    for operation in (Operation.CONVERSE, Operation.INVOKE):
+        reader = reader_of(operation, "nova", b"application/json", {})
+        reader.feed(json.dumps({"output": {}, "usage": usage}).encode())
+        assert reader.usage() == Usage(6, 30, 500, 70)
+
+
+def test_embedding_of_null_is_none():
+    reader = reader_of(Operation.INVOKE, "titan", b"application/json", {})
+    reader.feed(b'{"embedding":null,"embeddings": null,"inputTextTokenCount":9,"results":[{"outputText":"so"}]}')
+    assert reader.usage() is None
+    assert reader.says_something()
+
+
 def test_of_two_different_counts_the_larger_stands():
     body = CLAUDE | {
         "usage": {
