@@ -201,7 +201,7 @@ class ChatStream:
     """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that. One
     that tells of an error ends what is said: neither it nor any event behind it counts."""
 
-    __slots__ = ("_bytes", "_events", "_has_failed", "_headers", "_is_over", "_lines", "_tier", "_usage")
+    __slots__ = ("_bytes", "_events", "_has_failed", "_headers", "_is_over", "_lines", "_partial", "_tier", "_usage")
 
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         self._headers = headers
@@ -210,6 +210,7 @@ class ChatStream:
         self._bytes = 0
         self._tier = ""
         self._usage: Usage | None = None
+        self._partial: Usage | None = None  # of an event that does not state its output
         self._is_over = False
         self._has_failed = False
 
@@ -234,7 +235,7 @@ class ChatStream:
         return self._told() if self._is_over else None
 
     def partial(self) -> Usage | None:
-        return self.usage() or self._told()
+        return self.usage() or self._told() or self._partial
 
     def estimate_output(self) -> int:
         told = self.usage()
@@ -267,8 +268,12 @@ class ChatStream:
             return
         if _USAGE.search(event):
             document = parsed(_data(event))
-            told = bodies.chat(document, self._headers) if isinstance(document, dict) else None
-            if told is not None:
+            if not isinstance(document, dict):
+                return
+            told = bodies.chat(document, self._headers)
+            if told is None:
+                self._partial = bodies.chat(document, self._headers, needs_output=False) or self._partial
+            else:
                 self._usage = told if tokens_in(told) >= tokens_in(self._usage) else self._usage
                 self._is_over = _ends(document)
         elif _DONE in event and _data(event).strip() == _DONE:

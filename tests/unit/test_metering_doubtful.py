@@ -119,6 +119,13 @@ def test_invocation_without_output_count_is_estimated_from_its_text(record: Ask,
     assert counts.output_tokens >= len(TEXT) // 4
 
 
+def test_chat_stream_without_output_count_keeps_its_stated_input(record: Ask) -> None:
+    stream = chats({"choices": [{"delta": {"content": TEXT}}]}, {"choices": [], "usage": {"prompt_tokens": 7000}})
+    counts = record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS)
+    assert (counts.input_tokens, counts.estimated_requests) == (7000, 1)
+    assert record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS, most=WORST).pico == WORST
+
+
 @pytest.mark.parametrize("document", [{"embedding": [0.5]}, {"embeddings": [[0.5]]}, {"embeddingsByType": {}}])
 def test_embedding_has_no_output_to_count_and_is_exact(record: Ask, document: dict[str, Any]) -> None:
     counts = record(Operation.INVOKE, document, headers={INPUT: b"90"}, most=WORST)
