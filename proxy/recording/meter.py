@@ -143,14 +143,14 @@ class Meter:
         if reader is None:
             return self._estimated(None, "no answer")
         usage = reader.usage()  # which may have come before the cut
-        if usage is not None:
-            if (usage[0] and usage[1]) or self._status >= 300 or self._is_credible(usage, reader):
-                return self._known(usage)
-            return self._doubted(usage, reader)
+        if usage is not None and ((usage[0] and usage[1]) or self._status >= 300 or self._is_credible(usage, reader)):
+            return self._known(usage)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
-        if reader.has_failed and not reader.estimate_output():
+        if reader.has_failed and not reader.estimate_output() and tokens_in(reader.partial()) <= 0:
             return None  # one that came as a stream's first event neither
+        if usage is not None:
+            return self._doubted(usage, reader)
         if not is_whole:
             told = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
             _log.warning(told, self._request_id, extra=about_answer(self._request_id))
@@ -170,9 +170,12 @@ class Meter:
 
     def _costs_nothing(self, usage: Usage) -> bool:
         """Whether a cost of zero is right: for an error, for units of free policies, and where everything is free."""
-        if self._status >= 300 or (any(usage.units.values()) and not tokens_in(usage)):
-            return True
-        return not self._price.of(self._guess).pico
+        guess = self._guess
+        if any(usage.units.values()):
+            if not tokens_in(usage):
+                return True
+            guess = guess._replace(units=usage.units)  # those that were used are known to be free
+        return self._status >= 300 or not self._price.of(guess).pico
 
     def _known(self, usage: Usage) -> Receipt:
         price = self._price

@@ -26,7 +26,7 @@ from proxy.recording.guarded import GuardedMeter, with_units
 from proxy.recording.journal import Journal
 from proxy.recording.meter import Meter, Terms
 from proxy.recording.ulid import Ulids
-from proxy.simulator.frames import event
+from proxy.simulator.frames import event, exception
 
 TOKENS = tariff_of(Prices(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"
@@ -255,6 +255,24 @@ def test_error_that_states_zero_usage_costs_nothing(record: Ask) -> None:
     assert record(Operation.CONVERSE, {"message": "no", "usage": ZERO}, status=400, most=WORST).pico == 0
 
 
+FAILED = exception("modelStreamErrorException", "no")
+
+
+@pytest.mark.parametrize("usage", [{"inputTokens": 90}, {"inputTokens": 90, "outputTokens": 0}])
+def test_failed_stream_that_states_input_is_not_free(record: Ask, usage: dict[str, int]) -> None:
+    stream = event("metadata", {"usage": usage}) + FAILED
+    assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM).input_tokens == 90
+    assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST).pico >= 90 * 3_000_000
+
+
+def test_stream_that_fails_at_once_costs_nothing_even_if_it_states_zeros(record: Ask) -> None:
+    error = {"error": {"message": "no"}}
+    for stream in (chats(error), chats(error | {"usage": NO_TOKENS})):
+        assert record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS, most=WORST) == Counts()
+    stream = FAILED + event("metadata", {"usage": ZERO})
+    assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST) == Counts()
+
+
 def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> None:
     words = {"usage": {"wordPolicyUnits": 2, "topicPolicyUnits": 0}}
     counts = record(Operation.APPLY_GUARDRAIL, words, price=UNITS, guess=Usage(units={"unknown": 3}), most=WORST)
@@ -262,6 +280,10 @@ def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> Non
     free = tariff_of(Prices(input="0", output="0")).price  # type: ignore[arg-type]
     answer = {"output": {}, "usage": {"inputTokens": 9, "outputTokens": 9}}
     assert record(Operation.CONVERSE, answer, price=free) == Counts(1, 0, 9, 9)
+    units = {"invocationMetrics": {"usage": {"wordPolicyUnits": 1}}}
+    answer["trace"] = {"guardrail": {"inputAssessment": {"g": units}}}
+    more = {"price": with_units(free, UNIT_PRICES), "guess": GUESS._replace(units=estimated(9, 500)), "asked_units": 9}
+    assert record(Operation.CONVERSE, answer, most=WORST, **more) == Counts(1, 0, 9, 9, guardrail_units=1)
 
 
 # ---------------------------------------------------------------- calls that a guardrail blocked
