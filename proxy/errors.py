@@ -117,6 +117,8 @@ class NoGuess(AccessDenied):
 class UnknownOrg(AccessDenied):
     """The token or identity is good. There is no budget to pay from."""
 
+    counted_as = "unknown_org"
+
 
 class TokenExpired(Refusal):
     counted_as = "token_expired"

@@ -127,7 +127,7 @@ class Traffic:
         """`labels` are those that are told by their names."""
         self._labels = frozenset(labels)
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self.refused = dict.fromkeys((each.counted_as for each in Refusal.__subclasses__()), 0)
+        self.refused = dict.fromkeys((each.counted_as for each in _every(Refusal)), 0)
 
     def tell_apart(self, labels: Iterable[str]) -> None:
         """These too from now on. Nothing that was counted is forgotten."""
@@ -167,3 +167,9 @@ class Traffic:
                 added = Distribution(ADDED_BOUNDS, counts, before.total + added.total)
             sums[lane.operation] = added
         yield from sums.items()
+
+
+def _every(kind: type[Refusal]) -> Iterator[type[Refusal]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _every(each)

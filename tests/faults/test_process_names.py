@@ -30,8 +30,11 @@ def resolved(folder: Path, engines: Engines) -> Iterator[tuple[Trial, Lineup, Na
     endpoint, prefix = engines.endpoints["ministack"], f"names-{folder.name}-"
     tables_made(endpoint, prefix)
     store = {"engine": "dynamodb", "endpoint": _by_name(endpoint, STORE), "region": "us-east-1", "table_prefix": prefix}
+    store["allow_insecure"] = True
     with Names(folder) as asking, tried(folder) as trial:
-        lineup = trial.lineup(store=store, upstream={"endpoint": _by_name(trial.bedrock.url, BEDROCK)})
+        lineup = trial.lineup(
+            store=store, upstream={"endpoint": _by_name(trial.bedrock.url, BEDROCK), "allow_insecure": True}
+        )
         lineup.around = asking.around
         yield trial, lineup, asking
         assert used_in_dynamodb(endpoint, prefix)["requests"] == len(trial.served())

@@ -43,14 +43,14 @@ def test_one_that_is_missing_and_later_deleted_loses_nothing(engines: Engines, t
         lineup = trial.lineup(store=store)
         with lineup.serving() as running:
             first = _called_without_table(lineup, running)
-            assert running.errors.count("\n") == running.errors.count(MISSING) == 1
+            assert len(running.complaints) == running.errors.count(MISSING) == 1
             table_made(client, prefix, TABLES[COUNTERS])
             until(lambda: set(checks(running.control).values()) == {"ok"})
             assert _counted(endpoint, prefix) == _served(trial)
             went = _served(trial)
             client.delete_table(TableName=f"{prefix}{COUNTERS}")
             second = _called_without_table(lineup, running)
-            assert running.errors.count("\n") == running.errors.count(MISSING) == 2
+            assert len(running.complaints) == running.errors.count(MISSING) == 2
             table_made(client, prefix, TABLES[COUNTERS])
             until(lambda: set(checks(running.control).values()) == {"ok"})
             assert running.stop() == 0

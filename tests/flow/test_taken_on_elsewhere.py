@@ -181,3 +181,5 @@ class _Quiet:
 
     def unflushed(self) -> dict[object, int]:
         return {}
+
+    in_doubt = unflushed

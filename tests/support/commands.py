@@ -84,6 +84,11 @@ class Sidecar:
     def errors(self) -> str:
         return self.errors_file.read_text()
 
+    @property
+    def complaints(self) -> list[str]:
+        """Lines of the log, but for those that name the org of the tests, which nobody registers."""
+        return [line for line in self.errors.splitlines() if " is not registered; " not in line]
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
         return self.process.wait(SECONDS)
