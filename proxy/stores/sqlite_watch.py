@@ -10,6 +10,7 @@ import os
 import sqlite3
 import threading
 from contextlib import closing
+from enum import Enum
 from pathlib import Path
 from time import sleep
 from typing import NamedTuple, TypeAlias
@@ -31,6 +32,12 @@ class _State(NamedTuple):
 
     size: int
     modified_ns: int
+
+
+class _Header(Enum):
+    OURS = 1
+    UNFINISHED = 2  # it counts more pages than there are, as after a `kill -9` in a checkpoint; the log has the rest
+    FOREIGN = 3
 
 
 class FileWatch:
@@ -75,9 +82,11 @@ class FileWatch:
             trouble = self._found()
             if trouble and not self._is_damaged and not self._is_log_emptied and connection is not None:
                 self._is_log_emptied = _empty_log(connection)
+                trouble = self._found()  # a checkpoint that another process left unfinished is finished by that
             if trouble != self._trouble:
                 self._trouble = trouble
                 self._tell()
+            self._is_log_emptied = self._is_log_emptied and bool(trouble)
         if trouble:
             raise StoreUnavailable(trouble)
 
@@ -85,7 +94,6 @@ class FileWatch:
         if self._trouble:
             _log.error("store: %s", self._trouble)
         else:
-            self._is_log_emptied = False
             _log.warning("store: %s is in its place again; it is read and written as before", self._path)
 
     def _found(self) -> str:
@@ -106,9 +114,15 @@ class FileWatch:
             )
         state = _State(found.st_size, found.st_mtime_ns)
         if state != self._state:
-            self._is_damaged = state.size < self._state.size or not self._is_sound()
+            header = _Header.FOREIGN if state.size < self._state.size else self._header()
+            self._is_damaged = header is _Header.FOREIGN
             if self._is_damaged:
                 return self._damage()
+            if header is _Header.UNFINISHED:
+                return (
+                    f"{self._path} is half-written: another process stopped while it copied the log there. Nothing is"
+                    " lost; if it stays so, stop every process that uses the file and start again, and leave its -wal"
+                )
             self._state = state
         return ""
 
@@ -121,16 +135,18 @@ class FileWatch:
             " file without its -wal and -shm unless it was vacuumed, and start again"
         )
 
-    def _is_sound(self) -> bool:
-        """Whether what lies in the file itself, without its log, begins as this store's does."""
-        for attempt in range(_RETRIES):
+    def _header(self) -> _Header:
+        """What lies in the file itself, without its log. In trouble already, nobody waits for it to become better."""
+        found = _Header.OURS
+        for attempt in range(1 if self._trouble else _RETRIES):
             if attempt:
                 sleep(_RETRY_SECONDS)
             try:
-                return self._has_our_header()
-            except sqlite3.DatabaseError:
-                continue
-        return False
+                return _Header.OURS if self._has_our_header() else _Header.FOREIGN
+            except sqlite3.DatabaseError as failure:
+                is_short = getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
+                found = _Header.UNFINISHED if is_short else _Header.FOREIGN
+        return found
 
     def _has_our_header(self) -> bool:
         """`immutable` leaves the log out; SQLite refuses a header that counts more pages than there are."""

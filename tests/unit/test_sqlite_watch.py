@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -168,6 +170,46 @@ async def test_half_written_checkpoint_is_looked_at_again(
     monkeypatch.setattr(sqlite_watch.FileWatch, "_has_our_header", has_our_header)
     os.utime(path)
     await store.look()
+
+
+WRITE = "import sys; file = open(sys.argv[1], 'r+b'); file.write(sys.stdin.buffer.read())"
+
+
+async def half_checkpointed(store: SqliteStore, path: Path) -> int:
+    """As another process leaves the file that is killed in a checkpoint: with the log's page 1, which comes first.
+
+    The bytes that the file has when it is whole.
+    """
+    for number in range(30):
+        await store.put(Put(Key("config", "p", f"{number:04}"), {"text": "x" * 9000}))
+    log = await asyncio.to_thread(Path(f"{path}-wal").read_bytes)
+    size = int.from_bytes(log[8:12], "big")
+    frames = [log[at : at + 24 + size] for at in range(32, len(log), 24 + size)]
+    page = [frame[24:] for frame in frames if frame[:4] == b"\0\0\0\1"][-1]
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", WRITE, str(path)], input=page, check=True)
+    whole = int.from_bytes(page[28:32], "big") * size
+    assert whole > os.stat(path).st_size
+    return whole
+
+
+async def test_checkpoint_that_a_killed_process_left_unfinished_is_finished(
+    store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = await half_checkpointed(store, path)
+    assert await store.update(ADD_ONE) == {"n": 2}
+    await store.look()
+    assert not caplog.records
+    assert os.stat(path).st_size >= whole
+
+
+async def test_unfinished_checkpoint_that_cannot_be_finished_now_is_no_damage(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await half_checkpointed(store, path)
+    with monkeypatch.context() as held:
+        held.setattr(sqlite_watch, "_empty_log", lambda _: False)
+        assert all("Nothing is lost" in text for text in await refusals(store))
+    assert await store.update(ADD_ONE) == {"n": 2}
 
 
 async def test_file_deleted_during_a_commit_is_not_acknowledged(store: SqliteStore, path: Path) -> None:
