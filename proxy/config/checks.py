@@ -156,10 +156,12 @@ def control_url(text: str) -> str | None:
 
 
 def is_plain_remote(text: str) -> bool:
-    """Whether a URL's bytes travel unencrypted, and not only on this machine."""
-    found = re.fullmatch(r"http://(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
+    """Whether a URL's bytes travel unencrypted, and not only on this machine. Read as botocore's client does: it skips
+    blanks and controls, and takes a URL without a scheme for http."""
+    text = re.sub(r"[\x00-\x20]", "", text)
+    found = re.fullmatch(r"(?:http:)?//(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
     if found is None:
-        return text[:5].lower() == "http:"
+        return text.lower().startswith(("http:", "//"))
     host = _host_of(found[1])
     return host is None or not Address(host, 0).is_loopback
 

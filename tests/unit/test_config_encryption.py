@@ -121,6 +121,11 @@ def test_every_command_refuses_plain_http(tmp_path: Path, command: tuple[str, ..
         ("HTTP://a.example", True),
         ("http://user@127.0.0.1", True),
         ("http:a.example", True),
+        (" http://a.example", True),  # a client skips what stands before it,
+        ("\x01http://a.example", True),
+        ("//a.example:8000", True),  # and takes this for http
+        ("//127.0.0.1:8000", False),
+        (" https://a.example", False),
         ("https://a.example", False),
         ("http://127.0.0.1:1/path", False),
         ("simulated", False),
@@ -129,3 +134,11 @@ def test_every_command_refuses_plain_http(tmp_path: Path, command: tuple[str, ..
 )
 def test_whether_an_address_is_plain_and_remote(url: str, is_so: bool) -> None:
     assert is_plain_remote(url) is is_so
+
+
+@pytest.mark.parametrize("odd", [" {}", "\x01{}"])
+async def test_oddly_written_address_of_dynamodb_is_refused_when_its_client_is_made(odd: str) -> None:
+    for address in (REMOTE, REMOTE.removeprefix("http:")):
+        store = DynamoStore(region="us-east-1", table_prefix="x-", endpoint=odd.format(address), sleep=_no_wait)
+        with pytest.raises(StoreMisconfigured, match="plain http to another machine"):
+            await store.open()
