@@ -34,8 +34,19 @@ OF_OPERATIONS: Mapping[Operation, tuple[str, ...]] = {
     Operation.CHAT_COMPLETIONS: ("InvokeModel", "InvokeModelWithResponseStream"),
 }
 
-# Those of the labels that config.yaml begins with, in any region. Whoever has other labels names theirs.
-MODELS = tuple(f"arn:aws:bedrock:*::foundation-model/{label.model}" for label in DEMO_LABELS.values())
+
+def _anywhere(service: str, what: str) -> str:
+    """In any region, and in whatever account the policy stands."""
+    return f"arn:aws:{service}:*:*:{what}"
+
+
+# Those of the labels that config.yaml and the files in deploy/ begin with, in any region. Whoever has other labels
+# names theirs. Who calls an inference profile needs to be allowed it and the model behind it.
+_PROFILES = ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "us.amazon.nova-lite-v1:0")
+MODELS = (
+    *(f"arn:aws:bedrock:*::foundation-model/{label.model}" for label in DEMO_LABELS.values()),
+    *(_anywhere("bedrock", f"inference-profile/{name}") for name in _PROFILES),
+)
 
 # What `price-keeper tables create` and `check` do.
 _OF_CREATION = (
@@ -49,11 +60,6 @@ _OF_CREATION = (
 
 Arn = Callable[[str, str], Any]  # of a service, and of what it has
 Statement = dict[str, Any]
-
-
-def _anywhere(service: str, what: str) -> str:
-    """In any region, and in whatever account the policy stands."""
-    return f"arn:aws:{service}:*:*:{what}"
 
 
 def policy(role: Role, arn: Arn = _anywhere, prefix: str = _PREFIX, models: Any = MODELS) -> dict[str, Any]:

@@ -73,10 +73,24 @@ def test_policy_names_its_resources(name: str) -> None:
             assert kind in NAMED_BY_AWS or "*" not in called, arn
 
 
-def test_policy_allows_the_models_of_the_configuration_as_delivered() -> None:
-    labels = yaml.safe_load((DEPLOY.parent / "config.yaml").read_text())["labels"]
+CONFIGURATIONS = ("../config.yaml", "docker/config.yaml", "kubernetes/sidecar-config.yaml")
+
+
+def delivered_models(name: str) -> set[str]:
+    found = yaml.safe_load((DEPLOY / name).read_text())
+    if "data" in found:  # of a ConfigMap
+        found = yaml.safe_load(found["data"]["config.yaml"])
+    return {label["model"] for label in found["labels"].values()}
+
+
+def test_policy_allows_the_models_of_the_configurations_as_delivered_and_no_others() -> None:
     (models,) = (each["Resource"] for each in policy("sidecar") if each["Sid"] == "Models")
-    assert models == [f"arn:aws:bedrock:*::foundation-model/{label['model']}" for label in labels.values()]
+    needed = set()
+    for model in set().union(*map(delivered_models, CONFIGURATIONS)):
+        needed.add(f"arn:aws:bedrock:*::foundation-model/{model.removeprefix('us.')}")
+        if model.startswith("us."):  # an inference profile, which calls the model in one region or another
+            needed.add(f"arn:aws:bedrock:*:*:inference-profile/{model}")
+    assert set(models) == needed
 
 
 def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedrock() -> None:
