@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
 
 from proxy.config.checks import is_plain_remote
 from proxy.config.reader import Mistake
@@ -28,6 +29,17 @@ def variable_mistakes(services: Iterable[tuple[str, str]], environ: Mapping[str,
     for service, key in services:
         own = f"AWS_ENDPOINT_URL_{service}"
         name = own if environ.get(own) else "AWS_ENDPOINT_URL"
-        if is_plain_remote(environ.get(name, "")):
+        url = environ.get(name, "")
+        if is_plain_remote(url):
             problems.setdefault(name, f"{name}: {_WHAT}, or {key}: true")
+        elif url and not _is_url(url):
+            problems.setdefault(name, f"{name}: expected http(s)://host or http(s)://host:port")
     return list(problems.values())
+
+
+def _is_url(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+    except ValueError:
+        return False
+    return found.scheme in ("http", "https") and bool(found.hostname)

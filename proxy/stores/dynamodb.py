@@ -106,6 +106,8 @@ class DynamoStore:
             self.client = await self._open.enter_async_context(client)
         except errors.FAILURES as failure:
             raise errors.translated(failure) from None
+        except ValueError as failure:  # of what stands in the shared configuration
+            raise StoreMisconfigured(f"the address of DynamoDB: {failure}") from None
         why = None if self._allow_insecure else refusal(self.client.meta.endpoint_url, "store.allow_insecure")
         if why is not None:
             await self._open.aclose()

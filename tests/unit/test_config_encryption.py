@@ -84,6 +84,24 @@ def test_aws_variables_that_lead_nowhere_or_nearby_are_accepted(text: str, varia
     read(text, variables)
 
 
+@pytest.mark.parametrize(
+    "url", ["dynamodb.internal:8000", "ftp://a.example", "a.example", "https://[bad", "https:///x"]
+)
+def test_aws_variable_that_is_no_url_is_refused_by_its_name(url: str) -> None:
+    name = "AWS_ENDPOINT_URL_DYNAMODB"
+    assert problems(ON_DYNAMODB + LABELS, {name: url}) == [f"{name}: expected http(s)://host or http(s)://host:port"]
+
+
+async def test_address_in_the_shared_aws_configuration_that_is_no_url_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "aws"
+    shared.write_text("[default]\nendpoint_url = dynamodb.internal:8000\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(shared))
+    with pytest.raises(StoreMisconfigured, match="the address of DynamoDB: Invalid endpoint"):
+        await DynamoStore(region="us-east-1", table_prefix="p-", endpoint=None, sleep=_no_wait).open()
+
+
 async def test_plain_http_from_the_shared_aws_configuration_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
