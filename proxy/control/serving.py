@@ -36,6 +36,7 @@ SHUTDOWN_SECONDS = 2.0  # for requests that are under way
 KEEP_ALIVE_SECONDS = 75.0
 LINGER_SECONDS = 2.0  # what still comes of a body that nobody reads: closing at once could lose the answer on its way
 
+LINE_BYTES = 8192  # of a first line; aiohttp takes 8190
 BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each connection
 
 # Of those who show nothing but a secret; what is wrong with the secret itself is counted where that is found.
@@ -242,6 +243,7 @@ class _Connection(web.RequestHandler):
         self._control, self._crowd = server.control, server.crowd
         self._headless, self._stalled = Since(), Since()
         self._is_deaf = False
+        self._first_line = b""  # of a head that is awaited, as far as it is here
         self._has_begun = True  # a head: the first is awaited from the start, a further one from its first byte
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -263,12 +265,15 @@ class _Connection(web.RequestHandler):
         if self._is_deaf:
             return
         before = self._request_count
-        is_odd = self._awaits_head and is_other_protocol(data)
+        if self._awaits_head and b"\n" not in self._first_line:
+            self._first_line = (self._first_line + data).lstrip(b"\r\n")[:LINE_BYTES]
+        is_odd = self._awaits_head and is_other_protocol(self._first_line)
         super().data_received(b"\0" if is_odd else data)  # which is no HTTP, and answered as such
         # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
         self._is_deaf = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
         self._has_begun = True
         if self._request_count > before:
+            self._first_line = b""
             self._crowd.heard(self)
         self.check_time(self._crowd.clock.monotonic())
 

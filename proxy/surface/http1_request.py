@@ -37,9 +37,9 @@ class RequestReader:
         self._version = ""
         self._host = b""  # of the last request: seldom another one
         self._fed: bytes | bytearray = b""  # what came since the request line under way began
-        self._begins_fed = False  # that line, with nothing of another request before it
         self._before = b""  # the last of what came before that, which may be a part of its method
         self._refusal: Refusal | None = None
+        self._is_behind = False  # what is read is behind another request, or behind the end of one
         self._begin_head()
 
     def _begin_head(self) -> None:
@@ -71,8 +71,7 @@ class RequestReader:
     def feed(self, data: bytes) -> None:
         was_in_body, body_bytes = self.is_in_body, self._body_bytes
         if not self.head_bytes:
-            self._fed = data
-            self._begins_fed = True
+            self._fed, self._is_behind = data, was_in_body
         elif not self._headers:  # behind the first of them the request line is whole
             self._fed = bytearray(self._fed) if isinstance(self._fed, bytes) else self._fed
             self._fed += data
@@ -102,7 +101,6 @@ class RequestReader:
         elif self._target or self._headers:  # of one head with the end of another's request
             self._connection.begin_wait()
             self._count_head(1)
-            self._begins_fed = False
         if not self.head_bytes:
             self._fed, self._before = b"", data[-_METHOD_BYTES:]
 
@@ -149,7 +147,9 @@ class RequestReader:
         weight = weight_of(self._target, headers)
         is_room = self._listener.holds(weight - self._weight)
         self._weight = weight
-        if not self._speaks_http():
+        # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
+        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
+        if not self._fed.startswith(line) and not self._has_line(line):
             self._refuse_now(
                 InvalidRequest("this port speaks HTTP alone, with one space between parts of the first line")
             )
@@ -200,16 +200,15 @@ class RequestReader:
         is_modern = self._version == "1.1"
         keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
         self._begin_head()
+        self._is_behind = True
         self._connection.take(request, keeps_alive, is_modern, weight)
 
-    def _speaks_http(self) -> bool:
-        """The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP."""
-        method, target, fed = self._parser.get_method(), self._target, self._fed
-        is_usual = self._begins_fed and not self._has_read_head and fed.startswith(method)
-        if is_usual and fed.startswith(b" HTTP/1.", len(method) + 1 + len(target)):
+    def _has_line(self, line: bytes) -> bool:
+        """Whether a head began so that does not stand at the beginning of what was fed."""
+        if line in self._before + self._fed[: len(line)]:
             return True
-        line = b"%b %b HTTP/%b" % (method, target, self._version.encode())
-        return line in fed or line in self._before + fed[: len(line)]
+        # Behind another request it may be anywhere; else only line ends come before it, and what is below is a header.
+        return line in self._fed if self._is_behind else self._fed.lstrip(b"\r\n").startswith(line)
 
     def _check(self, mistake: str | None) -> None:
         if mistake is not None:

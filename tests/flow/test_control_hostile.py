@@ -393,6 +393,16 @@ async def test_request_that_names_its_host_or_protocol_oddly_is_refused(api: Rig
     writer.close()
 
 
+@pytest.mark.parametrize("split", range(1, 22))
+async def test_other_protocol_is_refused_wherever_its_first_line_is_split(api: Rig, split: int) -> None:
+    head = b"GET /health RTSP/1.1\r\nHost: localhost\r\n\r\n"
+    reader, writer = await _sent(api, head[:split])
+    await asyncio.sleep(0.005)  # so that it comes in two pieces
+    writer.write(head[split:])
+    assert (await reader.readline()).split()[1:2] == [b"400"]
+    writer.close()
+
+
 async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: Rig) -> None:
     """Nor may one ask for leave to send what forms cannot."""
     elsewhere = {"Origin": "https://evil.example"}

@@ -54,6 +54,7 @@ AMBIGUOUS = {
     "HTTP/0.9 in words": b"GET /a HTTP/0.9\r\nhost: here\r\n\r\n" + HIDDEN,
     "RTSP/1.0": b"POST /a RTSP/1.0\r\nhost: here\r\n\r\n" + HIDDEN,
     "RTSP/1.1": b"POST /a RTSP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
+    "RTSP/1.1 above a line of HTTP": b"POST /a RTSP/1.1\r\nx: POST /a HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
     "ICE/1.0": b"SOURCE /a ICE/1.0\r\nhost: here\r\n\r\n" + HIDDEN,
     "two spaces before the target": b"POST  /a HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
     "two spaces behind the target": b"POST /a  HTTP/1.1\r\nhost: here\r\n\r\n" + HIDDEN,
