@@ -66,7 +66,7 @@ The token lasts a day. Ask with any AWS SDK as it is, for example with Python's:
 {python} -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
   messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
 
-See what that cost, and how much may be spent in a day:
+A second or two later, see what that cost, and how much may be spent in a day:
 
 {price_keeper} spend --data-dir {folder}
 {price_keeper} org show {org}
