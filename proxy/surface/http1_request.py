@@ -107,6 +107,7 @@ class RequestReader:
     def drop(self) -> None:
         """What has come of a request is of no use any more."""
         self._listener.let_go(self._weight)
+        self._fed = b""  # a connection that is refused goes only when the collector of cycles comes by
         self._begin_head()
 
     def close(self) -> None:
