@@ -221,6 +221,7 @@ class Http2Connection(asyncio.Protocol):
             stream.take_head(event.headers or [])
         if not is_room and event.stream_id in self._streams:  # its refusal waits for a window that may never open
             self.reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
+            stream.left()  # what a head counts for that was not refused yet
 
     def _data_came(self, event: events.DataReceived) -> None:
         if event.flow_controlled_length:

@@ -79,6 +79,26 @@ async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room
 
 
 @on_both_loops
+async def test_stream_reset_for_want_of_room_gives_back_its_head() -> None:
+    """The refusal of a long body waits until most of it has come, so the stream is reset before it was refused."""
+
+    def nobody(_: Request) -> Refusal:
+        return AccessDenied("nobody is served")
+
+    room = 2 * STREAM_BYTES
+    async with port(echo, refused_at_head=nobody, requests_bytes=room) as rig:
+        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        long = (b"content-length", b"20000000")
+        numbers = [client.open(more=[long, (b"x-filler", b"x" * 1000)], ends=False) for _ in range(20)]
+        await client.flush()
+        await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
+        assert rig.listener.held_bytes <= room
+        client.wire.close()
+        await eventually(lambda: rig.open == 0)
+        assert rig.listener.held_bytes == 0
+
+
+@on_both_loops
 async def test_streams_of_the_past_are_remembered_up_to_a_bound() -> None:
     async with port(echo) as rig:
         client = await rig.connect2()
