@@ -14,6 +14,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from proxy.errors import CannotRecord, JournalFull, JournalUnusable
@@ -78,9 +79,15 @@ class Sealed:
             self.extent = Extent.of_file(self.path, self.size)
         return self.extent
 
+    def sums(self) -> Iterator[tuple[Counter, Counts]]:
+        return chain.from_iterable(self.seal.parts)
+
     def unsent(self) -> Iterator[tuple[Counter, Counts]]:
-        for part in self.seal.parts[self.parts_sent :]:
-            yield from part
+        return chain.from_iterable(self.seal.parts[self.parts_sent :])
+
+    def perhaps_stored(self) -> Iterator[tuple[Counter, Counts]]:
+        """What may be in the store, or certainly is."""
+        return chain.from_iterable(self.seal.parts if self.is_in_doubt else self.seal.parts[: self.parts_sent])
 
     def discard(self) -> None:
         """It is in the store."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from proxy.clock import Clock
 from proxy.errors import CannotRecord, StoreError
-from proxy.recording.entries import PICO_PER_USD, Counter
+from proxy.recording.entries import PICO_PER_USD, Counter, Counts
 from proxy.recording.journal import Journal, Sealed
 from proxy.recording.pace import Pace
 from proxy.recording.sender import Sender
@@ -23,6 +23,8 @@ from proxy.recording.turns import Turns
 
 PATIENCE_SECONDS = 0.5  # of those who would rather not meet a flush
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
+
+_Sum = tuple[Counter, Counts]
 
 _log = logging.getLogger("proxy.recording")
 
@@ -96,13 +98,18 @@ class Recorder:
         return self._clock.monotonic() - self._caught_up if is_waiting else 0.0
 
     def unflushed(self) -> dict[Counter, int]:
-        """Pico-dollars by counter: what is in the journal, and not certainly in the store."""
+        """Pico-dollars by counter: what is in the journal. Of a segment that is there, all: some may be stored."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
-        return _added(sums, (*self._waiting, *self.sender.left))
+        return _added(sums, self._ours(Sealed.sums))
 
     def in_doubt(self) -> dict[Counter, int]:
         """Of these, what may be in the store."""
-        return _added({}, (sealed for sealed in (*self._waiting, *self.sender.left) if sealed.is_in_doubt))
+        return _added({}, self._ours(Sealed.perhaps_stored))
+
+    def _ours(self, sums: Callable[[Sealed], Iterable[_Sum]]) -> Iterator[_Sum]:
+        for sealed in (*self._waiting, *self.sender.left):
+            if not sealed.is_foreign:
+                yield from sums(sealed)
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:
@@ -239,8 +246,7 @@ class Recorder:
         self._pace.failed()
 
 
-def _added(sums: dict[Counter, int], segments: Iterable[Sealed]) -> dict[Counter, int]:
-    for sealed in segments:
-        for counter, counts in () if sealed.is_foreign else sealed.unsent():
-            sums[counter] = sums.get(counter, 0) + counts.pico
-    return sums
+def _added(picos: dict[Counter, int], sums: Iterable[_Sum]) -> dict[Counter, int]:
+    for counter, counts in sums:
+        picos[counter] = picos.get(counter, 0) + counts.pico
+    return picos

@@ -26,7 +26,8 @@ _log = logging.getLogger("proxy.recording")
 
 
 class Books(Protocol):
-    """Notified of what of ours may be in the store, and of what certainly is or is not."""
+    """Notified of what of ours may be in the store, and of what certainly is not. What is acknowledged is in the store,
+    and no more in the journal: a process that begins would else count it as unflushed beside what was noted of it."""
 
     def sending(self, counter: Counter, pico: int) -> None: ...
 
@@ -83,17 +84,12 @@ class Sender:
                 raise
             self._leave(sealed, str(failure))
             return
-        while sealed.parts_sent < len(seal.parts):
-            self._part_is_in(sealed)
+        sealed.parts_sent = len(seal.parts)
         self.sent += 1
         self._last[sealed.path.parent] = (seal.ulid, counted)
         await asyncio.to_thread(sealed.discard)
-
-    def _part_is_in(self, sealed: Sealed) -> None:
-        part = sealed.seal.parts[sealed.parts_sent]
-        sealed.parts_sent += 1
-        if self.books is not None and not sealed.is_foreign:
-            _tell(self.books.acknowledged, part)
+        if books is not None:
+            _tell(books.acknowledged, sealed.sums())
 
     async def _counted_before(self, sealed: Sealed) -> frozenset[int]:
         """Calls that it carries on and that count already: as estimated, where a copy of the segment before was counted
@@ -123,7 +119,7 @@ class Sender:
             if found is not None and not (found and mark.is_said_by(found)):
                 return False
             if seal.parts:
-                self._part_is_in(sealed)
+                sealed.parts_sent += 1
         self.requests += seal.requests
         self.pico += seal.pico
         return True

@@ -27,8 +27,8 @@ class Spent:
     __slots__ = ("_acknowledged", "_ring", "_sent", "alarm", "exact_at", "in_flight", "known", "own")
 
     def __init__(self, unflushed: int = 0, in_doubt: int = 0, ring: Callable[[], None] = lambda: None) -> None:
-        """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it may be
-        in the store all the same."""
+        """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it is, or
+        may be, in the store all the same."""
         self._ring = ring
         self.known = unflushed
         self.own = unflushed
@@ -49,7 +49,7 @@ class Spent:
 
     @property
     def parts(self) -> tuple[int, int]:
-        """What is known: so much of it is in the store, and so much of ours is not certainly there."""
+        """What is known: so much of it is in the store, and so much of ours is still in the journal."""
         pending = self.own - self._acknowledged
         return self.known - pending, pending
 
@@ -81,7 +81,7 @@ class Spent:
         self._sent -= pico
 
     def acknowledged(self, pico: int) -> None:
-        """It is in the store."""
+        """It is in the store, and in the journal no more."""
         self._acknowledged += pico
 
     def _grow(self, pico: int) -> None:

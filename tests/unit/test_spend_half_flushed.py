@@ -1,0 +1,48 @@
+"""A flush in several transactions of which the store took some: what a restart then makes of journal and notes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxy.recording.leftovers import recover
+from proxy.recording.lines import lines_in
+from proxy.selection import notes as noted
+from proxy.selection.notes import Notes
+from proxy.stores.contract import Store
+from tests.support.clock import ManualClock
+from tests.support.fleet import USD, budget, caller, sidecar
+
+APPS = 50  # of which each is charged to a scope of its own: more than one transaction takes
+
+
+async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_path: Path, exact_store: Store) -> None:
+    clock, org = ManualClock(), caller().org
+    notes = Notes(clock.now)
+    everybody = [caller(f"app{number}", org) for number in range(APPS)]
+    await budget(exact_store, org, {"premium": 100})
+    async with sidecar(tmp_path / "one", exact_store, clock, notes=notes) as one:
+        for who in everybody:
+            await one.spend(who, 30 * USD)
+        await one.looked()
+        transactions = 0
+
+        async def away_after_the_first(verb: str) -> None:
+            nonlocal transactions
+            transactions += verb == "transact"
+            one.store.is_away = transactions > 1
+
+        one.store.before = away_after_the_first
+        assert not await one.recorder.flush()
+        assert transactions == 2
+        await one.clock.advance(10)
+        notes.take_down(noted.MOST)
+        found = noted.newest(lines_in(b"".join(notes.lines())).values)[0]
+    left = recover(tmp_path / "one")
+    same = Notes(clock.now)
+    same.remember(found)
+    async with sidecar(tmp_path / "two", exact_store, clock, notes=same) as two:
+        two.recorder._waiting.extend(left.sealed)
+        two.store.is_away = True
+        for who in everybody:
+            payer = await two.payer(who)
+            assert payer.standing.spent("premium").known == 30 * USD
