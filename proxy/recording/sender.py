@@ -132,7 +132,8 @@ class Sender:
         while (item := markers.get(schema.segment_marker(ulid, 0, lines.at).sk)) is not None:
             mark = Mark.of(item, lines.at)
             if mark is None:  # by a former version, for all lines that there are
-                await self._send_at_once(sealed)
+                rest, _ = await asyncio.to_thread(lines.rest)
+                await self._send_parts(ulid, rest, sealed.seal.parts[1:], 1)
                 return frozenset()
             if mark.lines > lines.size:
                 self._is_covered(sealed, mark, markers)
@@ -147,10 +148,10 @@ class Sender:
         return frozenset(lines.counted)
 
     async def _send_parts(self, ulid: str, mark: Mark, parts: Iterable[Part], first: int = 0) -> bool:
-        """False: the first one is there, and counts other lines. Raises SegmentMismatch if a later one does."""
+        """False: the first one is there, and perhaps counts other lines. Raises SegmentMismatch if a later one does."""
         for number, part in enumerate(parts, first):
             found = await self._send_part(ulid, mark, number, part)
-            if found is None or mark.is_said_by(found):
+            if found is None or (mark.is_said_by(found) if found else number):
                 continue
             if number:
                 raise SegmentMismatch("its parts were counted with other lines each")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.errors import Reason, TransactionFailed
 from proxy.model import Scope
 from proxy.recording.entries import Counts, Receipt
 from proxy.recording.leftovers import recover
@@ -17,7 +18,7 @@ from proxy.recording.seal import SUMS_PER_PART
 from proxy.recording.segment import SUFFIX
 from proxy.recording.sender import Sender
 from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, ItemMissing, Put, Query, Store
+from proxy.stores.contract import EXPIRY, ItemMissing, Page, Put, Query, Store
 from tests.support.recording import Recording, recording
 
 GUESS = 1000
@@ -240,6 +241,55 @@ async def test_journal_of_a_former_version_is_counted(tmp_path: Path, exact_stor
         assert rec.leftovers.spoilt == 0
         assert await rec.recorder.flush()
         assert await rec.counted() == (3, 1110)
+
+
+# An engine that refuses a marker without saying what stands there.
+
+
+def says_nothing_of_markers(rec: Recording) -> None:
+    transact = rec.store._store.transact
+
+    async def without_items(*given: Any, **named: Any) -> None:
+        try:
+            await transact(*given, **named)
+        except TransactionFailed as failure:
+            raise TransactionFailed([Reason(reason.code) for reason in failure.reasons]) from None
+
+    rec.store._store.transact = without_items  # type: ignore[method-assign]
+
+
+async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_says_nothing(rec: Recording) -> None:
+    says_nothing_of_markers(rec)
+    counters = [rec.counter(f"label{number:03}") for number in range(SUMS_PER_PART + 3)]
+    rec.spend(11, *counters)
+    (path,) = rec.segments()
+    await rec.store.put(Put(schema.segment_marker(path.stem, 0), {EXPIRY: 1_798_027_200}, ItemMissing()))
+    assert await rec.recorder.flush()
+    assert [await rec.counted(each) for each in counters[-3:]] == [(1, 11)] * 3
+    assert await rec.counted(counters[0]) == (0, 0)
+
+
+async def test_lines_behind_a_faster_copy_are_counted_where_an_engine_says_nothing(rec: Recording) -> None:
+    says_nothing_of_markers(rec)
+    rec.spend(7)
+    first = copied(rec, "first")
+    rec.spend(11)
+    second = copied(rec, "second")
+    rec.spend(13)
+    await replayed(rec, first)
+    query, is_raced = rec.store._store.query, False
+
+    async def raced(asked: Query) -> Page:
+        nonlocal is_raced
+        found = await query(asked)
+        if not is_raced:
+            is_raced = True
+            await replayed(rec, second)
+        return found
+
+    rec.store._store.query = raced  # type: ignore[method-assign]
+    assert await rec.recorder.flush()
+    assert await rec.counted() == (3, 31)
 
 
 FORMER = {
