@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from price_keeper.clock import SystemClock
+
 from bench import hotpath
 from bench.speed.machine import found
-from proxy.clock import SystemClock
 from tests.support.clock import ManualClock
 
 KEPT = Path(__file__).parent / "check.json"

@@ -19,16 +19,16 @@ from typing import TypeAlias
 from unittest.mock import patch
 
 import uvloop
+from price_keeper import app
+from price_keeper.clock import Clock, SystemClock
+from price_keeper.config import parse
+from price_keeper.forwarding.forwarder import Forwarder
+from price_keeper.forwarding.upstream import Connection, Endpoint
+from price_keeper.surface.listener import Listener
+from price_keeper.surface.newcomer import Newcomer
 
 from bench.speed.contenders import KEEPER, Running, keeper_config, prepared, question, token
 from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID
-from proxy import app
-from proxy.clock import Clock, SystemClock
-from proxy.config import parse
-from proxy.forwarding.forwarder import Forwarder
-from proxy.forwarding.upstream import Connection, Endpoint
-from proxy.surface.listener import Listener
-from proxy.surface.newcomer import Newcomer
 
 CONNECTIONS = 64
 Then: TypeAlias = "Callable[[Wires], Awaitable[None]]"

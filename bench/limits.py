@@ -15,13 +15,14 @@ import timeit
 from pathlib import Path
 from typing import Any, cast
 
-from proxy.clock import SystemClock
-from proxy.limits.bucket import Bucket, Limit
-from proxy.limits.lease import Lease
-from proxy.limits.leasing import Leasing
-from proxy.limits.limiter import Limiter
-from proxy.stores.contract import Key
-from proxy.tasks import Tasks
+from price_keeper.clock import SystemClock
+from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.lease import Lease
+from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.limiter import Limiter
+from price_keeper.stores.contract import Key
+from price_keeper.tasks import Tasks
+
 from tests.support.limits import Outcome, Setup, measured
 
 PAGE = Path(__file__).parents[1] / "docs" / "limits.md"

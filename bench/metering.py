@@ -21,28 +21,28 @@ from pathlib import Path
 from time import perf_counter
 from typing import cast
 
-from proxy import dataplane
-from proxy.app import opened_store
-from proxy.clock import SystemClock
-from proxy.config import Config
-from proxy.config.keys import Journal
-from proxy.config.keys import Store as StoreConfig
-from proxy.forwarding.eventstream import FrameWatcher, encode
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.upstream import Endpoint
-from proxy.metering.reading import reader_of
-from proxy.model import Caller, Choice
-from proxy.recording.composed import opened_recording
-from proxy.recording.entries import Intent, Receipt
-from proxy.recording.journal import Journal as RealJournal
-from proxy.recording.metering import Metering
-from proxy.selection.labels import Labels
-from proxy.selection.serving import decision_told
-from proxy.selection.standings import Standings
-from proxy.stores import schema
-from proxy.stores.contract import Put, Value
-from proxy.tasks import Tasks
+from price_keeper import dataplane
+from price_keeper.app import opened_store
+from price_keeper.clock import SystemClock
+from price_keeper.config import Config
+from price_keeper.config.keys import Journal
+from price_keeper.config.keys import Store as StoreConfig
+from price_keeper.forwarding.eventstream import FrameWatcher, encode
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.metering.reading import reader_of
+from price_keeper.model import Caller, Choice
+from price_keeper.recording.composed import opened_recording
+from price_keeper.recording.entries import Intent, Receipt
+from price_keeper.recording.journal import Journal as RealJournal
+from price_keeper.recording.metering import Metering
+from price_keeper.selection.labels import Labels
+from price_keeper.selection.serving import decision_told
+from price_keeper.selection.standings import Standings
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Value
+from price_keeper.tasks import Tasks
 
 LABEL = "premium"
 MODEL = Config.development().labels[LABEL].model

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bedrock_simulator import Keys
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.simulator import Keys
-from proxy.stores.sqlite import SqliteStore
 from tests.support.commands import Sidecar
 from tests.support.crashing import MODELS, ORG, PRICES, Lineup
 from tests.support.fleet import budget

@@ -17,10 +17,9 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
-
-from proxy.forwarding.eventstream import FrameWatcher, encode
-from proxy.forwarding.model_path import encoded, model_id_of, split
-from proxy.forwarding.sigv4 import Credentials, Signer
+from price_keeper.forwarding.eventstream import FrameWatcher, encode
+from price_keeper.forwarding.model_path import encoded, model_id_of, split
+from price_keeper.forwarding.sigv4 import Credentials, Signer
 
 HOST = "bedrock-runtime.us-east-1.amazonaws.com"
 MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, time
 
-from proxy.stores.contract import Key, Update
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.stores.contract import Key, Update
+from price_keeper.stores.sqlite import SqliteStore
 
 PERIOD = "DAY#20261118"
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.recording.entries import Counter
 
-from proxy.recording.entries import Counter
 from tests.support.clock import ManualClock
 from tests.support.engines import TEST_CREDENTIALS, Engines
 from tests.support.recording import Recording, recording

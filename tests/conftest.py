@@ -10,8 +10,8 @@ from uuid import uuid4
 import botocore.session
 import pytest
 from botocore.httpsession import get_cert_path
+from price_keeper.stores.contract import Store
 
-from proxy.stores.contract import Store
 from tests.support import effort
 from tests.support import engines as known
 from tests.support.engines import Engines

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
-from proxy.commandline.parser import EXIT_CODES, Parser
-from proxy.commandline.whole import parser
+from price_keeper.commandline.parser import EXIT_CODES, Parser
+from price_keeper.commandline.whole import parser
 
 DOC = Path(__file__).parents[1] / "docs" / "cli.md"
 WIDTH = 120

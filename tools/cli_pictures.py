@@ -39,7 +39,7 @@ CALLS = (("premium", 7), ("standard", 4), ("economy", 9))
 @contextmanager
 def development(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """`price-keeper dev`, and what it tells when it is ready."""
-    words = [sys.executable, "-m", "proxy.cli", "dev", "--port", "0", "--control-port", "0", "--json"]
+    words = [sys.executable, "-m", "price_keeper.cli", "dev", "--port", "0", "--control-port", "0", "--json"]
     with subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as run:
         try:
             assert run.stdout is not None
@@ -65,7 +65,7 @@ def taken() -> Iterator[tuple[str, list[tuple[str, str]]]]:
         environment.pop("NO_COLOR", None)
 
         def run(command: str, *more: str) -> tuple[str, str]:
-            words = [sys.executable, "-m", "proxy.cli", *command.split()[1:], *more]
+            words = [sys.executable, "-m", "price_keeper.cli", *command.split()[1:], *more]
             return command, on_a_terminal(words, folder, environment).text
 
         (folder / "config.yaml").write_text(MISTAKEN)

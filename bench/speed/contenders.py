@@ -11,15 +11,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from price_keeper.auth.keys import load_keys
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import SystemClock
+from price_keeper.config import parse
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Value
+from price_keeper.stores.sqlite import SqliteStore
+
 from bench.speed.machine import PROXY_CORE, CannotMeasure, process, wait_until
 from bench.speed.upstream import QUESTION, answers, free_port, nginx
-from proxy.auth.keys import load_keys
-from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
-from proxy.config import parse
-from proxy.stores import schema
-from proxy.stores.contract import Put, Value
-from proxy.stores.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[2]
 ORG = "550e8400-e29b-41d4-a716-446655440000"
@@ -206,7 +207,7 @@ labels:
     price_source: config
     prices_usd_per_1m: {{input: 0.06, output: 0.24, cache_read: 0.015, cache_write_5m: 0}}
 """
-FROM_SOURCES = (sys.executable, "-m", "proxy.cli")
+FROM_SOURCES = (sys.executable, "-m", "price_keeper.cli")
 SQLITE = "  engine: sqlite\n  path: {folder}/store.db"
 KEEPER = {"PRICE_KEEPER_JWT_SECRET": SECRET, "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "an-example"}
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import uvloop
+from price_keeper.model import Scope
 
 from bench.speed.contenders import ROOT
 from bench.speed.control_asking import Asked, Seen, connected, flat_out, paced
@@ -25,7 +26,6 @@ from bench.speed.control_service import DYNAMODB_ENGINE, RECORDS, SQLITE_ENGINE,
 from bench.speed.machine import OTHER_CORE
 from bench.speed.scaling_results import Goal, Plot, Results, Series, Table, rounded
 from bench.speed.scaling_system import processor_seconds
-from proxy.model import Scope
 
 PER_SECOND = 20.0
 SLOWER = 10  # times, where what stands for DynamoDB could not keep up

@@ -14,20 +14,21 @@ from pathlib import Path
 from urllib.request import urlopen
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
+from price_keeper.auth import retrieval
+from price_keeper.auth.clients import CREATED
+from price_keeper.auth.keys import load_keys
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import SystemClock
+from price_keeper.config import parse
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
+from price_keeper.stores.sqlite import SqliteStore
+
 from bench.speed.contenders import KEEPER, ROOT, SQLITE, everything_on
 from bench.speed.control_asking import Asked, request
 from bench.speed.machine import OTHER_CORE, PROXY_CORE, CannotMeasure, process, wait_until
 from bench.speed.upstream import answers, free_port
-from proxy.auth import retrieval
-from proxy.auth.clients import CREATED
-from proxy.auth.keys import load_keys
-from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
-from proxy.config import parse
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store
-from proxy.stores.sqlite import SqliteStore
 
 SQLITE_ENGINE, DYNAMODB_ENGINE = "sqlite", "dynamodb"
 APPS_OF_AN_ORG = 25
@@ -151,7 +152,7 @@ def _served(folder: Path, store: str, endpoint: str | None, apps: int, retrieval
     known = scopes(apps)
     tokens = asyncio.run(_prepared(folder, endpoint, known, retrievals))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), **KEEPER}
-    command = [sys.executable, "-m", "proxy.cli", "serve", "--config", "config.yaml", "--role", "control"]
+    command = [sys.executable, "-m", "price_keeper.cli", "serve", "--config", "config.yaml", "--role", "control"]
     with process(command, PROXY_CORE, folder=folder, environment=environment, output=folder / "out") as started:
         wait_until(lambda: started.poll() is not None or is_ready(port), "the control service is ready")
         if started.poll() is not None:
@@ -194,8 +195,8 @@ async def _opened(folder: Path, endpoint: str | None) -> AsyncIterator[Store]:
         finally:
             await embedded.close()
         return
-    from proxy.stores.dynamodb import DynamoStore
-    from proxy.stores.tables import create_missing
+    from price_keeper.stores.dynamodb import DynamoStore
+    from price_keeper.stores.tables import create_missing
 
     os.environ.update({name: value for name, value in KEEPER.items() if name.startswith("AWS_")})
     store = await DynamoStore(region=_REGION, table_prefix=PREFIX, endpoint=endpoint, sleep=asyncio.sleep).open()

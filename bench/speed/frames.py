@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from price_keeper.forwarding.eventstream import encode
+
 from bench.speed.upstream import QUESTION, REQUEST_ID
-from proxy.forwarding.eventstream import encode
 
 FRAMES = 1000  # of one answer
 SIZE = 192  # bytes of a frame: with one length for all, who receives can count them without reading them

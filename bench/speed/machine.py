@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxy.errors import PriceKeeperError
+from price_keeper.errors import PriceKeeperError
 
 PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 STOP_SECONDS = 15.0

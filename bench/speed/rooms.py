@@ -14,18 +14,18 @@ _FRAME = re.compile(
 
 # By the beginning of a file's path; the first that fits.
 _ROOMS = (
-    ("proxy/surface/", "reading the request, telling the caller"),
-    ("proxy/auth/", "identify"),
-    ("proxy/limits/", "admit"),
-    ("proxy/selection/admitting", "admit"),
-    ("proxy/selection/callers_limits", "admit"),
-    ("proxy/selection/", "select"),
-    ("proxy/choosing", "select"),
-    ("proxy/forwarding/", "forward: signing, sending, reading the answer"),
-    ("proxy/metering/", "meter and record"),
-    ("proxy/recording/", "meter and record"),
-    ("proxy/stores/", "the store, in the background"),
-    ("proxy/", "from room to room"),
+    ("proxy/price_keeper/surface/", "reading the request, telling the caller"),
+    ("proxy/price_keeper/auth/", "identify"),
+    ("proxy/price_keeper/limits/", "admit"),
+    ("proxy/price_keeper/selection/admitting", "admit"),
+    ("proxy/price_keeper/selection/callers_limits", "admit"),
+    ("proxy/price_keeper/selection/", "select"),
+    ("proxy/price_keeper/choosing", "select"),
+    ("proxy/price_keeper/forwarding/", "forward: signing, sending, reading the answer"),
+    ("proxy/price_keeper/metering/", "meter and record"),
+    ("proxy/price_keeper/recording/", "meter and record"),
+    ("proxy/price_keeper/stores/", "the store, in the background"),
+    ("proxy/price_keeper/", "from room to room"),
 )
 ELSEWHERE = "the event loop and libraries"
 

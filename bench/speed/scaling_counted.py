@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxy.cli import main
-from proxy.stores.contract import Delete, Item, Key, Page, Put, Query, Update, Write
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.cli import main
+from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, Update, Write
+from price_keeper.stores.sqlite import SqliteStore
 
 _SHAPE = struct.Struct("=4Q")
 
@@ -75,7 +75,7 @@ def counting(counted: Counted) -> type[SqliteStore]:
 
 
 if __name__ == "__main__":
-    import proxy.app
+    import price_keeper.app
 
-    proxy.app.SqliteStore = counting(Counted(Path(sys.argv[1])))  # type: ignore[misc]
+    price_keeper.app.SqliteStore = counting(Counted(Path(sys.argv[1])))  # type: ignore[misc]
     sys.exit(main(sys.argv[2:]))

@@ -10,20 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from price_keeper.auth.keys import load_keys
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import SystemClock
+from price_keeper.config import parse
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
+from price_keeper.stores.sqlite import SqliteStore
+
 from bench.speed.contenders import KEEPER, ROOT, UNARY, Running, everything_on, keeper_config, question
 from bench.speed.control_asking import Asked
 from bench.speed.control_service import is_ready, scopes
 from bench.speed.machine import PROXY_CORE, CannotMeasure, process, wait_until
 from bench.speed.scaling_counted import Counted
 from bench.speed.upstream import free_port
-from proxy.auth.keys import load_keys
-from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
-from proxy.config import parse
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import Put
-from proxy.stores.sqlite import SqliteStore
 
 LIMITS_OF_AN_APP = {"rpm": 10_000_000, "tpm": 100_000_000}
 

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
+
 from bench.speed.contenders import KEEPER, ORG, Running, configured, environment, everything_on, prepared, serving
 from bench.speed.machine import CORES, OTHER_CORE, CannotMeasure
-from proxy.stores import schema
-from proxy.stores.contract import Put
 from tests.support.servers import ministack_server
 
 PREFIX = "price-keeper-speed-"
@@ -31,7 +32,7 @@ def with_sqlite(folder: Path, upstream: int) -> Running:
 
 def with_dynamodb(folder: Path, upstream: int, endpoint: str) -> Running:
     running = configured(folder, upstream, DYNAMODB.format(endpoint=endpoint, prefix=PREFIX))
-    command = [sys.executable, "-m", "proxy.cli", "tables", "create", "--config", "config.yaml"]
+    command = [sys.executable, "-m", "price_keeper.cli", "tables", "create", "--config", "config.yaml"]
     done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
     if done.returncode:
         raise CannotMeasure(f"the tables cannot be made: {(done.stdout + done.stderr)[-300:]}")
@@ -40,7 +41,7 @@ def with_dynamodb(folder: Path, upstream: int, endpoint: str) -> Running:
 
 
 async def _org(endpoint: str) -> None:
-    from proxy.stores.dynamodb import DynamoStore
+    from price_keeper.stores.dynamodb import DynamoStore
 
     with patch.dict(os.environ, KEEPER):
         store = await DynamoStore(

@@ -181,6 +181,6 @@ def turned(of: Sequence[T], by: int) -> list[T]:
 
 
 def has_workers() -> bool:
-    command = [sys.executable, "-m", "proxy.cli", "serve", "--help"]
+    command = [sys.executable, "-m", "price_keeper.cli", "serve", "--help"]
     told = subprocess.run(command, cwd=contenders.ROOT, capture_output=True, text=True, check=False)
     return "--workers" in told.stdout

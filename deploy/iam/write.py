@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-
-from proxy.doctor.policies import ROLES, creation_policy, policy
-from proxy.doctor.roles_template import template
+from price_keeper.doctor.policies import ROLES, creation_policy, policy
+from price_keeper.doctor.roles_template import template
 
 DEPLOY = Path(__file__).parents[1]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-
-from proxy.errors import ConditionFailed, Rejected
-from proxy.stores.contract import (
+from price_keeper.errors import ConditionFailed, Rejected
+from price_keeper.stores.contract import (
     Condition,
     Delete,
     Exists,

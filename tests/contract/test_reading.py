@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from proxy.errors import Rejected
-from proxy.stores.contract import Between, Key, Prefix, Put, Query, Store, every_row
+from price_keeper.errors import Rejected
+from price_keeper.stores.contract import Between, Key, Prefix, Put, Query, Store, every_row
 
 SORT_KEYS = [
     "APP#A",

@@ -8,9 +8,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from price_keeper.errors import Rejected, TransactionFailed
+from price_keeper.stores.contract import ItemExists, ItemMissing, Key, Put, Store, Update
 
-from proxy.errors import Rejected, TransactionFailed
-from proxy.stores.contract import ItemExists, ItemMissing, Key, Put, Store, Update
 from tests.support.engines import Engines
 
 

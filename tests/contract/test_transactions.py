@@ -7,9 +7,8 @@ from decimal import Decimal
 from uuid import uuid4
 
 import pytest
-
-from proxy.errors import ReasonCode, Rejected, TransactionFailed
-from proxy.stores.contract import (
+from price_keeper.errors import ReasonCode, Rejected, TransactionFailed
+from price_keeper.stores.contract import (
     Check,
     Delete,
     ItemExists,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from price_keeper import app
+from price_keeper.commandline.whole import parser
+from price_keeper.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 
-from proxy import app
-from proxy.commandline.whole import parser
-from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 from tests.support.deployed import DEPLOY, assert_good_config
 
 BASE = DEPLOY / "docker-compose.yaml"

@@ -63,7 +63,9 @@ def test_its_version_is_the_projects() -> None:
     assert f"VERSION={VERSION}" in steps("ARG")
 
 
-@pytest.mark.parametrize("name", ["proxy/app.py", "proxy/py.typed", "requirements/run.lock", "setup.py", "LICENSE"])
+@pytest.mark.parametrize(
+    "name", ["proxy/price_keeper/app.py", "proxy/price_keeper/py.typed", "requirements/run.lock", "setup.py", "LICENSE"]
+)
 def test_what_the_build_needs_is_sent(name: str) -> None:
     assert (ROOT / name).is_file()
     assert is_sent(name, ROOT)
@@ -71,8 +73,9 @@ def test_what_the_build_needs_is_sent(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [".git/config", ".venv/bin/python", "data/token-key", "tests/conftest.py", "proxy/__pycache__/app.cpython-311.pyc",
-     "proxy/express.cpython-311-x86_64-linux-gnu.so", "deploy/docker/config.yaml", "config.yaml", ".env"],
+    [".git/config", ".venv/bin/python", "data/token-key", "tests/conftest.py",
+     "proxy/price_keeper/__pycache__/app.cpython-311.pyc",
+     "proxy/price_keeper/express.cpython-311-x86_64-linux-gnu.so", "deploy/docker/config.yaml", "config.yaml", ".env"],
 )  # fmt: skip
 def test_nothing_else_is(name: str) -> None:
     assert not is_sent(name, ROOT)

@@ -12,14 +12,14 @@ from uuid import uuid4
 import cfnlint
 import pytest
 import yaml
+from price_keeper.app import open_dynamodb
+from price_keeper.clock import SystemClock
+from price_keeper.config import Store
+from price_keeper.doctor.needs import needs_of
+from price_keeper.doctor.policies import OF_OPERATIONS, ROLES
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.stores import tables
 
-from proxy.app import open_dynamodb
-from proxy.clock import SystemClock
-from proxy.config import Store
-from proxy.doctor.needs import needs_of
-from proxy.doctor.policies import OF_OPERATIONS, ROLES
-from proxy.forwarding.model_path import Operation
-from proxy.stores import tables
 from tests.support.deployed import DEPLOY
 from tests.support.engines import Engines
 

@@ -202,7 +202,7 @@ def test_what_is_installed_is_what_is_locked_and_nothing_for_tests(contained: Co
     assert known.keys() - found.keys() == {"setuptools"}  # which builds alone need
     files = set(added(contained.image))
     assert not [name for name in files if re.search(r"/site-packages/(tests|bench|deploy)/", name)]
-    assert not [name for name in files if name.endswith((".c", ".h")) and "/proxy/" in name]
+    assert not [name for name in files if name.endswith((".c", ".h")) and "/price_keeper/" in name]
 
 
 def test_nothing_but_the_build_was_added(contained: Contained) -> None:
@@ -217,9 +217,9 @@ def test_nothing_but_the_build_was_added(contained: Contained) -> None:
 
 def test_python_files_are_compiled_beforehand(contained: Contained) -> None:
     """Nobody could keep it at the first start, on a root that is only read."""
-    code = "import proxy.app, sys; print([n for n, m in sys.modules.items() if getattr(m, '__cached__', None)])"
-    assert "proxy.app" in contained.run("python", "-c", code).stdout
-    sources = sorted((contained.image.root / SITE).rglob("proxy/**/*.py"))
+    code = "import price_keeper.app, sys; print([n for n, m in sys.modules.items() if getattr(m, '__cached__', None)])"
+    assert "price_keeper.app" in contained.run("python", "-c", code).stdout
+    sources = sorted((contained.image.root / SITE).rglob("price_keeper/**/*.py"))
     assert sources
     for each in sources:
         assert list((each.parent / "__pycache__").glob(f"{each.stem}.cpython-*.pyc")), each
@@ -227,7 +227,7 @@ def test_python_files_are_compiled_beforehand(contained: Contained) -> None:
 
 def test_the_version_says_whether_it_is_compiled(contained: Contained, request: pytest.FixtureRequest) -> None:
     told = contained.run("price-keeper", "--version").stdout
-    is_compiled = bool(list((contained.image.root / SITE).rglob("proxy/express*.so")))
+    is_compiled = bool(list((contained.image.root / SITE).rglob("proxy/price_keeper/express*.so")))
     assert told.endswith(", compiled\n") == is_compiled == (request.node.callspec.id == "compiled")
 
 

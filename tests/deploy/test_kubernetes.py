@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from price_keeper import app
+from price_keeper.commandline.whole import parser
+from price_keeper.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from price_keeper.workers.supervisor import STOP_SECONDS
 
-from proxy import app
-from proxy.commandline.whole import parser
-from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
-from proxy.workers.supervisor import STOP_SECONDS
 from tests.support.deployed import (
     DEPLOY,
     Document,

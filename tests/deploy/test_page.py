@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from proxy import app, telemetry
-from proxy.config.keys import Journal
-from proxy.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
-from proxy.telemetry import Metric
-from proxy.workers.supervisor import STOP_SECONDS
+from price_keeper import app, telemetry
+from price_keeper.config.keys import Journal
+from price_keeper.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from price_keeper.telemetry import Metric
+from price_keeper.workers.supervisor import STOP_SECONDS
+
 from tests.support.commands import ROOT
 from tests.support.deployed import containers, manifest, of_kind, pods
 

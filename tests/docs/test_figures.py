@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from proxy.config.prices import DEMO_LABELS
+from price_keeper.config.prices import DEMO_LABELS
+
 from tests.support.pages import ROOT
 
 RATES = ("1", "100", "1,000")

@@ -15,13 +15,13 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from price_keeper.clock import SystemClock
+from price_keeper.config import parse
+from price_keeper.control import api
+from price_keeper.control.health import Readiness
+from price_keeper.control.openapi import document
+from price_keeper.telemetry import Telemetry
 
-from proxy.clock import SystemClock
-from proxy.config import parse
-from proxy.control import api
-from proxy.control.health import Readiness
-from proxy.control.openapi import document
-from proxy.telemetry import Telemetry
 from tests.support.configs import CONFIG_YAML
 from tests.support.pages import PAGES, Block, blocks, named, none_is_run
 from tests.support.pages_played import is_played, play

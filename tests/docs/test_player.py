@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from price_keeper.config import Config
 
-from proxy.config import Config
 from tests.docs.test_names import is_key, mistakes
 from tests.support.pages import anchors, blocks
 from tests.support.pages_played import play

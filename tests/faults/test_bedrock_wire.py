@@ -16,12 +16,12 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from price_keeper.config import Label, Prices
+from price_keeper.config.keys import DEMO_LABELS, Journal
+from price_keeper.forwarding import upstream
+from price_keeper.forwarding.forwarder import endpoint_of
+from price_keeper.recording.entries import Receipt
 
-from proxy.config import Label, Prices
-from proxy.config.keys import DEMO_LABELS, Journal
-from proxy.forwarding import upstream
-from proxy.forwarding.forwarder import endpoint_of
-from proxy.recording.entries import Receipt
 from tests.support.crashing import Books
 from tests.support.data_port import DataPort, data_port
 from tests.support.rig import Rig, Through, between, on_both_loops, plain, sends

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from price_keeper.errors import InvalidRequest, SlowDown, UpstreamAway
+from price_keeper.forwarding import counting
+from price_keeper.forwarding.counting import Counting
+from price_keeper.forwarding.forwarder import BearerKey, Forwarder, Target, endpoint_of
+from price_keeper.forwarding.model_path import Operation
 
-from proxy.errors import InvalidRequest, SlowDown, UpstreamAway
-from proxy.forwarding import counting
-from proxy.forwarding.counting import Counting
-from proxy.forwarding.forwarder import BearerKey, Forwarder, Target, endpoint_of
-from proxy.forwarding.model_path import Operation
 from tests.support.rig import StepClock, plain, sends, upstream
 from tests.support.wire import eventually
 from tests.support.wire_faults import AtAccept, Break, Fault, How, Slow, Surplus, Where, bedrock_error

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.errors import NotAllowed, StoreUnavailable
+from price_keeper.stores import dynamodb, dynamodb_credentials
+from price_keeper.stores.contract import Key, Update
+from price_keeper.stores.dynamodb import DynamoStore
 
-from proxy.errors import NotAllowed, StoreUnavailable
-from proxy.stores import dynamodb, dynamodb_credentials
-from proxy.stores.contract import Key, Update
-from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import FaultProxy, dynamodb_error, fault_proxy
 from tests.support.hanging import hanging_command

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-
-from proxy.errors import (
+from price_keeper.errors import (
     NotAllowed,
     ReasonCode,
     Rejected,
@@ -20,10 +19,11 @@ from proxy.errors import (
     Throttled,
     TransactionFailed,
 )
-from proxy.stores import dynamodb
-from proxy.stores.contract import Delete, Item, Key, Put, Query, Update
-from proxy.stores.dynamodb import ATTEMPTS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, DynamoStore
-from proxy.stores.dynamodb_errors import translated
+from price_keeper.stores import dynamodb
+from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update
+from price_keeper.stores.dynamodb import ATTEMPTS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, DynamoStore
+from price_keeper.stores.dynamodb_errors import translated
+
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import (
     DYNAMODB,

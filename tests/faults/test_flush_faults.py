@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
+from price_keeper.stores import dynamodb
+from price_keeper.stores.dynamodb import DynamoStore
 
-from proxy.stores import dynamodb
-from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import BlackHole, CutAnswer, DropAnswer, Fault, Pass, Reset, dynamodb_error, fault_proxy
 from tests.support.recording import recording

@@ -7,7 +7,8 @@ import shutil
 import time
 from pathlib import Path
 
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.stores.sqlite import SqliteStore
+
 from tests.support.commands import price_keeper
 from tests.support.hard_books import as_stored, cost, hard_budget
 from tests.support.hard_processes import Clients, Keeper, all_dry, fleet_of, until, worst_pico

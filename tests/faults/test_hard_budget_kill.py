@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.hard.rows import Name
+from price_keeper.recording.entries import PICO_PER_USD
+from price_keeper.stores.contract import Store
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.hard.rows import Name
-from proxy.recording.entries import PICO_PER_USD
-from proxy.stores.contract import Store
-from proxy.stores.sqlite import SqliteStore
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
 from tests.support.hard_books import Stored, as_stored, cost, hard_budget

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import boto3
 import pytest
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.model import Scope
+from price_keeper.recording.ulid import made_at
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.model import Scope
-from proxy.recording.ulid import made_at
 from tests.support import wrong_clock
 from tests.support.afflicted import (
     asked,

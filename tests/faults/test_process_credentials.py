@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from proxy.simulator import DEFAULT_KEYS
+from bedrock_simulator import DEFAULT_KEYS
+
 from tests.support.afflicted import Trial, asked, by_hand, checks, counted, metric, tried, until
 from tests.support.crashing import Lineup, Load
 from tests.support.hanging import hanging_command

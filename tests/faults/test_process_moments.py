@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxy.simulator import DEFAULT_KEYS
+from bedrock_simulator import DEFAULT_KEYS
+
 from tests.support.afflicted import Trial, counted, tried, until
 from tests.support.commands import SECONDS, surroundings
 from tests.support.crashing import SCOPE, SECRET, Books, Copies, Lineup, Load, compare
@@ -98,7 +99,7 @@ def _started(lineup: Lineup) -> Iterator[subprocess.Popen[bytes]]:
     keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
     with (lineup.folder / "start.out").open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "proxy.cli", "serve"],
+            [sys.executable, "-m", "price_keeper.cli", "serve"],
             cwd=lineup.folder,
             env=surroundings({"PRICE_KEEPER_JWT_SECRET": SECRET, **keys}),
             stdout=out,

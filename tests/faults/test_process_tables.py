@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.errors import Rejected, StoreMisconfigured
+from price_keeper.stores import dynamodb_errors
+from price_keeper.stores.schema import TABLES
 
-from proxy.errors import Rejected, StoreMisconfigured
-from proxy.stores import dynamodb_errors
-from proxy.stores.schema import TABLES
 from tests.support.afflicted import (
     Trial,
     asked,

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Counts
+from price_keeper.stores.contract import Store
+from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import PICO_PER_MICRO, Counter, Counts
-from proxy.stores.contract import Store
-from proxy.stores.dynamodb import DynamoStore
-from proxy.stores.sqlite import SqliteStore
 from tests.support.crashing import MODELS, SCOPE, Books, Lineup, compare, killed_again_and_again
 from tests.support.engines import PREFIX, Engines
 from tests.support.simulated import bedrock_process, read_ledger

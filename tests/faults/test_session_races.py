@@ -8,13 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from price_keeper.auth.sessions import Issued, _hash
+from price_keeper.clock import SystemClock
+from price_keeper.errors import AccessDenied, Busy, SessionLimitRace
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Check, ItemExists, Key, Store, Update, Write
 
-from proxy.auth.sessions import Issued, _hash
-from proxy.clock import SystemClock
-from proxy.errors import AccessDenied, Busy, SessionLimitRace
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Check, ItemExists, Key, Store, Update, Write
 from tests.support.sessions import Instance, instances, rows
 
 MOST = 5
@@ -111,7 +111,7 @@ async def test_whichever_write_fails_nobody_is_evicted(
     store: Store, scope: Scope, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head, the session that goes, its refresh token, the new session."""
-    monkeypatch.setattr("proxy.auth.sessions.ATTEMPTS", 2)
+    monkeypatch.setattr("price_keeper.auth.sessions.ATTEMPTS", 2)
     async with instances(store, CLOCK, 2, MOST) as (one, other):
         oldest, *_ = [await one.sessions.login(scope) for _ in range(MOST)]
         before, told = await rows(store, scope), []
@@ -146,7 +146,7 @@ async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, s
 async def test_a_race_without_end_is_told_with_the_stores_reasons(
     store: Store, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.auth.sessions.ATTEMPTS", 2)
+    monkeypatch.setattr("price_keeper.auth.sessions.ATTEMPTS", 2)
     async with instances(store, CLOCK, 2, MOST) as (one, other):
         for _ in range(MOST):
             await one.sessions.login(scope)

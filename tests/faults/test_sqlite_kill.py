@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from time import sleep, time
 
-from proxy.stores.contract import Query, every_row
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.stores.contract import Query, every_row
+from price_keeper.stores.sqlite import SqliteStore
+
 from tests.support.sqlite_hammer import COUNTER, PARTITION
 
 KILLS = 50

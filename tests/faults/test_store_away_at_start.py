@@ -15,18 +15,18 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.clock import SystemClock
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter
+from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notes import Notes
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store, Value
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.calendar_days import Period, known_zone, span
-from proxy.clock import SystemClock
-from proxy.model import Scope
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import PICO_PER_MICRO, Counter
-from proxy.selection.notebook import Notebook
-from proxy.selection.notes import Notes
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Value
 from tests.support.afflicted import Trial, metric, tried, until
 from tests.support.commands import Sidecar
 from tests.support.crashing import SECRET, Lineup

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import PICO_PER_MICRO, Counter
-from proxy.stores.dynamodb import DynamoStore
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter
+from price_keeper.stores.dynamodb import DynamoStore
+
 from tests.support.crashing import MODELS, SCOPE, Books, Copies, Lineup, Load
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate

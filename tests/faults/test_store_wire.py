@@ -13,19 +13,19 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from price_keeper.clock import SystemClock
+from price_keeper.errors import StoreUnavailable
+from price_keeper.hard.holds import Holds
+from price_keeper.hard.purses import Purses
+from price_keeper.limits.bucket import Limit
+from price_keeper.limits.limiter import Limiter
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.contract import Key, Put, Store, Update
+from price_keeper.stores.dynamodb import ATTEMPTS, DynamoStore
+from price_keeper.tasks import Tasks
 
-from proxy.clock import SystemClock
-from proxy.errors import StoreUnavailable
-from proxy.hard.holds import Holds
-from proxy.hard.purses import Purses
-from proxy.limits.bucket import Limit
-from proxy.limits.limiter import Limiter
-from proxy.model import Scope
-from proxy.recording.aggregator import spent_so_far
-from proxy.recording.ulid import Ulids
-from proxy.stores.contract import Key, Put, Store, Update
-from proxy.stores.dynamodb import ATTEMPTS, DynamoStore
-from proxy.tasks import Tasks
 from tests.support.buckets import bucket
 from tests.support.engines import PREFIX, Engines
 from tests.support.hard_rows import a_name, bucket_of, hold_of
@@ -162,7 +162,7 @@ async def test_one_under_way_is_asked_for_until_it_is_done(line: Line) -> None:
 
 
 async def test_what_befalls_connections_at_their_beginning(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.stores.dynamodb.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("price_keeper.stores.dynamodb.ANSWER_SECONDS", 0.2)
     for number, how in enumerate((AtAccept.RESET, AtAccept.DEAF), 1):
         store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=line.wire.url, sleep=_no_wait)
         await store.open()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from price_keeper.auth.control_service import control_service
+from price_keeper.errors import StoreUnavailable
+from price_keeper.stores.contract import Key, Put, Update
+from price_keeper.stores.dynamodb import DynamoStore
 
-from proxy.auth.control_service import control_service
-from proxy.errors import StoreUnavailable
-from proxy.stores.contract import Key, Put, Update
-from proxy.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.rig import Exchange, Rig, Through, between, on_both_loops, plain, sends, upstream
 from tests.support.wire import ask, eventually, quiet

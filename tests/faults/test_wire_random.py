@@ -17,12 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from proxy.forwarding import upstream
-from proxy.hard.rows import Name
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import PICO_PER_MICRO, Counter, Receipt
-from proxy.stores.contract import Store
-from proxy.stores.dynamodb import CONNECTIONS
+from price_keeper.forwarding import upstream
+from price_keeper.hard.rows import Name
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Receipt
+from price_keeper.stores.contract import Store
+from price_keeper.stores.dynamodb import CONNECTIONS
+
 from tests.support.calling import Http1Connection, Http2Connection
 from tests.support.crashing import Books, Copies
 from tests.support.effort import seed

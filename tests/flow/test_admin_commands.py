@@ -12,8 +12,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from price_keeper.commands import admin, asking
 
-from proxy.commands import admin, asking
 from tests.support.commands import called
 from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted

@@ -14,12 +14,12 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
+from price_keeper.auth.clients import new_secret
+from price_keeper.auth.failures import AT_ONCE, SECONDS
+from price_keeper.auth.lookups import OF_AN_ADDRESS
+from price_keeper.control.rates import LocalRates
+from price_keeper.stores.contract import Key
 
-from proxy.auth.clients import new_secret
-from proxy.auth.failures import AT_ONCE, SECONDS
-from proxy.auth.lookups import OF_AN_ADDRESS
-from proxy.control.rates import LocalRates
-from proxy.stores.contract import Key
 from tests.support.clock import ManualClock
 from tests.support.commands import sidecar
 from tests.support.control import ADMIN_KEY, API, ORG, Rig, rig

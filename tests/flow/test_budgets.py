@@ -14,12 +14,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.clock import SystemClock
+from price_keeper.config import Config
+from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Value
 
-from proxy.clock import SystemClock
-from proxy.config import Config
-from proxy.config.prices import Guardrails, UnitPrices
-from proxy.stores import schema
-from proxy.stores.contract import Put, Value
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN
 

@@ -13,19 +13,19 @@ from unittest.mock import Mock
 
 import aiohttp.connector
 import pytest
+from price_keeper.auth.control_service import control_service
+from price_keeper.auth.relayed import NoAnswer
+from price_keeper.clock import SystemClock
+from price_keeper.errors import Refusal, StoreError
+from price_keeper.forwarding.forwarder import BearerKey, Call, Forwarder, Target
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.metering import aws_price_list
+from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
+from price_keeper.stores import dynamodb
+from price_keeper.stores.contract import Key
+from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.surface.tls import local_authority, server_context
 
-from proxy.auth.control_service import control_service
-from proxy.auth.relayed import NoAnswer
-from proxy.clock import SystemClock
-from proxy.errors import Refusal, StoreError
-from proxy.forwarding.forwarder import BearerKey, Call, Forwarder, Target
-from proxy.forwarding.upstream import Endpoint
-from proxy.metering import aws_price_list
-from proxy.metering.aws_price_list import AwsPriceList, PriceListUnreadable
-from proxy.stores import dynamodb
-from proxy.stores.contract import Key
-from proxy.stores.dynamodb import DynamoStore
-from proxy.surface.tls import local_authority, server_context
 from tests.support.rig import Tapped
 
 Calls = Callable[[str, int], Awaitable[None]]

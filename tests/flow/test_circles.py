@@ -20,7 +20,14 @@ from tests.support.wire import Http2Wire, Wire, ask, eventually
 
 BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'
 TIMES = 3
-OURS = ("proxy.surface", "proxy.express", "proxy.pipeline", "proxy.forwarding", "proxy.recording", "httptools")
+OURS = (
+    "price_keeper.surface",
+    "price_keeper.express",
+    "price_keeper.pipeline",
+    "price_keeper.forwarding",
+    "price_keeper.recording",
+    "httptools",
+)
 
 Client = Callable[[Lane, list[tuple[bytes, bytes]]], Awaitable[None]]
 

@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from price_keeper.commandline.completion import commands
+from price_keeper.commandline.whole import parser
 
-from proxy.commandline.completion import commands
-from proxy.commandline.whole import parser
 from tests.support.commands import SECONDS, called
 from tools.terminal import on_a_terminal
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.config.keys import Auth
+from price_keeper.control.access import load_admin_key
+from price_keeper.control.bodies import parsed
+from price_keeper.control.problems import Problem
+from price_keeper.control.rates import LocalRates
+from price_keeper.control.terms import MOST_BYTES
+from price_keeper.errors import ConfigError
 from yarl import URL
 
-from proxy.config.keys import Auth
-from proxy.control.access import load_admin_key
-from proxy.control.bodies import parsed
-from proxy.control.problems import Problem
-from proxy.control.rates import LocalRates
-from proxy.control.terms import MOST_BYTES
-from proxy.errors import ConfigError
 from tests.support.clock import ManualClock
 from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Rig, rig
 from tests.support.engines import Engines

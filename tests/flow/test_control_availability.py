@@ -13,18 +13,18 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
+from price_keeper.auth.clients import Clients, new_secret
+from price_keeper.auth.lookups import Lookups
+from price_keeper.config import Address
+from price_keeper.control import serving
+from price_keeper.control.connections import DEFAULT
+from price_keeper.control.health import Readiness
+from price_keeper.control.page.listeners import OF_ADMINS
+from price_keeper.control.probes import probes
+from price_keeper.control.serving import Control, listening
+from price_keeper.stores.contract import Key
+from price_keeper.telemetry import Telemetry
 
-from proxy.auth.clients import Clients, new_secret
-from proxy.auth.lookups import Lookups
-from proxy.config import Address
-from proxy.control import serving
-from proxy.control.connections import DEFAULT
-from proxy.control.health import Readiness
-from proxy.control.page.listeners import OF_ADMINS
-from proxy.control.probes import probes
-from proxy.control.serving import Control, listening
-from proxy.stores.contract import Key
-from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, Rig, rig
 from tests.support.engines import Engines

@@ -8,7 +8,8 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from proxy.commands.dev import ORG as DEMO
+from price_keeper.commands.dev import ORG as DEMO
+
 from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
 
 EXAMPLES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)

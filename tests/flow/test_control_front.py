@@ -12,14 +12,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from price_keeper.config import Address
+from price_keeper.control import api
+from price_keeper.control.front import prefers_json
+from price_keeper.control.health import Readiness
+from price_keeper.control.serving import Control, listening
+from price_keeper.errors import StoreUnavailable
+from price_keeper.telemetry import Telemetry
 
-from proxy.config import Address
-from proxy.control import api
-from proxy.control.front import prefers_json
-from proxy.control.health import Readiness
-from proxy.control.serving import Control, listening
-from proxy.errors import StoreUnavailable
-from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock
 from tests.support.control import ORG, Rig, rig
 from tests.support.engines import Engines

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from price_keeper.control import profiles, serving
+from price_keeper.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
+from price_keeper.control.connections import DEFAULT, Limits
+from price_keeper.control.problems import Problem
+from price_keeper.control.rates import LocalRates, Taken
+from price_keeper.control.terms import MOST_BYTES
 from yarl import URL
 
-from proxy.control import profiles, serving
-from proxy.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
-from proxy.control.connections import DEFAULT, Limits
-from proxy.control.problems import Problem
-from proxy.control.rates import LocalRates, Taken
-from proxy.control.terms import MOST_BYTES
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, Impatient, Rig, rig
 from tests.support.engines import Engines

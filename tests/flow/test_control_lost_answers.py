@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.auth import registering
+from price_keeper.control import credentials
+from price_keeper.errors import StoreUnavailable
 
-from proxy.auth import registering
-from proxy.control import credentials
-from proxy.errors import StoreUnavailable
 from tests.support.control import API, SETTINGS, Rig, rig
 from tests.support.engines import Engines
 from tests.support.secrets_kept import be_away
@@ -84,7 +84,7 @@ async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repe
     name = "org_name" if path == API else "app_name"
     only_new = {"If-None-Match": "*"}
     with monkeypatch.context() as cut:
-        cut.setattr("proxy.control.orgs.made_credentials", lambda *_: be_away())
+        cut.setattr("price_keeper.control.orgs.made_credentials", lambda *_: be_away())
         assert (await api.ask("PUT", path, body, headers=only_new)).status == 503
     assert (await api.ask("PUT", path, body | {name: "another"}, headers=only_new)).status == 412
     assert (await api.ask("PUT", path, body, headers={"If-Match": '"another"'})).status == 412

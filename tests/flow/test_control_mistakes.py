@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.config import problems
+from price_keeper.config.keys import parse
+from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, few_guesses, nearest, one_line
+from price_keeper.control.bodies import MOST_PARTS, parsed
+from price_keeper.control.problems import MOST_MISTAKES, Problem
+from price_keeper.control.terms import MOST_BYTES
+from price_keeper.errors import ConfigError
 
-from proxy.config import problems
-from proxy.config.keys import parse
-from proxy.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, few_guesses, nearest, one_line
-from proxy.control.bodies import MOST_PARTS, parsed
-from proxy.control.problems import MOST_MISTAKES, Problem
-from proxy.control.terms import MOST_BYTES
-from proxy.errors import ConfigError
 from tests.support.control import API, SETTINGS, Rig, rig
 from tests.support.engines import Engines
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.audit import records
+from price_keeper.stores import schema
 
-from proxy.audit import records
-from proxy.stores import schema
 from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
 from tests.support.engines import Engines
 

@@ -12,19 +12,19 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from price_keeper.auth.clients import AGAIN_SECONDS, Clients, new_secret
+from price_keeper.auth.failures import AT_ONCE
+from price_keeper.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
+from price_keeper.auth.sessions import Outdated
+from price_keeper.control.calls import Call, Principal
+from price_keeper.control.credentials import RETRIEVAL_TOKEN
+from price_keeper.control.credentials import fetched as fetched_by
+from price_keeper.control.parts import RETRIEVALS, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_WAITING
+from price_keeper.control.problems import Problem
+from price_keeper.errors import Busy, SlowDown
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Key
 
-from proxy.auth.clients import AGAIN_SECONDS, Clients, new_secret
-from proxy.auth.failures import AT_ONCE
-from proxy.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
-from proxy.auth.sessions import Outdated
-from proxy.control.calls import Call, Principal
-from proxy.control.credentials import RETRIEVAL_TOKEN
-from proxy.control.credentials import fetched as fetched_by
-from proxy.control.parts import RETRIEVALS, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_WAITING
-from proxy.control.problems import Problem
-from proxy.errors import Busy, SlowDown
-from proxy.stores import schema
-from proxy.stores.contract import Key
 from tests.support.clock import ManualClock, settle
 from tests.support.control import API, ORG, OTHER, Answered, Rig, rig
 from tests.support.engines import Engines

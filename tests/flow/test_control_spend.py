@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.errors import StoreUnavailable
+from price_keeper.model import Caller, Scope, client_id_of
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import Counter
+from price_keeper.recording.submitted import OLDEST_SECONDS
+from price_keeper.stores.contract import Store
 
-from proxy.errors import StoreUnavailable
-from proxy.model import Caller, Scope, client_id_of
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import Counter
-from proxy.recording.submitted import OLDEST_SECONDS
-from proxy.stores.contract import Store
 from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
 from tests.support.engines import Engines
 

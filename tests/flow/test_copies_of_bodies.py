@@ -12,11 +12,11 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
+from price_keeper.choosing import LARGE_BYTES, off_the_loop
+from price_keeper.config import Config
+from price_keeper.config.keys import Upstream
+from price_keeper.dataplane import SIMULATED
 
-from proxy.choosing import LARGE_BYTES, off_the_loop
-from proxy.config import Config
-from proxy.config.keys import Upstream
-from proxy.dataplane import SIMULATED
 from tests.support.data_port import DataPort, data_port
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import eventually

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from price_keeper.telemetry import ALL
 
-from proxy.telemetry import ALL
 from tests.support.commands import ROOT
 from tests.support.observed import Observed, Scrape, observed, use
 from tests.support.prometheus import Prometheus, program, prometheus

@@ -14,19 +14,19 @@ from urllib.parse import urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from price_keeper.clock import SystemClock
+from price_keeper.config.alerts import Webhook
+from price_keeper.config.checks import Address
+from price_keeper.config.keys import Key, Tls
+from price_keeper.doctor import findings as carrying
+from price_keeper.doctor import journal, store_file
+from price_keeper.doctor.findings import Check, Finding, Status, aside, carried_out, ok
+from price_keeper.doctor.patient import Patient
+from price_keeper.recording.folder import locked
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.sqlite_file import prepare
+from price_keeper.surface.tls import local_authority
 
-from proxy.clock import SystemClock
-from proxy.config.alerts import Webhook
-from proxy.config.checks import Address
-from proxy.config.keys import Key, Tls
-from proxy.doctor import findings as carrying
-from proxy.doctor import journal, store_file
-from proxy.doctor.findings import Check, Finding, Status, aside, carried_out, ok
-from proxy.doctor.patient import Patient
-from proxy.recording.folder import locked
-from proxy.recording.ulid import Ulids
-from proxy.stores.sqlite_file import prepare
-from proxy.surface.tls import local_authority
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, called, price_keeper, sidecar
 from tests.support.doctor import answering, configured, finding, journal_of, store_path

@@ -11,17 +11,17 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from bedrock_simulator.server import simulated_bedrock
+from bedrock_simulator.signatures import Keys
+from price_keeper.clock import SystemClock
+from price_keeper.config import Config
+from price_keeper.config.prices import Endpoint
+from price_keeper.doctor import asking
+from price_keeper.doctor.findings import Status
+from price_keeper.doctor.needs import needs_of
+from price_keeper.stores.schema import TABLES
+from price_keeper.surface.tls import local_authority
 
-from proxy.clock import SystemClock
-from proxy.config import Config
-from proxy.config.prices import Endpoint
-from proxy.doctor import asking
-from proxy.doctor.findings import Status
-from proxy.doctor.needs import needs_of
-from proxy.simulator.server import simulated_bedrock
-from proxy.simulator.signatures import Keys
-from proxy.stores.schema import TABLES
-from proxy.surface.tls import local_authority
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import DropAnswer, dynamodb_error, fault_proxy

@@ -7,12 +7,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from price_keeper.config import Config
+from price_keeper.config.keys import Identity
+from price_keeper.doctor.findings import Finding, Status
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
 
-from proxy.config import Config
-from proxy.config.keys import Identity
-from proxy.doctor.findings import Finding, Status
-from proxy.stores import schema
-from proxy.stores.contract import Put
 from tests.support.doctor import configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from price_keeper import app
+from price_keeper.clock import SystemClock
+from price_keeper.config import Address, Config
+from price_keeper.dataplane import tokens_of
+from price_keeper.doctor.needs import ACTIONS, needs_of
+from price_keeper.stores.contract import Check, Delete, Item, Key, Page, Put, Query, Update, Write
+from price_keeper.stores.schema import TABLES
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy import app
-from proxy.clock import SystemClock
-from proxy.config import Address, Config
-from proxy.dataplane import tokens_of
-from proxy.doctor.needs import ACTIONS, needs_of
-from proxy.stores.contract import Check, Delete, Item, Key, Page, Put, Query, Update, Write
-from proxy.stores.schema import TABLES
-from proxy.stores.sqlite import SqliteStore
 from tests.support.control import ADMIN_KEY, API, ORG, SETTINGS
 from tests.support.doctor import configured
 

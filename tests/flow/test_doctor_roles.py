@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from price_keeper.app import Role
+from price_keeper.auth.jwks import public_halves
+from price_keeper.auth.keys import load_keys
+from price_keeper.config import Config
+from price_keeper.config.checks import Address
+from price_keeper.config.keys import Identity, Key
+from price_keeper.doctor.findings import Status
+from price_keeper.doctor.needs import ACTIONS, needs_of
 
-from proxy.app import Role
-from proxy.auth.jwks import public_halves
-from proxy.auth.keys import load_keys
-from proxy.config import Config
-from proxy.config.checks import Address
-from proxy.config.keys import Identity, Key
-from proxy.doctor.findings import Status
-from proxy.doctor.needs import ACTIONS, needs_of
 from tests.support.commands import ROOT, called, sidecar
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines

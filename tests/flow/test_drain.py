@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from h2.errors import ErrorCodes
+from price_keeper.exchange import Request, Responder
 
-from proxy.exchange import Request, Responder
 from tests.support.rig import Exchange, Rig, Through, between, echo, on_both_loops, plain, port, upstream
 from tests.support.wire import CutError, Wire, ask, eventually, quiet
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import yaml
+from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.whole import parser
 
-from proxy.commandline.parser import Parser
-from proxy.commandline.whole import parser
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar, surroundings
 from tests.support.simulated import Keys, boto_client
 from tests.tidy.test_cli_docs import LEAVES, NO_JSON
@@ -79,7 +79,7 @@ def _configure(folder: Path) -> None:
         (folder / name).write_text(found[1])
     program = folder / "bin" / "price-keeper"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m proxy.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m price_keeper.cli "$@"\n')
     program.chmod(0o755)
     (folder / ".config/fish/completions").mkdir(parents=True)
 
@@ -239,7 +239,7 @@ def test_what_serves_tells_programs_where(tmp_path: Path, command: str) -> None:
     settings = SECRETS | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
     more = ("--port", "0", "--control-port", "0") if command == "dev" else ()
     with subprocess.Popen(
-        [sys.executable, "-m", "proxy.cli", command, *more, "--json"],
+        [sys.executable, "-m", "price_keeper.cli", command, *more, "--json"],
         cwd=tmp_path,
         env=surroundings(ports | settings),
         stdout=subprocess.PIPE,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.commandline.parser import EXIT_CODES
 
-from proxy.commandline.parser import EXIT_CODES
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, interruptible, price_keeper, sidecar
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.ports import free_port
@@ -44,7 +44,7 @@ def interrupted(folder: Path, url: str, *more: str) -> tuple[int, str]:
     """While it waits for an answer that does not come."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PRICE_KEEPER_API_KEY": "k" * 30}
     with subprocess.Popen(
-        [sys.executable, "-m", "proxy.cli", "org", "list", "--api", url, *more],
+        [sys.executable, "-m", "price_keeper.cli", "org", "list", "--api", url, *more],
         cwd=folder,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -90,7 +90,7 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path, words: 
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "proxy.cli", *words],
+        [sys.executable, "-m", "price_keeper.cli", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         stdout=writing,
@@ -186,7 +186,7 @@ def test_good_is_green_and_a_mistake_red_where_a_person_looks(tmp_path: Path) ->
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": ""}
 
     def shown(name: str, **more: str) -> str:
-        command = [sys.executable, "-m", "proxy.cli", "check-config", "--config", name]
+        command = [sys.executable, "-m", "price_keeper.cli", "check-config", "--config", name]
         return on_a_terminal(command, tmp_path, environment | more).text
 
     assert shown("good.yaml").startswith("good.yaml: \x1b[32mgood\x1b[0m, with 1 label: premium")

@@ -20,15 +20,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from price_keeper.model import Scope
+from price_keeper.recording import flush
+from price_keeper.recording.aggregator import STAMP, total_key
+from price_keeper.recording.entries import Counter, Counts
+from price_keeper.reporting.query import Report, report
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Update
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.model import Scope
-from proxy.recording import flush
-from proxy.recording.aggregator import STAMP, total_key
-from proxy.recording.entries import Counter, Counts
-from proxy.reporting.query import Report, report
-from proxy.stores import schema
-from proxy.stores.contract import Put, Update
-from proxy.stores.sqlite import SqliteStore
 from tests.flow.test_spend import CONFIG, NOTE
 from tests.support.commands import ROOT, SECONDS, called, interruptible
 from tests.unit.test_spend_focus import faults
@@ -144,7 +144,7 @@ def test_no_more_than_a_week_is_held(place: Path, tmp_path: Path, monkeypatch: p
         held.append((len(found.spent), sum(len(each.spent) for each in earlier)))
         return found
 
-    monkeypatch.setattr("proxy.commands.export.report", watched)
+    monkeypatch.setattr("price_keeper.commands.export.report", watched)
     export(place, WHOLE, "--out", str(tmp_path / "x.csv"))
     assert sum(rows for rows, _ in held) == len(rows_of(tmp_path / "x.csv"))
     assert max(rows for rows, _ in held) <= 7 * LABELS
@@ -187,7 +187,7 @@ def test_who_comes_first_keeps_the_name(place: Path, tmp_path: Path, monkeypatch
         file.write_text("theirs")
         fsync(descriptor)
 
-    monkeypatch.setattr("proxy.commands.whole_file.os.fsync", slow)
+    monkeypatch.setattr("price_keeper.commands.whole_file.os.fsync", slow)
     assert "is there already" in export(place, str(FIRST), "--out", str(file), code=1).stderr
     assert (file.read_text(), left_over(tmp_path)) == ("theirs", [])
 
@@ -196,7 +196,7 @@ def test_a_failure_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: pyte
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("proxy.commands.whole_file.os.fsync", full)
+    monkeypatch.setattr("price_keeper.commands.whole_file.os.fsync", full)
     told = export(place, str(FIRST), "--out", str(tmp_path / "x.csv"), code=1)
     assert f"cannot write {tmp_path}/x.csv: No space left on device" in told.stderr
     assert list(tmp_path.iterdir()) == []
@@ -207,7 +207,7 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
     """However it ends: the old file stands as it was, and after Ctrl-C nothing else does."""
     file = tmp_path / "x.csv"
     file.write_text("old")
-    command = [sys.executable, "-m", "proxy.cli", "export", WHOLE, "--out", str(file), "--force"]
+    command = [sys.executable, "-m", "price_keeper.cli", "export", WHOLE, "--out", str(file), "--force"]
     with subprocess.Popen(
         command,
         cwd=place,
@@ -225,7 +225,7 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
 
 
 def test_it_tells_how_far_it_is_on_a_terminal_alone(place: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "proxy.cli", "export", WHOLE, "--out", str(tmp_path / "x.csv")]
+    command = [sys.executable, "-m", "price_keeper.cli", "export", WHOLE, "--out", str(tmp_path / "x.csv")]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
     code, shown = on_a_terminal(command, place, environment)
     assert code == 0

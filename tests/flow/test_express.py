@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper import express
+from price_keeper.choosing import LARGE_BYTES
+from price_keeper.errors import CannotRecord
+from price_keeper.exchange import Request, Responder
+from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.recording.meter import Meter
+from price_keeper.recording.metering import Metering
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
+from price_keeper.surface.limits import DEFAULT
+from price_keeper.surface.listener import MOST_AT_ONCE
+from price_keeper.surface.outbox import AT_ONCE_BYTES
 
-from proxy import express
-from proxy.choosing import LARGE_BYTES
-from proxy.errors import CannotRecord
-from proxy.exchange import Request, Responder
-from proxy.forwarding.forwarder import Forwarder, SignatureV4
-from proxy.forwarding.upstream import Endpoint
-from proxy.recording.meter import Meter
-from proxy.recording.metering import Metering
-from proxy.stores import schema
-from proxy.stores.contract import Put
-from proxy.surface.limits import DEFAULT
-from proxy.surface.listener import MOST_AT_ONCE
-from proxy.surface.outbox import AT_ONCE_BYTES
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
 from tests.support.lanes import Lane, lane

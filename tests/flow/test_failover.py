@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from price_keeper.forwarding import reach as module
+from price_keeper.forwarding.upstream import Endpoint
 
-from proxy.forwarding import reach as module
-from proxy.forwarding.upstream import Endpoint
 from tests.support.connecting import Make, connecting
 from tests.support.rig import Rig, Through, between, nowhere, on_both_loops, plain, sends, upstream
 from tests.support.wire import Heard, ask, eventually, said

@@ -14,13 +14,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from price_keeper.config import Config
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Value, every_row
 
-from proxy.config import Config
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.model import Scope
-from proxy.recording.aggregator import spent_so_far
-from proxy.stores import schema
-from proxy.stores.contract import Put, Value, every_row
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 
 TURN: dict[str, Any] = {

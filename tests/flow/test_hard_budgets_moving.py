@@ -14,17 +14,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+from price_keeper.clock import SystemClock
+from price_keeper.config import Config
+from price_keeper.config.keys import Endpoint, Label, Prices
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.pricing import Tariff, tariff_of
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store, Value, every_row
 
-from proxy.clock import SystemClock
-from proxy.config import Config
-from proxy.config.keys import Endpoint, Label, Prices
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.metering.price_updates import Tariffs
-from proxy.metering.pricing import Tariff, tariff_of
-from proxy.model import Scope
-from proxy.recording.aggregator import spent_so_far
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Value, every_row
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY

@@ -11,12 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from bedrock_simulator.usage import SPOILINGS
+from price_keeper.config import Config
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.pricing import cost, label_tariff
+from price_keeper.metering.usage import Usage
 
-from proxy.config import Config
-from proxy.forwarding.model_path import Operation
-from proxy.metering.pricing import cost, label_tariff
-from proxy.metering.usage import Usage
-from proxy.simulator.usage import SPOILINGS
 from tests.flow.test_hard_budgets import hard, true_spend
 from tests.support.data_port import DataPort
 

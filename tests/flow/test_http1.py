@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from price_keeper.errors import UnknownOperation
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface import http1
+from price_keeper.surface.bodies import weight_of
 
-from proxy.errors import UnknownOperation
-from proxy.exchange import Request, Responder
-from proxy.surface import http1
-from proxy.surface.bodies import weight_of
 from tests.support.rig import echo, on_both_loops, port
 from tests.support.wire import CutError, ask, chunked, eventually, quiet, refused, said
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
+from price_keeper.errors import InvalidRequest, Refusal
+from price_keeper.exchange import Request
+from price_keeper.surface import http1
+from price_keeper.surface.bodies import HEADER_BYTES, weight_of
+from price_keeper.surface.http1_request import RequestReader
+from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
 
-from proxy.errors import InvalidRequest, Refusal
-from proxy.exchange import Request
-from proxy.surface import http1
-from proxy.surface.bodies import HEADER_BYTES, weight_of
-from proxy.surface.http1_request import RequestReader
-from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
 

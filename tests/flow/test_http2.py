@@ -11,9 +11,9 @@ from hyperframe.frame import (
     GoAwayFrame,
     PingFrame,
 )
+from price_keeper.errors import InvalidRequest, Refusal, UnknownOperation
+from price_keeper.exchange import Request, Responder
 
-from proxy.errors import InvalidRequest, Refusal, UnknownOperation
-from proxy.exchange import Request, Responder
 from tests.support.rig import Gated, echo, on_both_loops, port
 from tests.support.wire import CutError, eventually, said
 

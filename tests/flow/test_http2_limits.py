@@ -22,12 +22,12 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
+from price_keeper.errors import AccessDenied, Refusal
+from price_keeper.exchange import Header, Request
+from price_keeper.surface.bodies import weight_of
+from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
+from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
 
-from proxy.errors import AccessDenied, Refusal
-from proxy.exchange import Header, Request
-from proxy.surface.bodies import weight_of
-from proxy.surface.http2_stream import STREAM_BYTES, Stream
-from proxy.surface.limits import SLICE_BYTES, SLICES_A_TURN
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
 

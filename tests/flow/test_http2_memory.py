@@ -6,10 +6,10 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, ExtensionFrame, Frame, HeadersFrame, PingFrame, SettingsFrame
+from price_keeper.errors import AccessDenied, Refusal
+from price_keeper.exchange import Request
+from price_keeper.surface.http2_stream import STREAM_BYTES
 
-from proxy.errors import AccessDenied, Refusal
-from proxy.exchange import Request
-from proxy.surface.http2_stream import STREAM_BYTES
 from tests.support.rig import echo, on_both_loops, port
 from tests.support.wire import eventually, quiet
 

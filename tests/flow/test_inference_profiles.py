@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.config import Config
+from price_keeper.errors import StoreUnavailable
+from price_keeper.model import Caller, Scope
+from price_keeper.recording.entries import Counts
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Update
 
-from proxy.config import Config
-from proxy.errors import StoreUnavailable
-from proxy.model import Caller, Scope
-from proxy.recording.entries import Counts
-from proxy.stores import schema
-from proxy.stores.contract import Put, Update
 from tests.support.data_port import APP, ORG
 from tests.support.own_labels import ARN, CLAUDE_PRICES, ENCODED, PRICES, REGION, Rig, rig
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, TURN

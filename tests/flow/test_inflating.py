@@ -7,8 +7,7 @@ import zlib
 
 import pytest
 from aiohttp import web
-
-from proxy.auth.control_service import control_service
+from price_keeper.auth.control_service import control_service
 
 BOMB = 30_000_000  # bytes of nothing, which are 30 kB on the way
 

@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.config import Config
+from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.metering.bodies import NOT_CHARGED
+from price_keeper.metering.guardrails import guardrail_cost, guardrail_prices
+from price_keeper.recording.entries import Counts
 
-from proxy.config import Config
-from proxy.config.prices import Guardrails, UnitPrices
-from proxy.metering.bodies import NOT_CHARGED
-from proxy.metering.guardrails import guardrail_cost, guardrail_prices
-from proxy.recording.entries import Counts
 from tests.support.data_port import DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
 

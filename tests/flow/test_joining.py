@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from price_keeper.forwarding import joining as limits
 
-from proxy.forwarding import joining as limits
 from tests.support.rig import Exchange, Rig, Script, Through, between, on_both_loops, plain, sends, upstream
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, eventually, quiet
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from price_keeper.auth.keys import load_keys
+from price_keeper.auth.tokens import Tokens
+from price_keeper.config import load
+from price_keeper.errors import AccessDenied
 
-from proxy.auth.keys import load_keys
-from proxy.auth.tokens import Tokens
-from proxy.config import load
-from proxy.errors import AccessDenied
 from tests.support.commands import called
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.surface.tls import local_authority, server_context
 
-from proxy.forwarding.upstream import Endpoint
-from proxy.surface.tls import local_authority, server_context
 from tests.support.rig import Through, between, on_both_loops, plain
 from tests.support.wire import ask, eventually, said
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 from h2.settings import SettingCodes
+from price_keeper.exchange import Request, Responder
+from price_keeper.forwarding import relay
 
-from proxy.exchange import Request, Responder
-from proxy.forwarding import relay
 from tests.support.rig import Exchange, Rig, Through, Upstream, between, on_both_loops, plain, upstream
 from tests.support.wire import Http2Wire, Wire, ask, descriptors, eventually, quiet
 

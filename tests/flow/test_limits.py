@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.errors import StoreUnavailable
+from price_keeper.limits.bucket import state_of
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Put, Value
 
-from proxy.errors import StoreUnavailable
-from proxy.limits.bucket import state_of
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import Item, Put, Value
 from tests.support.clock import Moved
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 

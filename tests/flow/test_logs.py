@@ -75,7 +75,7 @@ def test_every_line_is_an_object_with_its_time_level_and_origin(logged: Logged) 
     for line in logged.lines:
         assert {"time", "level", "logger", "message"} <= line.keys()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(line["time"]))
-        assert str(line["logger"]).startswith("proxy.")
+        assert str(line["logger"]).startswith("price_keeper.")
         assert str(line["message"]).isprintable()
 
 

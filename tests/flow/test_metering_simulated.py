@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from bedrock_simulator import SimulatedBedrock
+from price_keeper.forwarding.eventstream import FrameWatcher
+from price_keeper.metering import bodies
+from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
+from price_keeper.metering.usage import Usage
 
-from proxy.forwarding.eventstream import FrameWatcher
-from proxy.metering import bodies
-from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
-from proxy.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
-from proxy.metering.usage import Usage
-from proxy.simulator import SimulatedBedrock
 from tests.support.simulated import (
     CHAT,
     CHAT_PATH,

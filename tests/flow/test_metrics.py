@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from price_keeper.build import own_version
+from price_keeper.surface.newcomer import HTTP2_PREFACE
+from price_keeper.telemetry import ALL
 
-from proxy.build import own_version
-from proxy.surface.newcomer import HTTP2_PREFACE
-from proxy.telemetry import ALL
 from tests.support.observed import APP, ORG, SECRET, Observed, Scrape, ask, observed, token, use
 from tests.support.workers import until
 

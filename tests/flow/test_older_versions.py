@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.clock import SystemClock
+from price_keeper.model import Scope
+from price_keeper.selection.notebook import Notebook
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.clock import SystemClock
-from proxy.model import Scope
-from proxy.selection.notebook import Notebook
-from proxy.stores.sqlite import SqliteStore
 from tests.fixtures.make import FOLDER, copied, replayed, reported
 from tests.public_contract.kept import lines_of
 from tests.support.clock import ManualClock

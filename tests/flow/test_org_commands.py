@@ -13,10 +13,10 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
+from price_keeper.audit import records
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Update
 
-from proxy.audit import records
-from proxy.stores import schema
-from proxy.stores.contract import Item, Update
 from tests.support.commands import SECONDS, price_keeper
 from tests.support.control import ADMIN_KEY
 from tests.support.served import Served, served

@@ -6,11 +6,11 @@ import asyncio
 import socket
 
 import pytest
+from price_keeper.control.health import CHECK_SECONDS
+from price_keeper.errors import UpstreamAway
+from price_keeper.forwarding import reach as module
+from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS
 
-from proxy.control.health import CHECK_SECONDS
-from proxy.errors import UpstreamAway
-from proxy.forwarding import reach as module
-from proxy.forwarding.relay import NOT_OUR_CREDENTIALS
 from tests.flow.test_failover import OK, SlowToConnect, asked, told
 from tests.support.rig import Through, between, nowhere, on_both_loops, plain, sends, upstream
 from tests.support.wire import said

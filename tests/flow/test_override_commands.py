@@ -11,8 +11,8 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
+from price_keeper.model import Scope
 
-from proxy.model import Scope
 from tests.flow.test_org_commands import SETTINGS, ZONE
 from tests.support.served import Served, served
 

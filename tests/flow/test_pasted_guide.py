@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from price_keeper.commands.dev import ORG
 
-from proxy.commands.dev import ORG
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.pages import blocks
 

@@ -14,16 +14,16 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
+from price_keeper import pipeline
+from price_keeper.auth.clients import hash_secret, new_secret
+from price_keeper.choosing import LARGE_BYTES
+from price_keeper.config import Config
+from price_keeper.config.keys import Upstream
+from price_keeper.config.prices import Endpoint
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy import pipeline
-from proxy.auth.clients import hash_secret, new_secret
-from proxy.choosing import LARGE_BYTES
-from proxy.config import Config
-from proxy.config.keys import Upstream
-from proxy.config.prices import Endpoint
-from proxy.stores import schema
-from proxy.stores.contract import Put
-from proxy.stores.sqlite import SqliteStore
 from tests.support.connecting import Make, connecting
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.fleet import configure

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.errors import StoreUnavailable
+from price_keeper.metering import aws_price_list, price_updates
+from price_keeper.metering.aws_price_list import AwsPriceList
+from price_keeper.metering.price_updates import Tariffs
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Page, Put, Query, Store
 
-from proxy.errors import StoreUnavailable
-from proxy.metering import aws_price_list, price_updates
-from proxy.metering.aws_price_list import AwsPriceList
-from proxy.metering.price_updates import Tariffs
-from proxy.stores import schema
-from proxy.stores.contract import Page, Put, Query, Store
 from tests.support import price_list_server as aws
 from tests.support.price_fleet import (
     DAY,

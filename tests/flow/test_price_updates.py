@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from price_keeper.metering import aws_price_list, price_updates
+from price_keeper.metering.price_updates import TariffStatus
 
-from proxy.metering import aws_price_list, price_updates
-from proxy.metering.price_updates import TariffStatus
 from tests.support import price_list_server as aws
 from tests.support.price_fleet import (
     CLAUDE_PRICES,

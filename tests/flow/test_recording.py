@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.config import Config
+from price_keeper.config.prices import Guardrails, LongContext, UnitPrices
+from price_keeper.model import Scope
+from price_keeper.recording.entries import Counts
 
-from proxy.config import Config
-from proxy.config.prices import Guardrails, LongContext, UnitPrices
-from proxy.model import Scope
-from proxy.recording.entries import Counts
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, LONG, TURN
 from tests.support.wire import eventually

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bedrock_simulator import Keys
 from botocore.exceptions import ClientError
 
-from proxy.simulator import Keys
 from tests.support.commands import sidecar
 from tests.support.crashing import ORG, SECRET, Copies, Lineup
 from tests.support.reloads import (

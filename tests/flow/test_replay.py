@@ -16,11 +16,11 @@ from contextlib import closing
 from pathlib import Path
 
 import yaml
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import Counter
+from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.telemetry import ALL
 
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import Counter
-from proxy.stores.sqlite import SqliteStore
-from proxy.telemetry import ALL
 from tests.support.commands import ROOT, Sidecar, called, sidecar
 from tests.support.simulated import Keys, boto_client
 from tools.terminal import on_a_terminal
@@ -75,7 +75,7 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
         assert words in done.stdout
         assert counted(tmp_path / "data" / "price-keeper.db") == 7
     code, shown = on_a_terminal(
-        [sys.executable, "-m", "proxy.cli", "replay", "again", "--owner-is-dead", "--json"],
+        [sys.executable, "-m", "price_keeper.cli", "replay", "again", "--owner-is-dead", "--json"],
         tmp_path,
         os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
     )

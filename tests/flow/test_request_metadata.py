@@ -12,11 +12,11 @@ import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.config.keys import Upstream
+from price_keeper.errors import InvalidRequest
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.request_metadata import HEADER, MOST_BYTES, identity, tell
 
-from proxy.config.keys import Upstream
-from proxy.errors import InvalidRequest
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.request_metadata import HEADER, MOST_BYTES, identity, tell
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import SystemClock
+from price_keeper.errors import StoreUnavailable
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
-from proxy.errors import StoreUnavailable
-from proxy.stores import schema
-from proxy.stores.contract import Put
 from tests.support.data_port import SECRET, DataPort, data_port
 
 ASKED = {"messages": [{"role": "user", "content": [{"text": "hello"}]}], "inferenceConfig": {"maxTokens": 5}}

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.auth.clients import new_secret
 
-from proxy.auth.clients import new_secret
 from tests.support.commands import ROOT, SECONDS, Sidecar, price_keeper, sidecar
 
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from price_keeper.control.health import REMEMBERED_SECONDS
+from price_keeper.stores.dynamodb import ATTEMPTS
 
-from proxy.control.health import REMEMBERED_SECONDS
-from proxy.stores.dynamodb import ATTEMPTS
 from tests.support import commands
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
@@ -163,7 +163,7 @@ def test_a_start_that_hangs_can_be_watched_and_stopped(tmp_path: Path, stop: sig
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    command = [sys.executable, "-m", "proxy.cli", "serve"]
+    command = [sys.executable, "-m", "price_keeper.cli", "serve"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=-1, stderr=-1, text=True) as process:
         try:
             assert until_heard(f"http://{control}/ready") == (
@@ -208,7 +208,7 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
         told = "SIGHUP: labels and prices are taken on: nothing in them is another\n"
         until(lambda: told in running.errors)
         assert running.stop() == 0
-        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING proxy\.reloading: {told}", running.errors)
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING price_keeper\.reloading: {told}", running.errors)
 
 
 def test_sighup_ends_no_development_either(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from urllib.error import URLError
 
 import pytest
+from bedrock_simulator import DEFAULT_KEYS
+from price_keeper.auth.clients import new_secret
 
-from proxy.auth.clients import new_secret
-from proxy.simulator import DEFAULT_KEYS
 from tests.support.commands import price_keeper
 from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, Observed, Told, ask, observed, token
 from tests.support.otlp_receiver import otlp_receiver

@@ -9,8 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from price_keeper.surface.tls import local_authority
 
-from proxy.surface.tls import local_authority
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 
 SERVED = {

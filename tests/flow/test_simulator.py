@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
+from bedrock_simulator.guardrails import FORBIDDEN
 
-from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock
-from proxy.simulator.guardrails import FORBIDDEN
 from tests.support.clock import ManualClock
 from tests.support.simulated import (
     CHAT,

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, PingFrame
+from price_keeper.exchange import Request, Responder
 
-from proxy.exchange import Request, Responder
 from tests.support.rig import Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Http2Wire, Wire, ask, eventually, quiet
 

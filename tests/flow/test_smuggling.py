@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from price_keeper.exchange import Request, Responder
 
-from proxy.exchange import Request, Responder
 from tests.support.rig import Through, between, echo, on_both_loops, port, sends, upstream
 from tests.support.wire import CutError, Streamed, ask, quiet, refused
 

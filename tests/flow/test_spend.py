@@ -19,12 +19,12 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
+from price_keeper.model import Scope
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.model import Scope
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store
-from proxy.stores.sqlite import SqliteStore
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
 from tests.support.engines import PREFIX, TEST_CREDENTIALS, Engines
@@ -258,7 +258,7 @@ def on_a_terminal(place: Path, **environment: str) -> str:
     """What a person sees: on a terminal of 100 columns."""
     main, end = pty.openpty()
     os.set_blocking(main, False)
-    command = [sys.executable, "-m", "proxy.cli", "spend", "--by", "label"]
+    command = [sys.executable, "-m", "price_keeper.cli", "spend", "--by", "label"]
     surroundings: Mapping[str, str] = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "TERM": "xterm"}
     done = subprocess.run(
         command, cwd=place, env={**surroundings, **environment}, stdout=end, stderr=end, timeout=SECONDS, check=False

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from price_keeper.model import Caller
 
-from proxy.model import Caller
 from tests.support.control import API, ORG, rig
 from tests.support.engines import Engines
 

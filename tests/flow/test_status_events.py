@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.control.page import board, live
+from price_keeper.control.page.board import AWAY
+from price_keeper.control.page.listeners import AGAIN_SECONDS, OF_ADMINS, OF_ONE_CLIENT
+from price_keeper.errors import StoreUnavailable
+from price_keeper.stores.contract import Store
 
-from proxy.control.page import board, live
-from proxy.control.page.board import AWAY
-from proxy.control.page.listeners import AGAIN_SECONDS, OF_ADMINS, OF_ONE_CLIENT
-from proxy.errors import StoreUnavailable
-from proxy.stores.contract import Store
 from tests.flow.test_run import SERVED
 from tests.flow.test_status_page import OVERRIDE, SHOP, spend
 from tests.support.commands import ROOT, sidecar

@@ -14,13 +14,13 @@ from uuid import UUID
 
 import jwt
 import pytest
+from price_keeper.auth.page_sessions import SECONDS as SESSION_SECONDS
+from price_keeper.control import access
+from price_keeper.control.page import places
+from price_keeper.control.page.places import MOST_ROWS
+from price_keeper.control.rates import LocalRates
+from price_keeper.errors import AccessDenied
 
-from proxy.auth.page_sessions import SECONDS as SESSION_SECONDS
-from proxy.control import access
-from proxy.control.page import places
-from proxy.control.page.places import MOST_ROWS
-from proxy.control.rates import LocalRates
-from proxy.errors import AccessDenied
 from tests.support.clock import ManualClock
 from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Answered, Rig, rig
 from tests.support.engines import Engines
@@ -77,7 +77,7 @@ async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(a
         "css": "text/css; charset=utf-8",
         "svg": "image/svg+xml; charset=utf-8",
     }
-    for each in files("proxy.control.page").joinpath("files").iterdir():
+    for each in files("price_keeper.control.page").joinpath("files").iterdir():
         answer = await api.ask("GET", f"/status/{each.name}", who=None)
         kind = kinds.get(each.name.rpartition(".")[2])
         assert answer.status == (404 if kind is None else 200), each.name

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from price_keeper.config.keys import Journal
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import PICO_PER_MICRO
 
-from proxy.config.keys import Journal
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import PICO_PER_MICRO
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.data_port import DataPort, data_port
 from tests.support.recording import Faulty

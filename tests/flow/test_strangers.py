@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from price_keeper.surface.limits import DEFAULT
 
-from proxy.surface.limits import DEFAULT
 from tests.support.data_port import DataPort, data_port
 from tests.support.wire import Http2Wire, Wire, said
 

@@ -10,9 +10,9 @@ from uuid import uuid4
 import boto3
 import pytest
 import yaml
+from price_keeper.commands.tables import cloudformation_yaml
+from price_keeper.stores.schema import TABLES
 
-from proxy.commands.tables import cloudformation_yaml
-from proxy.stores.schema import TABLES
 from tests.support.commands import called
 from tests.support.engines import TEST_CREDENTIALS, Engines
 

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper import forwarding
+from price_keeper.choosing import Choosing
+from price_keeper.config.keys import Endpoint, Label, Prices
+from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.forwarding import upstream
+from price_keeper.hard.purse import Held, Purse
+from price_keeper.metering.price_updates import Tariffs
+from price_keeper.model import Caller, client_id_of
+from price_keeper.recording.entries import Counts
+from price_keeper.selection import own_labels
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Value
 
-from proxy import forwarding
-from proxy.choosing import Choosing
-from proxy.config.keys import Endpoint, Label, Prices
-from proxy.config.prices import Guardrails, UnitPrices
-from proxy.forwarding import upstream
-from proxy.hard.purse import Held, Purse
-from proxy.metering.price_updates import Tariffs
-from proxy.model import Caller, client_id_of
-from proxy.recording.entries import Counts
-from proxy.selection import own_labels
-from proxy.stores import schema
-from proxy.stores.contract import Put, Value
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 from tests.support.own_labels import ARN
 from tests.support.own_labels import rig as own_rig
@@ -304,8 +304,8 @@ async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_relo
 async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.traffic.MOST_TOLD", 8)
-    monkeypatch.setattr("proxy.recording.journal.MOST_TOLD", 8)
+    monkeypatch.setattr("price_keeper.traffic.MOST_TOLD", 8)
+    monkeypatch.setattr("price_keeper.recording.journal.MOST_TOLD", 8)
     prices = Prices(*(Decimal(8) for _ in range(5)))
     await port.take_on(unlabelled="meter", default_price=prices)
     seen: dict[tuple[str, ...], float] = {}

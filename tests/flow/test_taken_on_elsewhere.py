@@ -13,17 +13,17 @@ from typing import cast
 from uuid import UUID
 
 import pytest
+from price_keeper.config import Config, parse
+from price_keeper.metering.price_updates import CLAIM_SECONDS
+from price_keeper.metering.profiles import Own
+from price_keeper.model import Caller, client_id_of
+from price_keeper.recording.recorder import Recorder
+from price_keeper.reloading import of_standings
+from price_keeper.selection.plan import plan_of
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
 
-from proxy.config import Config, parse
-from proxy.metering.price_updates import CLAIM_SECONDS
-from proxy.metering.profiles import Own
-from proxy.model import Caller, client_id_of
-from proxy.recording.recorder import Recorder
-from proxy.reloading import of_standings
-from proxy.selection.plan import plan_of
-from proxy.selection.standings import Standings
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, Rig, config, rig
 from tests.support.engines import Engines

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from botocore.exceptions import SSLError
+from price_keeper.errors import ConfigError
+from price_keeper.surface.tls import local_authority, server_context
 
-from proxy.errors import ConfigError
-from proxy.surface.tls import local_authority, server_context
 from tests.support.commands import Sidecar, sidecar
 from tests.support.rig import Rig, echo, on_both_loops, port
 from tests.support.wire import ask, descriptors, eventually, quiet

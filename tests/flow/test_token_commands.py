@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.auth.clients import new_secret
+from price_keeper.commands.dev import ADMIN_KEY, APP, ORG
 
-from proxy.auth.clients import new_secret
-from proxy.commands.dev import ADMIN_KEY, APP, ORG
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar
 from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted
@@ -84,7 +84,7 @@ def test_the_secret_comes_from_a_file_or_from_whoever_types_it_unseen(running: R
     assert running.asked("token", CLIENT, "--secret-file", "secret").returncode == 0
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "proxy.cli", "token", CLIENT, "--api", running.process.control],
+        [sys.executable, "-m", "price_keeper.cli", "token", CLIENT, "--api", running.process.control],
         env={name: value for name, value in os.environ.items() if name != "PRICE_KEEPER_CLIENT_SECRET"}
         | {"PYTHONPATH": str(ROOT)},
         stdin=theirs,

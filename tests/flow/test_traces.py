@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
+from price_keeper import dataplane, tracing
+from price_keeper.config import parse
+from price_keeper.config.telemetry import Telemetry as Chosen
+from price_keeper.errors import ConfigError
+from price_keeper.exchange import Handler, Request, Responder
+from price_keeper.telemetry import SPANS, Telemetry
 
-from proxy import dataplane, tracing
-from proxy.config import parse
-from proxy.config.telemetry import Telemetry as Chosen
-from proxy.errors import ConfigError
-from proxy.exchange import Handler, Request, Responder
-from proxy.telemetry import SPANS, Telemetry
 from tests.support.commands import ROOT
 from tests.support.observed import APP, ORG, Observed, Told, observed, token
 from tests.support.otlp_receiver import Receiver, Span, otlp_receiver
@@ -342,14 +342,17 @@ async def test_what_is_no_call_of_bedrocks_has_no_span() -> None:
 
 
 def test_nothing_of_it_is_loaded_unless_it_is_configured() -> None:
-    code = "import sys, proxy.cli, proxy.app; print([name for name in sys.modules if 'opentelemetry' in name])"
+    code = (
+        "import sys, price_keeper.cli, price_keeper.app; "
+        "print([name for name in sys.modules if 'opentelemetry' in name])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]"
 
 
 async def test_where_its_packages_are_missing_the_start_says_so() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
-    missing = {"proxy.tracing": None}
+    missing = {"price_keeper.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
         async with dataplane.traces(parse(text, "test", {}), Telemetry()):
             pass

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from price_keeper.forwarding import relay
+from price_keeper.forwarding import upstream as limits
+from price_keeper.surface.tls import local_authority, server_context
 
-from proxy.forwarding import relay
-from proxy.forwarding import upstream as limits
-from proxy.surface.tls import local_authority, server_context
 from tests.support.rig import (
     Exchange,
     Rig,

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
+from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.deliveries import Deliveries
+from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.webhook import Allows, Answer, Webhook
+from price_keeper.clock import SystemClock
+from price_keeper.surface.tls import local_authority, server_context
+from price_keeper.tasks import Tasks
 
-from proxy.alerts.addresses import is_public
-from proxy.alerts.deliveries import Deliveries
-from proxy.alerts.outbox import Outbox
-from proxy.alerts.raising import Alerts
-from proxy.alerts.webhook import Allows, Answer, Webhook
-from proxy.clock import SystemClock
-from proxy.surface.tls import local_authority, server_context
-from proxy.tasks import Tasks
 from tests.support.alerts import DAY, USD, Rows, scope
 from tests.support.ports import free_port
 from tests.support.wire import descriptors, eventually, quiet

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from proxy.stores import schema
-from proxy.stores.contract import Value
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Value
+from price_keeper.stores.sqlite import SqliteStore
+
 from tests.support.crashing import MODELS, ORG, PRICES, Lineup
 from tests.support.fleet import budget, configure
 from tests.support.overspend import Figures, bound

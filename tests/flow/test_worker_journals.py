@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import Counter
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import Counter
-from proxy.stores.sqlite import SqliteStore
 from tests.support.commands import price_keeper
 from tests.support.crashing import SCOPE, Lineup
 from tests.support.simulated import BedrockProcess, bedrock_process

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from price_keeper.telemetry import ALL
 
-from proxy.telemetry import ALL
 from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET
 from tests.support.ports import free_port

@@ -7,7 +7,7 @@ import sys
 import atheris
 
 # What is followed branch by branch: our own code, and the protocol libraries that are written in Python.
-FOLLOWED = ["proxy", "h2", "hpack", "hyperframe"]
+FOLLOWED = ["price_keeper", "h2", "hpack", "hyperframe"]
 
 
 def main(name: str, options: list[str]) -> None:

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
-from proxy.errors import Refusal
-from proxy.exchange import Request, Responder
-from proxy.surface.calls import refused_at_head
-from proxy.surface.limits import Limits
-from proxy.surface.listener import Listener
-from proxy.surface.newcomer import Newcomer
-from proxy.tasks import Tasks
+from price_keeper.errors import Refusal
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface.calls import refused_at_head
+from price_keeper.surface.limits import Limits
+from price_keeper.surface.listener import Listener
+from price_keeper.surface.newcomer import Newcomer
+from price_keeper.tasks import Tasks
+
 from tests.fuzz.oracle import same
 from tests.support.clock import ManualClock
 
@@ -105,7 +106,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """On one loop for all, as to make one takes longer than what is done on it."""
-    heard, loggers = Complaints(), [logging.getLogger(name) for name in ("proxy", "asyncio")]
+    heard, loggers = Complaints(), [logging.getLogger(name) for name in ("price_keeper", "asyncio")]
     for logger in loggers:
         logger.addHandler(heard)
     try:

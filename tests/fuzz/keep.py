@@ -18,7 +18,7 @@ from tests.fuzz.targets import NAMES, target
 
 MOST_FILES = 10  # of one target, beside those that were put there by hand
 LONGEST = 1024  # bytes of one; a longer one shows little more
-PRODUCT = str(HERE.parents[1] / "proxy")
+PRODUCT = str(HERE.parents[1] / "proxy" / "price_keeper")
 
 Steps = set[tuple[CodeType, int, int]]
 

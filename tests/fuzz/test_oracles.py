@@ -7,17 +7,17 @@ from typing import Any
 
 import orjson
 import pytest
+from price_keeper.auth import tokens
+from price_keeper.config import problems
+from price_keeper.control import bodies as control_bodies
+from price_keeper.forwarding import chat_usage, eventstream, json_splice, model_path, relay, request_metadata, upstream
+from price_keeper.hard import outputs, tally
+from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
+from price_keeper.recording import leftovers, lines
+from price_keeper.selection import settings
+from price_keeper.stores import expressions, sqlite_codec
+from price_keeper.surface import calls, http1_request, http2, http2_stream
 
-from proxy.auth import tokens
-from proxy.config import problems
-from proxy.control import bodies as control_bodies
-from proxy.forwarding import chat_usage, eventstream, json_splice, model_path, relay, request_metadata, upstream
-from proxy.hard import outputs, tally
-from proxy.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
-from proxy.recording import leftovers, lines
-from proxy.selection import settings
-from proxy.stores import expressions, sqlite_codec
-from proxy.surface import calls, http1_request, http2, http2_stream
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
 

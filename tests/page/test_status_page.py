@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from price_keeper.commands.dev import APP, ORG
+from price_keeper.control.page.listeners import OF_ADMINS
 
-from proxy.commands.dev import APP, ORG
-from proxy.control.page.listeners import OF_ADMINS
 from tests.support.chromium import Page
 from tests.support.commands import SECONDS, Sidecar, sidecar
 from tests.support.ports import free_port

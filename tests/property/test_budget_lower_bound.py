@@ -9,13 +9,13 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from price_keeper.config import Config
+from price_keeper.config.keys import Aggregator as AggregatorConfig
+from price_keeper.errors import QuotaSpent, SlowDown
+from price_keeper.model import Caller
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Update, Value
 
-from proxy.config import Config
-from proxy.config.keys import Aggregator as AggregatorConfig
-from proxy.errors import QuotaSpent, SlowDown
-from proxy.model import Caller
-from proxy.stores import schema
-from proxy.stores.contract import Update, Value
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import tries
 from tests.support.simulation import USD, Name, Process, SkewedClock, World, in_time, simulated

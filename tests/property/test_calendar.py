@@ -11,8 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from proxy.calendar_days import (
+from price_keeper.calendar_days import (
     Period,
     Span,
     day_spans,
@@ -25,6 +24,7 @@ from proxy.calendar_days import (
     span_of_day,
     span_of_key,
 )
+
 from tests.support.effort import tries
 
 HOUR, DAY = 3600, 86_400

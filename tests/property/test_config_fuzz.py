@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from proxy.config.keys import ENV_PREFIX, Config, parse
-from proxy.errors import ConfigError
+from price_keeper.config.keys import ENV_PREFIX, Config, parse
+from price_keeper.errors import ConfigError
 
 CONFIG_YAML = (Path(__file__).parents[2] / "config.yaml").read_text()
 LINES = CONFIG_YAML.splitlines(keepends=True)

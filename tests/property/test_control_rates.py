@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from price_keeper.control import rates as limits
+from price_keeper.control.rates import LocalRates
 
-from proxy.control import rates as limits
-from proxy.control.rates import LocalRates
 from tests.support.effort import tries
 
 NANOS = 10**9

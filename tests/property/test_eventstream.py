@@ -9,8 +9,8 @@ from itertools import pairwise
 from botocore.eventstream import EventStreamBuffer, ParserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode
 
-from proxy.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode
 from tests.support.effort import tries
 
 WANTED = {"metadata": 1000, "chunk": 20, "nothing": 0}

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import SystemClock
+from price_keeper.config import Config
+from price_keeper.config.keys import Endpoint, Journal, TierPrices
+from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.limits.bucket import state_of
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Key, Put
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.clock import SystemClock
-from proxy.config import Config
-from proxy.config.keys import Endpoint, Journal, TierPrices
-from proxy.config.prices import Guardrails, UnitPrices
-from proxy.limits.bucket import state_of
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Key, Put
 from tests.support.data_port import APP, ORG, SECRET
 from tests.support.effort import seeds
 from tests.support.lanes import Lane, lane

@@ -13,11 +13,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.reading import Reader, reader_of
 
-from proxy.forwarding.eventstream import encode
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.metering.reading import Reader, reader_of
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, Exchange, Rig, Through, between, upstream
 from tests.support.wire import Heard, Http2Wire, Wire, ask, eventually

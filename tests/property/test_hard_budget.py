@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from price_keeper.errors import StoreError
 
-from proxy.errors import StoreError
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import seeds, tries
 from tests.support.hard_fleet import Sidecar, Wire, World, replayed

@@ -14,13 +14,13 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from price_keeper.errors import CannotRecord
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.ulid import Ulids
 
-from proxy.errors import CannotRecord
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
-from proxy.recording.journal import Journal, Sealed
-from proxy.recording.leftovers import recover
-from proxy.recording.segment import SUFFIX
-from proxy.recording.ulid import Ulids
 from tests.support.effort import tries
 
 SCOPES = ("ORG#a", "ORG#b", "ORG#c")
@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         self.patches = ExitStack()
         self.patches.enter_context(mock.patch("os.pwrite", self.disk.write))
         self.patches.enter_context(mock.patch("os.fsync"))  # nobody pulls a plug here
-        self.patches.enter_context(mock.patch("proxy.recording.segment.MOST_ROOM", room_taken))
+        self.patches.enter_context(mock.patch("price_keeper.recording.segment.MOST_ROOM", room_taken))
         self.calls = count()
         self.chance = count(1)
         self.under_way: list[int] = []  # the numbers of those whose end the journal has not been told

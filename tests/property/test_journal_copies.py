@@ -19,16 +19,16 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from price_keeper.errors import StoreError, StoreUnavailable
+from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.flush import COST
+from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.contract import Page, Query, Write
 
-from proxy.errors import StoreError, StoreUnavailable
-from proxy.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
-from proxy.recording.flush import COST
-from proxy.recording.journal import Journal, Sealed
-from proxy.recording.leftovers import recover
-from proxy.recording.segment import SUFFIX
-from proxy.recording.sender import Sender
-from proxy.recording.ulid import Ulids
-from proxy.stores.contract import Page, Query, Write
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.folder.mkdir()
         self.patches = ExitStack()
         self.patches.enter_context(mock.patch("os.fsync"))
-        self.patches.enter_context(mock.patch("proxy.recording.seal.SUMS_PER_PART", sums))
+        self.patches.enter_context(mock.patch("price_keeper.recording.seal.SUMS_PER_PART", sums))
         self.clock, self.store, self.chance = ManualClock(), MemoryStore(), random.Random(0)
         self.calls, self.names, self.copies = count(1), count(1), dict[Path, set[int]]()
         self.under_way: dict[int, int] = {}  # calls, by their numbers in the journal

@@ -8,12 +8,12 @@ import orjson
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from price_keeper.errors import JournalFull
+from price_keeper.recording.journal import Sealed
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.seal import Part
+from price_keeper.recording.segment import SUFFIX
 
-from proxy.errors import JournalFull
-from proxy.recording.journal import Sealed
-from proxy.recording.leftovers import recover
-from proxy.recording.seal import Part
-from proxy.recording.segment import SUFFIX
 from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries
 

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from price_keeper.forwarding import json_splice
+from price_keeper.forwarding.json_splice import (
+    MOST_MEMBERS,
+    MOST_NESTED,
+    Members,
+    NoJsonObject,
+    added,
+    members,
+    replaced,
+)
 
-from proxy.forwarding import json_splice
-from proxy.forwarding.json_splice import MOST_MEMBERS, MOST_NESTED, Members, NoJsonObject, added, members, replaced
 from tests.support.effort import tries
 
 NAMES = ("model", "requestMetadata")

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from price_keeper.clock import SystemClock
+from price_keeper.errors import StoreError
+from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.writes import RETRY_MS
+from price_keeper.stores.contract import Key, Store, Update, Write
 
-from proxy.clock import SystemClock
-from proxy.errors import StoreError
-from proxy.limits.bucket import Bucket, Limit
-from proxy.limits.limiter import Limiter
-from proxy.limits.writes import RETRY_MS
-from proxy.stores.contract import Key, Store, Update, Write
 from tests.support.buckets import AWAY, CONFLICT, LOST, THROTTLED, UNHEARD, Now, Troubled, bucket
 from tests.support.clock import ManualClock
 from tests.support.effort import tries

@@ -9,13 +9,13 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode
+from price_keeper.metering import bodies, streams
+from price_keeper.metering.bodies import METRICS, MOST_TOKENS
+from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
+from price_keeper.metering.usage import Usage
 
-from proxy.forwarding.eventstream import Frame, FrameWatcher, encode
-from proxy.metering import bodies, streams
-from proxy.metering.bodies import METRICS, MOST_TOKENS
-from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
-from proxy.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
-from proxy.metering.usage import Usage
 from tests.support.effort import tries
 
 FAMILIES = ("anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai", "")

@@ -9,14 +9,14 @@ from uuid import uuid4
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.clock import SystemClock
+from price_keeper.config.keys import Defaults
+from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
+from price_keeper.selection.settings import TURN_LEAD_SECONDS, SettingsRefused, put_org
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Put, Store
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.clock import SystemClock
-from proxy.config.keys import Defaults
-from proxy.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
-from proxy.selection.settings import TURN_LEAD_SECONDS, SettingsRefused, put_org
-from proxy.stores import schema
-from proxy.stores.contract import Item, Put, Store
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore

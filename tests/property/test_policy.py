@@ -8,15 +8,14 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.calendar_days import Period, known_zone, span
-from proxy.config import Config
-from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
-from proxy.model import Scope
-from proxy.selection import policy
-from proxy.selection.plan import plan_of
-from proxy.selection.policy import Mode
-from proxy.selection.standing import Standing
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.config import Config
+from price_keeper.errors import InvalidRequest, QuotaSpent, SlowDown
+from price_keeper.model import Scope
+from price_keeper.selection import policy
+from price_keeper.selection.plan import plan_of
+from price_keeper.selection.policy import Mode
+from price_keeper.selection.standing import Standing
 
 LABELS = ("a", "b", "c", "d", "e")
 ORDERINGS = st.lists(st.sampled_from(LABELS[:4]), unique=True)

@@ -15,9 +15,9 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from price_keeper.recording.journal import Sealed
+from price_keeper.recording.leftovers import recover
 
-from proxy.recording.journal import Sealed
-from proxy.recording.leftovers import recover
 from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries
 

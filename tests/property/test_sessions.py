@@ -13,9 +13,9 @@ from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.auth.sessions import RACE_SECONDS, Issued
+from price_keeper.errors import AccessDenied, TokenExpired
 
-from proxy.auth.sessions import RACE_SECONDS, Issued
-from proxy.errors import AccessDenied, TokenExpired
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore
@@ -137,7 +137,7 @@ STEPS = st.lists(
 @settings(max_examples=tries(250))
 @given(STEPS)
 def test_sessions_are_as_on_paper(steps: list[tuple[str, int, int]]) -> None:
-    with mock.patch("proxy.auth.revocation.PROBE_SECONDS", 10.0**9):  # weeks are made of many
+    with mock.patch("price_keeper.auth.revocation.PROBE_SECONDS", 10.0**9):  # weeks are made of many
         asyncio.run(_played(steps))
 
 

@@ -14,9 +14,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from price_keeper.forwarding.model_path import Operation, Target
+from price_keeper.forwarding.sigv4 import Credentials, Signer, canonical_query
 
-from proxy.forwarding.model_path import Operation, Target
-from proxy.forwarding.sigv4 import Credentials, Signer, canonical_query
 from tests.support.effort import tries
 
 DAY = 86_400

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from price_keeper.selection.spent import Spent
 
-from proxy.selection.spent import Spent
 from tests.support.effort import tries
 
 

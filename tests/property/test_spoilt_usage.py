@@ -13,31 +13,31 @@ from typing import Any
 
 import orjson
 import pytest
+from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT, Answer, Call
+from bedrock_simulator.frames import event
+from bedrock_simulator.routes import find
+from bedrock_simulator.service import Service
+from bedrock_simulator.usage import SPOILINGS, spoilt, spoilt_count
+from bedrock_simulator.wishes import Wishes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from price_keeper.config.prices import Prices
+from price_keeper.forwarding.eventstream import FrameWatcher
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.hard import worst
+from price_keeper.hard.worst import worst_case
+from price_keeper.metering.bodies import METRICS
+from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.recording.entries import Account, Counter, Counts
+from price_keeper.recording.expected import Expected
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.meter import Meter, Terms
+from price_keeper.recording.ulid import Ulids
 
-from proxy.config.prices import Prices
-from proxy.forwarding.eventstream import FrameWatcher
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.upstream import Endpoint
-from proxy.hard import worst
-from proxy.hard.worst import worst_case
-from proxy.metering.bodies import METRICS
-from proxy.metering.pricing import cost, tariff_of
-from proxy.metering.usage import Usage, plain_usage
-from proxy.recording.entries import Account, Counter, Counts
-from proxy.recording.expected import Expected
-from proxy.recording.journal import Journal
-from proxy.recording.meter import Meter, Terms
-from proxy.recording.ulid import Ulids
-from proxy.simulator.call import EVENT_STREAM, SERVER_SENT, Answer, Call
-from proxy.simulator.frames import event
-from proxy.simulator.routes import find
-from proxy.simulator.service import Service
-from proxy.simulator.usage import SPOILINGS, spoilt, spoilt_count
-from proxy.simulator.wishes import Wishes
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 

@@ -20,9 +20,8 @@ from uuid import uuid4
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from proxy.errors import ConditionFailed, ReasonCode, TransactionFailed
-from proxy.stores.contract import (
+from price_keeper.errors import ConditionFailed, ReasonCode, TransactionFailed
+from price_keeper.stores.contract import (
     Check,
     Condition,
     Delete,
@@ -43,6 +42,7 @@ from proxy.stores.contract import (
     below,
     equals,
 )
+
 from tests.support.effort import tries
 from tests.support.engines import ALL, EXACT, Engines
 

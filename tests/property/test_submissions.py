@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.errors import Reason, ReasonCode, StoreError, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.submitted import TOGETHER, Charged, NameTaken, Submission, Submissions
+from price_keeper.stores.contract import Write
 
-from proxy.errors import Reason, ReasonCode, StoreError, StoreUnavailable, Throttled, TransactionFailed
-from proxy.model import Scope
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import Counter, Counts
-from proxy.recording.submitted import TOGETHER, Charged, NameTaken, Submission, Submissions
-from proxy.stores.contract import Write
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore

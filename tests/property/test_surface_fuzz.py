@@ -12,9 +12,9 @@ import pytest
 from hyperframe import frame as frames
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface.calls import headers_upstream, understood
 
-from proxy.exchange import Request, Responder
-from proxy.surface.calls import headers_upstream, understood
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, Rig, echo, port
 from tests.support.wire import CutError, Wire, ask, chunked

@@ -9,9 +9,8 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
-
-from proxy.metering import bodies, usual
-from proxy.metering.usage import Usage
+from price_keeper.metering import bodies, usual
+from price_keeper.metering.usage import Usage
 
 COUNTS = st.sampled_from((0, 0, 1, 7, 10**9, 10**9 + 1, -1, 2**70, True, False, None, "7", [], {}))
 NAMES = ("inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens", "cacheReadInputTokenCount",

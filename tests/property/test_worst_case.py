@@ -11,23 +11,23 @@ from typing import Any
 
 import orjson
 import pytest
+from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.routes import find
+from bedrock_simulator.service import Service
+from bedrock_simulator.wishes import Wishes
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from price_keeper.config.prices import LongContext, Prices, TierPrices
+from price_keeper.errors import InvalidRequest
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.hard import worst
+from price_keeper.hard.worst import Worst, counted, worst_case
+from price_keeper.metering.guardrails import guardrail_cost
+from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.reading import reader_of
+from price_keeper.metering.usage import Usage
 
-from proxy.config.prices import LongContext, Prices, TierPrices
-from proxy.errors import InvalidRequest
-from proxy.forwarding.model_path import Operation
-from proxy.hard import worst
-from proxy.hard.worst import Worst, counted, worst_case
-from proxy.metering.guardrails import guardrail_cost
-from proxy.metering.pricing import cost, tariff_of
-from proxy.metering.reading import reader_of
-from proxy.metering.usage import Usage
-from proxy.simulator.call import Answer, Call
-from proxy.simulator.routes import find
-from proxy.simulator.service import Service
-from proxy.simulator.wishes import Wishes
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 

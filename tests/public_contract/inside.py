@@ -12,11 +12,11 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import proxy as product
-from proxy.config import Config
-from proxy.control.problems import ERRORS
-from proxy.errors import Refusal
-from proxy.telemetry import ALL
+import price_keeper as product
+from price_keeper.config import Config
+from price_keeper.control.problems import ERRORS
+from price_keeper.errors import Refusal
+from price_keeper.telemetry import ALL
 
 _NAMES = re.compile(r"(?i)[a-z_.-]*price[_-]keeper[a-z0-9_-]*")
 _MODULES = [product.__name__, *(each.name for each in pkgutil.walk_packages(product.__path__, f"{product.__name__}."))]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from price_keeper.alerts.alert import Alert
+from price_keeper.model import Scope
 
-from proxy.alerts.alert import Alert
-from proxy.model import Scope
 from tests.public_contract import inside
 from tests.public_contract.commands import commands
 from tests.public_contract.play import played

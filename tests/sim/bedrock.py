@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 import orjson
+from bedrock_simulator import frames
+from price_keeper.exchange import Header, Request
+from price_keeper.forwarding.forwarder import Forwarder
+from price_keeper.forwarding.upstream import CannotConnect, Endpoint
+from price_keeper.model import PICO_PER_MICRO, Caller
 
-from proxy.exchange import Header, Request
-from proxy.forwarding.forwarder import Forwarder
-from proxy.forwarding.upstream import CannotConnect, Endpoint
-from proxy.model import PICO_PER_MICRO, Caller
-from proxy.simulator import frames
 from tests.sim.truth import Truth
 
 # What becomes of a call at Bedrock. In all but the first two it may have been carried out.

@@ -13,8 +13,9 @@ from typing import Any
 from unittest import mock
 from zlib import crc32
 
-from proxy.recording import segment
-from proxy.recording.segment import Segment
+from price_keeper.recording import segment
+from price_keeper.recording.segment import Segment
+
 from tests.sim import scheduler as simulated
 from tests.sim.scheduler import Killed
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from proxy.hard import holds, rows
-from proxy.limits.bucket import CONSUMED, MILLI, TOKENS
-from proxy.model import Caller, Scope
-from proxy.recording.aggregator import COUNTED, Aggregator, total_key
-from proxy.recording.entries import Counter
-from proxy.recording.flush import COST, pico_of
-from proxy.recording.leftovers import recover
-from proxy.selection.standing import Standing
-from proxy.selection.watching import ASK_AGAIN_SECONDS
-from proxy.stores import schema
-from proxy.stores.contract import Store
+from price_keeper.hard import holds, rows
+from price_keeper.limits.bucket import CONSUMED, MILLI, TOKENS
+from price_keeper.model import Caller, Scope
+from price_keeper.recording.aggregator import COUNTED, Aggregator, total_key
+from price_keeper.recording.entries import Counter
+from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.leftovers import recover
+from price_keeper.selection.standing import Standing
+from price_keeper.selection.watching import ASK_AGAIN_SECONDS
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Store
+
 from tests.sim.bedrock import Told, request
 from tests.sim.network import PATIENCE_SECONDS
 from tests.sim.setup import LABELS, ORG

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.limits.admission import ALONE, Admission
-from proxy.limits.bucket import MILLI
-from proxy.limits.leasing import Leasing
-from proxy.limits.limiter import Grant
+from price_keeper.limits.admission import ALONE, Admission
+from price_keeper.limits.bucket import MILLI
+from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.limiter import Grant
+
 from tests.support.limits import Watched
 
 # The refill of a second, and of how far the processes' ideas of the store's time are apart: whole seconds are told.

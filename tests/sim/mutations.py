@@ -12,25 +12,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from proxy.errors import StoreUnavailable
-from proxy.hard import rows
-from proxy.hard.holds import Holds
-from proxy.hard.purse import IDLE_SECONDS, Purse
-from proxy.limits.lease import Lease
-from proxy.limits.sending import Sending, Transaction
-from proxy.limits.store_time import StoreTime
-from proxy.recording import aggregator, flush, leftovers
-from proxy.recording.flush import Mark
-from proxy.recording.journal import Journal
-from proxy.recording.recorder import Recorder
-from proxy.recording.sender import Sender
-from proxy.recording.turns import Turns
-from proxy.selection import notebook, policy, sticky
-from proxy.selection.notebook import Notebook
-from proxy.selection.spent import Spent
-from proxy.selection.standing import Standing
-from proxy.selection.standings import Standings
-from proxy.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
+from price_keeper.errors import StoreUnavailable
+from price_keeper.hard import rows
+from price_keeper.hard.holds import Holds
+from price_keeper.hard.purse import IDLE_SECONDS, Purse
+from price_keeper.limits.lease import Lease
+from price_keeper.limits.sending import Sending, Transaction
+from price_keeper.limits.store_time import StoreTime
+from price_keeper.recording import aggregator, flush, leftovers
+from price_keeper.recording.flush import Mark
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.recorder import Recorder
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.turns import Turns
+from price_keeper.selection import notebook, policy, sticky
+from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.spent import Spent
+from price_keeper.selection.standing import Standing
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
+
 from tests.sim.play import Outcome, played
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
-from proxy.clock import Clock
-from proxy.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
-from proxy.limits.store_time import StoreTime
-from proxy.stores.contract import Delete, Item, Key, Put, Query, Update, Write
+from price_keeper.clock import Clock
+from price_keeper.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.limits.store_time import StoreTime
+from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update, Write
+
 from tests.sim.scheduler import Loop
 from tests.support.memory_store import MemoryStore
 

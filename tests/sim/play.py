@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from proxy.recording import composed
+from price_keeper.recording import composed
+
 from tests.sim.disk import DISKS, disks
 from tests.sim.ending import Ending
 from tests.sim.script import Script

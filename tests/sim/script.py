@@ -8,14 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
-from proxy.hard.holds import give_back_former
-from proxy.model import Scope
-from proxy.recording.leftovers import recover
-from proxy.recording.sender import Sender
-from proxy.selection.overrides import clear_override, set_override
-from proxy.stores.contract import Store
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
+from price_keeper.hard.holds import give_back_former
+from price_keeper.model import Scope
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.sender import Sender
+from price_keeper.selection.overrides import clear_override, set_override
+from price_keeper.stores.contract import Store
+
 from tests.sim import network
 from tests.sim.bedrock import request
 from tests.sim.network import Wire

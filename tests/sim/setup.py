@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.model import Caller
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.model import Caller
+
 from tests.sim import bedrock, network
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"

@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
-from proxy import dataplane
-from proxy.alerts.raising import Alerts
-from proxy.config import Config
-from proxy.errors import JournalUnusable
-from proxy.exchange import Request
-from proxy.limits.leasing import SWEEP_SECONDS
-from proxy.limits.store_time import StoreTime
-from proxy.metering.price_updates import Tariffs
-from proxy.model import Scope
-from proxy.recording.composed import Recording, opened_recording
-from proxy.recording.entries import Intent
-from proxy.selection.notebook import Notebook
-from proxy.selection.spent import NEVER
-from proxy.selection.standing import Standing
-from proxy.selection.standings import Standings
-from proxy.stores import schema
-from proxy.stores.contract import Key, Store
-from proxy.tasks import Tasks
+from price_keeper import dataplane
+from price_keeper.alerts.raising import Alerts
+from price_keeper.config import Config
+from price_keeper.errors import JournalUnusable
+from price_keeper.exchange import Request
+from price_keeper.limits.leasing import SWEEP_SECONDS
+from price_keeper.limits.store_time import StoreTime
+from price_keeper.metering.price_updates import Tariffs
+from price_keeper.model import Scope
+from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.entries import Intent
+from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.spent import NEVER
+from price_keeper.selection.standing import Standing
+from price_keeper.selection.standings import Standings
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Key, Store
+from price_keeper.tasks import Tasks
+
 from tests.sim.bedrock import ByHeader, SimulatedForwarder, Told
 from tests.sim.disk import Disk
 from tests.sim.ledger import ToldLeasing, ToldLimiter
@@ -138,7 +139,7 @@ class Life:
         if not self.is_dead:
             self.die()
 
-    # Its life, as `proxy/app.py` has it.
+    # Its life, as `proxy/price_keeper/app.py` has it.
 
     async def _lives(self) -> None:
         world, clock = self.world, self.machine.clock

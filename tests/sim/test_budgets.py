@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.errors import ConditionFailed, Refusal
+from price_keeper.model import Caller, Scope
+from price_keeper.selection import policy, sticky
+from price_keeper.selection.overrides import clear_override, override_of, set_override
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Update, Value
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import ConditionFailed, Refusal
-from proxy.model import Caller, Scope
-from proxy.selection import policy, sticky
-from proxy.selection.overrides import clear_override, override_of, set_override
-from proxy.stores import schema
-from proxy.stores.contract import Update, Value
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.simulation import USD, Line, Name, Process, SkewedClock, World, in_time, simulated

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from price_keeper.limits.bucket import MILLI, Bucket, Limit
+from price_keeper.limits.lease import IDLE_SECONDS, MOST_IDLE_SECONDS
+from price_keeper.tasks import Tasks
 
-from proxy.limits.bucket import MILLI, Bucket, Limit
-from proxy.limits.lease import IDLE_SECONDS, MOST_IDLE_SECONDS
-from proxy.tasks import Tasks
 from tests.support.effort import seeds
 from tests.support.limits import RPM, TPM, Fleet, LeapingLoop, LoopClock, Setup, leaping, measured
 

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
-from proxy.calendar_days import Span, span_of_key
-from proxy.hard import rows
-from proxy.limits.bucket import CAPACITY, TOKENS
-from proxy.recording.aggregator import COUNTED
-from proxy.recording.entries import PICO_PER_MICRO, Intent, Receipt
-from proxy.recording.flush import COST, pico_of
-from proxy.recording.journal import Journal
-from proxy.recording.segment import Segment
-from proxy.selection import sticky
-from proxy.stores.contract import Item, Key, Put, Update, Write
+from price_keeper.calendar_days import Span, span_of_key
+from price_keeper.hard import rows
+from price_keeper.limits.bucket import CAPACITY, TOKENS
+from price_keeper.recording.aggregator import COUNTED
+from price_keeper.recording.entries import PICO_PER_MICRO, Intent, Receipt
+from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.segment import Segment
+from price_keeper.selection import sticky
+from price_keeper.stores.contract import Item, Key, Put, Update, Write
+
 from tests.sim.scheduler import Killed
 
 SHARDS, TOTALS, STICKY, BUCKETS = "usage-agg-sharded", "daily-total", "sticky-state", "rate-buckets"

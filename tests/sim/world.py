@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from proxy.calendar_days import Period, known_zone
-from proxy.config import Config
-from proxy.errors import QuotaSpent
-from proxy.recording import segment
-from proxy.selection import hard_budgets
-from proxy.selection.standing import Standing
-from proxy.stores import schema
-from proxy.stores.contract import Update, Value
+from price_keeper.calendar_days import Period, known_zone
+from price_keeper.config import Config
+from price_keeper.errors import QuotaSpent
+from price_keeper.recording import segment
+from price_keeper.selection import hard_budgets
+from price_keeper.selection.standing import Standing
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Update, Value
+
 from tests.sim.bedrock import Bedrock, Told, prices_of
 from tests.sim.disk import DISKS
 from tests.sim.ledger import Ledger, Limits

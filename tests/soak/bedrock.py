@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import orjson
 import uvloop
+from bedrock_simulator import simulated_bedrock
+from bedrock_simulator.ledger import Entry, Ledger
 
-from proxy.simulator import simulated_bedrock
-from proxy.simulator.ledger import Entry, Ledger
 from tests.support.simulated import BedrockProcess
 
 TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from proxy.calendar_days import Period, span
+from price_keeper.calendar_days import Period, span
+
 from tests.soak.bedrock import read
 from tests.soak.fleet import Member
 from tests.soak.links import Link

@@ -17,10 +17,10 @@ from typing import Any
 
 import aiohttp
 import yaml
+from bedrock_simulator import DEFAULT_KEYS
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.simulator import DEFAULT_KEYS
 from tests.soak.tenants import App, labels
 from tests.support.commands import surroundings
 from tests.support.engines import TEST_CREDENTIALS

@@ -9,10 +9,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from proxy.recording.entries import Account, Counter, Counts, Intent, Kind, Receipt
-from proxy.recording.lines import lines_in
-from proxy.recording.seal import Seal
-from proxy.recording.segment import SUFFIX
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Kind, Receipt
+from price_keeper.recording.lines import lines_in
+from price_keeper.recording.seal import Seal
+from price_keeper.recording.segment import SUFFIX
+
 from tests.soak.fleet import Member
 
 TABLES = """

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from h2.exceptions import H2Error
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
 from tests.soak.fleet import SECRET, Member
 from tests.soak.tenants import APPS, FLIPPING, HARD, MOST_OUTPUT, App
 from tests.support.simulated import CLAUDE_BODY

@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from price_keeper.stores.contract import Store
+from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.stores.tables import create_missing
+
 from bench.speed.scaling_system import processor_seconds
-from proxy.stores.contract import Store
-from proxy.stores.dynamodb import DynamoStore
-from proxy.stores.tables import create_missing
 from tests.soak.administrators import Administrators
 from tests.soak.bedrock import bedrock_with_books
 from tests.soak.books import Books

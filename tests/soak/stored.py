@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.model import Scope
-from proxy.recording.aggregator import COUNTED, Listed, listed, spent_so_far, sum_of_shards, total_key
-from proxy.recording.entries import PICO_PER_MICRO
-from proxy.stores.contract import Store, every_row
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import COUNTED, Listed, listed, spent_so_far, sum_of_shards, total_key
+from price_keeper.recording.entries import PICO_PER_MICRO
+from price_keeper.stores.contract import Store, every_row
+
 from tests.soak.tenants import MODELS, SPENDING, TOLD
 from tests.soak.verdict import Verdict
 

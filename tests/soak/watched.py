@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxy.cli import main
-from proxy.recording.segment import SUFFIX
+from price_keeper.cli import main
+from price_keeper.recording.segment import SUFFIX
 
 
 def keep_what_is_removed(folder: Path) -> None:

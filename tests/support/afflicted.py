@@ -19,12 +19,12 @@ from typing import Any
 
 import boto3
 import yaml
+from price_keeper.recording.aggregator import summed
+from price_keeper.recording.entries import PICO_PER_MICRO, Counts
+from price_keeper.stores import sqlite_codec
+from price_keeper.stores.cloudformation import attribute_definitions, key_schema
+from price_keeper.stores.schema import TABLES, Table
 
-from proxy.recording.aggregator import summed
-from proxy.recording.entries import PICO_PER_MICRO, Counts
-from proxy.stores import sqlite_codec
-from proxy.stores.cloudformation import attribute_definitions, key_schema
-from proxy.stores.schema import TABLES, Table
 from tests.support.crashing import MODELS, PRICES, SCOPE, Lineup
 from tests.support.simulated import BedrockProcess, bedrock_process, read_ledger
 from tests.support.workers import TURN

@@ -11,17 +11,17 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
+from price_keeper.alerts.deliveries import Deliveries
+from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.webhook import Answer
+from price_keeper.calendar_days import Span
+from price_keeper.errors import ConditionFailed, StoreUnavailable
+from price_keeper.model import Scope
+from price_keeper.stores.contract import Item, Key, Put
+from price_keeper.stores.evaluate import holds
+from price_keeper.tasks import Tasks
 
-from proxy.alerts.deliveries import Deliveries
-from proxy.alerts.outbox import Outbox
-from proxy.alerts.raising import Alerts
-from proxy.alerts.webhook import Answer
-from proxy.calendar_days import Span
-from proxy.errors import ConditionFailed, StoreUnavailable
-from proxy.model import Scope
-from proxy.stores.contract import Item, Key, Put
-from proxy.stores.evaluate import holds
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock
 
 DAY = Span("DAY#20261118", 1_794_960_000, 1_795_046_400)

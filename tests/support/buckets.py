@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 from uuid import uuid4
 
-from proxy.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
-from proxy.limits.bucket import Bucket, Limit
-from proxy.limits.limiter import Limiter
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Item, Key, Put, Store, Update, Write
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.limiter import Limiter
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Item, Key, Put, Store, Update, Write
+from price_keeper.stores.sqlite import SqliteStore
+
 from tests.support.clock import ManualClock
 
 NOW = 1_795_003_200_000

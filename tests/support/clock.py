@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from itertools import count
 
-from proxy.clock import SystemClock
+from price_keeper.clock import SystemClock
 
 _NANOS = 10**9  # time is kept in whole nanoseconds, so that ten steps of 0.1 are one step of 1.0
 _QUIET_TURNS = 3  # what one turn wrote to a socket is only seen by a later one

@@ -16,7 +16,7 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import patch
 
-from proxy.cli import main
+from price_keeper.cli import main
 
 SECONDS = 60
 _NOT_PASSED_ON = (
@@ -39,7 +39,7 @@ def price_keeper(
     *arguments: str, folder: Path, stdin: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "proxy.cli", *arguments],
+        [sys.executable, "-m", "price_keeper.cli", *arguments],
         cwd=folder,
         env=surroundings(environment),
         input=stdin,
@@ -105,7 +105,7 @@ def sidecar(*arguments: str, folder: Path, around: tuple[str, ...] = (), **envir
     output, errors = folder / "sidecar.out", folder / "sidecar.err"
     with output.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [*around, sys.executable, "-m", "proxy.cli", *arguments],
+            [*around, sys.executable, "-m", "price_keeper.cli", *arguments],
             cwd=folder,
             env=surroundings(environment),
             stdin=subprocess.DEVNULL,

@@ -8,9 +8,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import pytest
-
-from proxy.config.reader import Mistake, read, reads
-from proxy.errors import ConfigError
+from price_keeper.config.reader import Mistake, read, reads
+from price_keeper.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

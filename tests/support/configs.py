@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-
-from proxy.config.keys import Config, parse
-from proxy.errors import ConfigError
+from price_keeper.config.keys import Config, parse
+from price_keeper.errors import ConfigError
 
 CONFIG_YAML = Path(__file__).parents[2] / "config.yaml"
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"

@@ -11,26 +11,26 @@ from typing import Any
 
 import aiohttp
 import pytest
+from price_keeper.auth.clients import Clients
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.lookups import Lookups
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import Clock
+from price_keeper.config import Address, Config
+from price_keeper.config.keys import parse
+from price_keeper.control import api
+from price_keeper.control.composed import parts_of
+from price_keeper.control.connections import DEFAULT, Limits
+from price_keeper.control.health import Readiness
+from price_keeper.control.parts import Parts
+from price_keeper.control.rates import Rates, Taken
+from price_keeper.control.serving import Control, listening
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import Telemetry
 
-from proxy.auth.clients import Clients
-from proxy.auth.keys import SigningKey
-from proxy.auth.lookups import Lookups
-from proxy.auth.revocation import Revocation
-from proxy.auth.tokens import Tokens
-from proxy.clock import Clock
-from proxy.config import Address, Config
-from proxy.config.keys import parse
-from proxy.control import api
-from proxy.control.composed import parts_of
-from proxy.control.connections import DEFAULT, Limits
-from proxy.control.health import Readiness
-from proxy.control.parts import Parts
-from proxy.control.rates import Rates, Taken
-from proxy.control.serving import Control, listening
-from proxy.selection.standings import Standings
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
-from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock
 from tests.support.recording import Recording, recording
 from tests.support.secrets_kept import cheap_hashes

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from proxy.recording.segment import SUFFIX
+from price_keeper.recording.segment import SUFFIX
 
 LONGEST_SECONDS = 1800  # should nobody come to end it
 

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bedrock_simulator import DEFAULT_KEYS, Keys
 from botocore.exceptions import BotoCoreError, ClientError
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.model import Scope
+from price_keeper.recording.entries import Account, Counts, Intent, Kind, Receipt
+from price_keeper.recording.lines import lines_in
+from price_keeper.recording.seal import Seal
+from price_keeper.recording.segment import SUFFIX
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.model import Scope
-from proxy.recording.entries import Account, Counts, Intent, Kind, Receipt
-from proxy.recording.lines import lines_in
-from proxy.recording.seal import Seal
-from proxy.recording.segment import SUFFIX
-from proxy.simulator import DEFAULT_KEYS, Keys
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, Caller

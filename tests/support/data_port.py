@@ -11,33 +11,32 @@ from typing import Any
 
 import aiohttp
 import boto3
+from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from botocore.config import Config as ClientConfig
-
-from proxy import dataplane
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.clock import Clock, SystemClock
-from proxy.config import Address, Config
-from proxy.config.keys import Journal, Listen, Upstream
-from proxy.forwarding.credentials import FixedCredentials
-from proxy.forwarding.forwarder import Forwarder, SignatureV4
-from proxy.forwarding.sigv4 import Credentials
-from proxy.limits.leasing import SWEEP_SECONDS, Leasing
-from proxy.limits.limiter import Limiter
-from proxy.limits.store_time import StoreTime
-from proxy.offer import Offer
-from proxy.pipeline import Pipeline
-from proxy.recording.composed import Recording, opened_recording
-from proxy.recording.entries import Counter
-from proxy.reloading import of_standings
-from proxy.selection.hard_budgets import HardBudgets
-from proxy.selection.standings import Standings
-from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
-from proxy.stores.contract import Store
-from proxy.stores.sqlite import SqliteStore
-from proxy.surface.listener import Listener
-from proxy.surface.outbox import Outbox
-from proxy.tasks import Tasks
+from price_keeper import dataplane
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import Clock, SystemClock
+from price_keeper.config import Address, Config
+from price_keeper.config.keys import Journal, Listen, Upstream
+from price_keeper.forwarding.credentials import FixedCredentials
+from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
+from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
+from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.store_time import StoreTime
+from price_keeper.offer import Offer
+from price_keeper.pipeline import Pipeline
+from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.entries import Counter
+from price_keeper.reloading import of_standings
+from price_keeper.selection.hard_budgets import HardBudgets
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import Store
+from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.surface.listener import Listener
+from price_keeper.surface.outbox import Outbox
+from price_keeper.tasks import Tasks
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 APP = "web"

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from proxy.app import Role
-from proxy.clock import Clock, SystemClock
-from proxy.config import Config
-from proxy.config.keys import parse
-from proxy.doctor.findings import Finding, carried_out
-from proxy.doctor.patient import Patient
-from proxy.doctor.table import checks_of
+from price_keeper.app import Role
+from price_keeper.clock import Clock, SystemClock
+from price_keeper.config import Config
+from price_keeper.config.keys import parse
+from price_keeper.doctor.findings import Finding, carried_out
+from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.table import checks_of
 
 CONFIG = """
 labels:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
-from proxy.stores.contract import Store
-from proxy.stores.dynamodb import DynamoStore
-from proxy.stores.sqlite import SqliteStore
-from proxy.stores.tables import create_missing
+from price_keeper.stores.contract import Store
+from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.stores.tables import create_missing
 
 # An endpoint to hold to the contract as well: DynamoDB itself, or another engine that speaks its protocol.
 OWN_ENDPOINT = "PRICE_KEEPER_TEST_DYNAMODB"

@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
-from proxy.config import Config
-from proxy.config.keys import Aggregator as AggregatorConfig
-from proxy.model import Caller
-from proxy.recording.aggregator import Aggregator
-from proxy.recording.entries import Counts, Intent, Receipt
-from proxy.recording.journal import Journal
-from proxy.recording.pace import Pace
-from proxy.recording.recorder import Recorder
-from proxy.recording.sender import Sender
-from proxy.recording.ulid import Ulids
-from proxy.selection.notes import Notes
-from proxy.selection.payer import Payer
-from proxy.selection.standing import Decision
-from proxy.selection.standings import Standings
-from proxy.stores import schema
-from proxy.stores.contract import Key, Put, Store, Value
-from proxy.tasks import Tasks
+from price_keeper.config import Config
+from price_keeper.config.keys import Aggregator as AggregatorConfig
+from price_keeper.model import Caller
+from price_keeper.recording.aggregator import Aggregator
+from price_keeper.recording.entries import Counts, Intent, Receipt
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.pace import Pace
+from price_keeper.recording.recorder import Recorder
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import Ulids
+from price_keeper.selection.notes import Notes
+from price_keeper.selection.payer import Payer
+from price_keeper.selection.standing import Decision
+from price_keeper.selection.standings import Standings
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Key, Put, Store, Value
+from price_keeper.tasks import Tasks
+
 from tests.support.clock import ManualClock, settle
 
 USD = 10**12  # in pico
@@ -54,7 +55,7 @@ class Counted:
             if self.before is not None:
                 await self.before(name)
             if self.is_away:
-                from proxy.errors import StoreUnavailable
+                from price_keeper.errors import StoreUnavailable
 
                 raise StoreUnavailable("away")
             return await verb(*arguments, **named)

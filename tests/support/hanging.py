@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from proxy.simulator import DEFAULT_KEYS
+from bedrock_simulator import DEFAULT_KEYS
 
 
 def hanging_command(folder: Path, token: str, good_for: float) -> tuple[Path, Path]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from proxy.calendar_days import Period, span
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.model import Scope
-from proxy.recording.aggregator import spent_so_far, sum_of_shards
-from proxy.recording.entries import Counter
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Value, every_row
+from price_keeper.calendar_days import Period, span
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import spent_so_far, sum_of_shards
+from price_keeper.recording.entries import Counter
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store, Value, every_row
+
 from tests.support.hard_processes import APP, MODELS, PICO, PRICES, Fleet, zone_by_day
 
 

@@ -13,24 +13,25 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from proxy.clock import Clock
-from proxy.errors import StoreUnavailable
-from proxy.hard.holds import Holds, give_back_former
-from proxy.hard.purse import Held
-from proxy.hard.purses import Purses
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.recording.aggregator import Aggregator, spent_so_far
-from proxy.recording.composed import Recording
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
-from proxy.recording.flush import addition
-from proxy.recording.journal import Journal
-from proxy.recording.leftovers import recover
-from proxy.recording.pace import Pace
-from proxy.recording.recorder import Recorder
-from proxy.recording.sender import Sender
-from proxy.recording.ulid import Ulids
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
+from price_keeper.clock import Clock
+from price_keeper.errors import StoreUnavailable
+from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.purse import Held
+from price_keeper.hard.purses import Purses
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.recording.aggregator import Aggregator, spent_so_far
+from price_keeper.recording.composed import Recording
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.flush import addition
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.pace import Pace
+from price_keeper.recording.recorder import Recorder
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 from tests.support.simulation import USD, SkewedClock, simulated

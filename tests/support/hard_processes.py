@@ -15,10 +15,10 @@ from typing import Any
 from uuid import uuid4
 
 import yaml
+from bedrock_simulator import DEFAULT_KEYS
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.simulator import DEFAULT_KEYS
 from tests.support.calling import Connection, Http1Connection, Opened
 from tests.support.commands import Sidecar, price_keeper, sidecar
 from tests.support.ports import free_port

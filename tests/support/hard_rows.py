@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 from uuid import uuid4
 
-from proxy.hard import rows
-from proxy.hard.holds import Holds
-from proxy.hard.rows import Bucket, Hold, Name
-from proxy.stores.contract import Store
+from price_keeper.hard import rows
+from price_keeper.hard.holds import Holds
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.stores.contract import Store
+
 from tests.support.clock import ManualClock
 
 HOLDER = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

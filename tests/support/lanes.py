@@ -10,9 +10,10 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-from proxy import dataplane
-from proxy.exchange import Request, Responder
-from proxy.surface.listener import Listener
+from price_keeper import dataplane
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface.listener import Listener
+
 from tests.support.data_port import DataPort, data_port
 from tests.support.wire import eventually
 

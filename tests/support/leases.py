@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.limits.bucket import Bucket, Limit
-from proxy.limits.lease import Lease, Plan
-from proxy.stores.contract import Key
+from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.lease import Lease, Plan
+from price_keeper.stores.contract import Key
 
 CALL = (1000, 500_000)  # one request of 500 tokens, in thousandths
 FULL = 10**9

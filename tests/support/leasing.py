@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from proxy.limits.admission import Admission
-from proxy.limits.bucket import Bucket, Limit
-from proxy.limits.leasing import Leasing
-from proxy.limits.limiter import NORMAL, REFUSED, Grant, Limiter
-from proxy.stores.contract import Key
-from proxy.tasks import Tasks
+from price_keeper.limits.admission import Admission
+from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.limiter import NORMAL, REFUSED, Grant, Limiter
+from price_keeper.stores.contract import Key
+from price_keeper.tasks import Tasks
+
 from tests.support.limits import LeapingLoop, LoopClock, leaping
 
 COSTS = {"rpm": 1000, "tpm": 500_000}

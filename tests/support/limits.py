@@ -13,20 +13,21 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from proxy.errors import Busy, Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
-from proxy.limits.admission import Admission
-from proxy.limits.bucket import MILLI, Bucket, Limit
-from proxy.limits.leasing import SWEEP_SECONDS, Leasing
-from proxy.limits.limiter import Grant, Limiter
-from proxy.stores.contract import Item, Key, Store, Write
-from proxy.tasks import Tasks
+from price_keeper.errors import Busy, Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.limits.admission import Admission
+from price_keeper.limits.bucket import MILLI, Bucket, Limit
+from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
+from price_keeper.limits.limiter import Grant, Limiter
+from price_keeper.stores.contract import Item, Key, Store, Write
+from price_keeper.tasks import Tasks
+
 from tests.support.memory_store import MemoryStore
 
 RPM, TPM = "rpm", "tpm"
 TOKENS = 1000  # of a call, on average
 LATENCY = 0.005, 0.010  # seconds of one request to the store, in which a transaction holds its items
 MOST_TRANSACTIONS = 500.0  # a second on one item
-RESENT, FIRST_WAIT, LONGEST_WAIT = 6, 0.1, 1.0  # by the DynamoDB engine: see `proxy/stores/dynamodb.py`
+RESENT, FIRST_WAIT, LONGEST_WAIT = 6, 0.1, 1.0  # by the DynamoDB engine: see `proxy/price_keeper/stores/dynamodb.py`
 WALL = 1_795_003_200.0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.errors import ConditionFailed, Reason, ReasonCode, TransactionFailed
-from proxy.stores.contract import (
+from price_keeper.errors import ConditionFailed, Reason, ReasonCode, TransactionFailed
+from price_keeper.stores.contract import (
     Between,
     Check,
     Delete,
@@ -20,8 +20,8 @@ from proxy.stores.contract import (
     Update,
     Write,
 )
-from proxy.stores.evaluate import changed, holds
-from proxy.stores.values import check_query, check_transaction, check_write
+from price_keeper.stores.evaluate import changed, holds
+from price_keeper.stores.values import check_query, check_transaction, check_write
 
 
 class MemoryStore:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from bedrock_simulator import DEFAULT_KEYS
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.simulator import DEFAULT_KEYS
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.hard_processes import zone_by_day
 

@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from proxy.errors import Refusal
-from proxy.model import Caller
-from proxy.recording.expected import Expected
-from proxy.selection.spent import NEVER
-from proxy.stores import schema
-from proxy.stores.contract import Update
+from price_keeper.errors import Refusal
+from price_keeper.model import Caller
+from price_keeper.recording.expected import Expected
+from price_keeper.selection.spent import NEVER
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Update
+
 from tests.support.clock import ManualClock, settle
 from tests.support.simulation import USD, Process, SkewedClock, World, simulated
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from price_keeper.auth.clients import Clients
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.tokens import Tokens
+from price_keeper.config import Address, Config
+from price_keeper.control import api
+from price_keeper.control.composed import parts_of
+from price_keeper.control.health import Readiness
+from price_keeper.control.serving import Control, listening
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Value
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import Telemetry
 
-from proxy.auth.clients import Clients
-from proxy.auth.keys import SigningKey
-from proxy.auth.revocation import Revocation
-from proxy.auth.tokens import Tokens
-from proxy.config import Address, Config
-from proxy.control import api
-from proxy.control.composed import parts_of
-from proxy.control.health import Readiness
-from proxy.control.serving import Control, listening
-from proxy.stores import schema
-from proxy.stores.contract import Put, Value
-from proxy.tasks import Tasks
-from proxy.telemetry import Telemetry
 from tests.support.clock import Moved
 from tests.support.control import ADMIN_KEY, Generous
 from tests.support.data_port import APP, ORG, SECRET, TOKEN_SECONDS, DataPort, data_port

@@ -30,7 +30,7 @@ _ANY_PORTS = {"dev": ("--port", "0", "--control-port", "0"), "serve": ()}
 _FREE = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__CONTROL": "127.0.0.1:0"}
 
 _PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
-PRICE_KEEPER = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m proxy.cli "$@"\n'
+PRICE_KEEPER = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m price_keeper.cli "$@"\n'
 
 # Nothing is looked up elsewhere, and no client tells what it thinks of the machine.
 _QUIET = {"AWS_EC2_METADATA_DISABLED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NODE_NO_WARNINGS": "1"}

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from proxy import commands
-from proxy.cli import main
+from price_keeper import commands
+from price_keeper.cli import main
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxy.config.keys import Config, parse
-from proxy.metering.aws_price_list import AwsPriceList
-from proxy.metering.price_updates import Tariffs, TariffStatus
-from proxy.metering.pricing import Tariff, cost
-from proxy.metering.usage import Usage
-from proxy.stores import schema
-from proxy.stores.contract import Item, Store
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.config.keys import Config, parse
+from price_keeper.metering.aws_price_list import AwsPriceList
+from price_keeper.metering.price_updates import Tariffs, TariffStatus
+from price_keeper.metering.pricing import Tariff, cost
+from price_keeper.metering.usage import Usage
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Store
+from price_keeper.stores.sqlite import SqliteStore
+
 from tests.support import price_list_server as aws
 from tests.support.clock import ManualClock
 from tests.support.price_list_server import PriceListServer, claude, price_list_server

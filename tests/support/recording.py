@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from proxy.clock import Clock
-from proxy.errors import Reason, ReasonCode, Rejected, StoreUnavailable, TransactionFailed
-from proxy.model import Scope
-from proxy.recording.aggregator import sum_of_shards
-from proxy.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
-from proxy.recording.folder import locked
-from proxy.recording.journal import Journal
-from proxy.recording.leftovers import Leftovers, recover
-from proxy.recording.pace import Pace
-from proxy.recording.recorder import Recorder
-from proxy.recording.segment import SUFFIX
-from proxy.recording.sender import Sender
-from proxy.recording.ulid import Ulids
-from proxy.stores.contract import Store, Write
+from price_keeper.clock import Clock
+from price_keeper.errors import Reason, ReasonCode, Rejected, StoreUnavailable, TransactionFailed
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.folder import locked
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.pace import Pace
+from price_keeper.recording.recorder import Recorder
+from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.contract import Store, Write
+
 from tests.support.clock import ManualClock
 
 Fault = Literal["before", "after", "conflict", "rejected"]

@@ -7,10 +7,11 @@ import json
 from collections import Counter
 from typing import Any
 
-from proxy.auth.container import IsRevoked
-from proxy.auth.keys import SigningKey
-from proxy.auth.relayed import RelayedCredentials, Reply
-from proxy.auth.tokens import Claims, Tokens
+from price_keeper.auth.container import IsRevoked
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.relayed import RelayedCredentials, Reply
+from price_keeper.auth.tokens import Claims, Tokens
+
 from tests.support.clock import ManualClock
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from bedrock_simulator import Keys
+from price_keeper.recording.entries import Counts, Intent, Kind, Receipt
+from price_keeper.recording.lines import lines_in
+from price_keeper.recording.segment import SUFFIX
 
-from proxy.recording.entries import Counts, Intent, Kind, Receipt
-from proxy.recording.lines import lines_in
-from proxy.recording.segment import SUFFIX
-from proxy.simulator import Keys
 from tests.support.commands import Sidecar
 from tests.support.crashing import Lineup
 from tests.support.simulated import CLAUDE, NOVA, Caller

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 import uvloop
+from price_keeper.answers import refuse
+from price_keeper.errors import Refusal
+from price_keeper.exchange import Handler, Header, Request, Responder
+from price_keeper.forwarding.forwarder import BearerKey, Call, Forwarder, Target
+from price_keeper.forwarding.joining import Joining
+from price_keeper.forwarding.relay import Outcome
+from price_keeper.forwarding.upstream import Connection, Endpoint
+from price_keeper.surface.limits import Limits
+from price_keeper.surface.listener import Listener
+from price_keeper.tasks import Tasks
 
-from proxy.answers import refuse
-from proxy.errors import Refusal
-from proxy.exchange import Handler, Header, Request, Responder
-from proxy.forwarding.forwarder import BearerKey, Call, Forwarder, Target
-from proxy.forwarding.joining import Joining
-from proxy.forwarding.relay import Outcome
-from proxy.forwarding.upstream import Connection, Endpoint
-from proxy.surface.limits import Limits
-from proxy.surface.listener import Listener
-from proxy.tasks import Tasks
 from tests.support.ports import free_port
 from tests.support.wire import RESET, Http2Wire, Wire, eventually
 

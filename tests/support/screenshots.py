@@ -24,10 +24,10 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import aiohttp
+from price_keeper import app
+from price_keeper.clock import SystemClock
+from price_keeper.commands import dev
 
-from proxy import app
-from proxy.clock import SystemClock
-from proxy.commands import dev
 from tests.support.chromium import Page, chromium, found
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -8,14 +8,13 @@ from uuid import uuid4
 
 import bcrypt
 import pytest
-
-from proxy.auth.registering import Issued, register
-from proxy.auth.retrieval import retrieve
-from proxy.clock import Clock
-from proxy.errors import StoreUnavailable
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store
+from price_keeper.auth.registering import Issued, register
+from price_keeper.auth.retrieval import retrieve
+from price_keeper.clock import Clock
+from price_keeper.errors import StoreUnavailable
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
 
 _GENSALT = bcrypt.gensalt
 

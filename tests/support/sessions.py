@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from proxy.auth.keys import SigningKey
-from proxy.auth.revocation import Revocation
-from proxy.auth.sessions import Sessions
-from proxy.auth.tokens import Tokens
-from proxy.clock import Clock
-from proxy.errors import AccessDenied, StoreError, StoreUnavailable
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import Item, Key, Page, Put, Query, Store, Write
-from proxy.tasks import Tasks
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.sessions import Sessions
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import Clock
+from price_keeper.errors import AccessDenied, StoreError, StoreUnavailable
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Key, Page, Put, Query, Store, Write
+from price_keeper.tasks import Tasks
+
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 

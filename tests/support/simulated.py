@@ -16,9 +16,8 @@ from typing import Any
 
 import aiohttp
 import boto3
+from bedrock_simulator import DEFAULT_KEYS, Keys, simulated_bedrock
 from botocore.config import Config
-
-from proxy.simulator import DEFAULT_KEYS, Keys, simulated_bedrock
 
 __all__ = [
     "CHAT",
@@ -153,8 +152,8 @@ class BedrockProcess:
 
 @contextmanager
 def bedrock_process(*options: str, port: int = 0) -> Iterator[BedrockProcess]:
-    """`options` are those of `python -m proxy.simulator`, such as "--no-auth" or "--ledger", "file"."""
-    command = [sys.executable, "-m", "proxy.simulator", "--port", str(port), *options]
+    """`options` are those of `python -m bedrock_simulator`, such as "--no-auth" or "--ledger", "file"."""
+    command = [sys.executable, "-m", "bedrock_simulator", "--port", str(port), *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -18,24 +18,25 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from unittest import mock
 
-from proxy.config import Config
-from proxy.errors import StoreError, StoreUnavailable
-from proxy.model import Caller
-from proxy.recording.aggregator import STAMP, Aggregator
-from proxy.recording.composed import AGGREGATE_JITTER
-from proxy.recording.entries import PICO_PER_MICRO, Account, Counts, Intent, Receipt
-from proxy.recording.flush import COST, pico_of
-from proxy.recording.journal import Journal
-from proxy.recording.leftovers import recover
-from proxy.recording.pace import Pace
-from proxy.recording.recorder import Recorder
-from proxy.recording.sender import Sender
-from proxy.recording.ulid import Ulids
-from proxy.selection import sticky
-from proxy.selection.spent import Spent
-from proxy.selection.standings import Payer, Standings
-from proxy.stores.contract import Item, Key, Put, Store, Update, Write
-from proxy.tasks import Tasks
+from price_keeper.config import Config
+from price_keeper.errors import StoreError, StoreUnavailable
+from price_keeper.model import Caller
+from price_keeper.recording.aggregator import STAMP, Aggregator
+from price_keeper.recording.composed import AGGREGATE_JITTER
+from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counts, Intent, Receipt
+from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.pace import Pace
+from price_keeper.recording.recorder import Recorder
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import Ulids
+from price_keeper.selection import sticky
+from price_keeper.selection.spent import Spent
+from price_keeper.selection.standings import Payer, Standings
+from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
+from price_keeper.tasks import Tasks
+
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 

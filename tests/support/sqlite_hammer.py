@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from time import time
 
-from proxy.stores.contract import ItemMissing, Key, Put, Update
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.stores.contract import ItemMissing, Key, Put, Update
+from price_keeper.stores.sqlite import SqliteStore
 
 CALLERS = 20
 LONGEST_SECONDS = 60  # should nobody come to kill it

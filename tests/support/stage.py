@@ -14,17 +14,17 @@ from typing import Any
 from uuid import uuid4
 
 import yaml
+from bedrock_simulator import DEFAULT_KEYS
+from price_keeper.auth.clients import hash_secret, new_secret
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.config.prices import UnitPrices
+from price_keeper.model import client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import ItemMissing, Put
+from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.surface.tls import local_authority
 
-from proxy.auth.clients import hash_secret, new_secret
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.config.prices import UnitPrices
-from proxy.model import client_id_of
-from proxy.simulator import DEFAULT_KEYS
-from proxy.stores import schema
-from proxy.stores.contract import ItemMissing, Put
-from proxy.stores.sqlite import SqliteStore
-from proxy.surface.tls import local_authority
 from tests.support.clients import API_KEY, BEARER, CONTAINER, SESSION, Client
 from tests.support.commands import Sidecar, sidecar
 from tests.support.simulated import CLAUDE, BedrockProcess, bedrock_process

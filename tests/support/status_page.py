@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from price_keeper.control.page.shared import Shared
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
 
-from proxy.control.page.shared import Shared
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store
 from tests.support.clock import Moved
 from tests.support.control import ADMIN_KEY, ORG, SETTINGS, Answered, Rig, rig
 from tests.support.engines import Engines

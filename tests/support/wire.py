@@ -15,8 +15,7 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hyperframe.frame import Frame, GoAwayFrame
-
-from proxy.exchange import Header
+from price_keeper.exchange import Header
 
 PATIENCE = 10.0  # for what must come at once; only a failing test waits so long
 RESET = struct.pack("ii", 1, 0)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.whole import parser
 
-from proxy.commandline.parser import Parser
-from proxy.commandline.whole import parser
 from tools.cli_docs import DOC, written
 
 NO_JSON = {"price-keeper completion", "price-keeper help"}  # they print a script, and text for people
@@ -42,10 +42,10 @@ def test_pictures_are_there() -> None:
 
 
 def test_bounds_that_help_names_are_those_that_hold() -> None:
-    from proxy.auth.registering import MOST_GRACE_HOURS
-    from proxy.reporting import focus
-    from proxy.reporting.totals import DIMENSIONS
-    from proxy.workers.place import MOST
+    from price_keeper.auth.registering import MOST_GRACE_HOURS
+    from price_keeper.reporting import focus
+    from price_keeper.reporting.totals import DIMENSIONS
+    from price_keeper.workers.place import MOST
 
     root = parser()
     said = {words: " ".join(root.called(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}

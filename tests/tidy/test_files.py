@@ -22,7 +22,7 @@ def test_no_file_grows_past_what_one_reads(path: Path) -> None:
 
 
 def test_no_module_shadows_the_standard_library() -> None:
-    names = {path.stem for path in (ROOT / "proxy").glob("*.py")} - {"__init__"}
+    names = {path.stem for path in (ROOT / "proxy/price_keeper").glob("*.py")} - {"__init__"}
     assert names & sys.stdlib_module_names == set()
 
 
@@ -46,7 +46,7 @@ def test_locks_have_hashes_and_name_no_index(lock: Path) -> None:
 def test_importing_the_package_loads_no_aws_library() -> None:
     """Those who use SQLite pay neither the time nor the memory."""
     code = (
-        "import sys, proxy.cli, proxy.app; "
+        "import sys, price_keeper.cli, price_keeper.app; "
         "print(sorted(m for m in sys.modules if m in ('aioboto3', 'botocore', 'boto3')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -59,7 +59,7 @@ HEAVY = ("aiohttp", "asyncio", "bcrypt", "cryptography", "httptools", "logging",
 def test_help_and_completion_load_nothing_that_takes_long() -> None:
     """They come at once; what a command needs is loaded when it is called."""
     code = (
-        "import sys, proxy.cli; from proxy.commandline import completion, completion_bash, whole; "
+        "import sys, price_keeper.cli; from price_keeper.commandline import completion, completion_bash, whole; "
         "whole.parser().format_help(); completion_bash.script(completion.commands(whole.parser())); "
         f"print(sorted(set(sys.modules) & set({HEAVY})))"
     )

@@ -13,45 +13,63 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
-    {"proxy.model", "proxy.errors", "proxy.clock", "proxy.calendar_days", "proxy.exchange", "proxy.authority"},
-    {"proxy.traffic", "proxy.aside", "proxy.provider_chain", "proxy.verified", "proxy.memory"},
-    {"proxy.telemetry"},
-    {"proxy.build"},
-    {"proxy.config.problems"},
-    {"proxy.logs"},
-    {"proxy.answers"},
-    {"proxy.config.tree"},
-    {"proxy.config.kinds"},
-    {"proxy.config.overrides"},
-    {"proxy.config.reader"},
-    {"proxy.config.checks"},
-    {"proxy.config.encryption"},
-    {"proxy.config.alerts"},
-    {"proxy.config"},
-    {"proxy.stores.contract", "proxy.stores.schema"},
-    {"proxy.stores.values", "proxy.stores.cloudformation", "proxy.stores.expressions", "proxy.stores.sqlite_codec"},
-    {"proxy.stores.evaluate"},
-    {"proxy.stores", "proxy.tasks"},
-    {"proxy.limits"},
-    {"proxy.audit"},
-    {"proxy.alerts"},
-    {"proxy.forwarding", "proxy.auth"},
-    {"proxy.metering"},
-    {"proxy.recording.lines", "proxy.recording.segment", "proxy.recording.ulid"},
-    {"proxy.hard"},
-    {"proxy.recording"},
-    {"proxy.selection"},
-    {"proxy.reporting"},
-    {"proxy.surface", "proxy.control", "proxy.simulator"},
-    {"proxy.choosing"},
-    {"proxy.express"},
-    {"proxy.pipeline", "proxy.tracing"},
-    {"proxy.dataplane", "proxy.hangups"},
-    {"proxy.offer", "proxy.reloading", "proxy.stopping", "proxy.workers"},
-    {"proxy.app"},
-    {"proxy.doctor"},
-    {"proxy.commandline", "proxy.commands", "proxy.cli"},
-    {"proxy"},
+    {
+        "price_keeper.model",
+        "price_keeper.errors",
+        "price_keeper.clock",
+        "price_keeper.calendar_days",
+        "price_keeper.exchange",
+        "price_keeper.authority",
+    },
+    {
+        "price_keeper.traffic",
+        "price_keeper.aside",
+        "price_keeper.provider_chain",
+        "price_keeper.verified",
+        "price_keeper.memory",
+    },
+    {"price_keeper.telemetry"},
+    {"price_keeper.build"},
+    {"price_keeper.config.problems"},
+    {"price_keeper.logs"},
+    {"price_keeper.answers"},
+    {"price_keeper.config.tree"},
+    {"price_keeper.config.kinds"},
+    {"price_keeper.config.overrides"},
+    {"price_keeper.config.reader"},
+    {"price_keeper.config.checks"},
+    {"price_keeper.config.encryption"},
+    {"price_keeper.config.alerts"},
+    {"price_keeper.config"},
+    {"price_keeper.stores.contract", "price_keeper.stores.schema"},
+    {
+        "price_keeper.stores.values",
+        "price_keeper.stores.cloudformation",
+        "price_keeper.stores.expressions",
+        "price_keeper.stores.sqlite_codec",
+    },
+    {"price_keeper.stores.evaluate"},
+    {"price_keeper.stores", "price_keeper.tasks"},
+    {"price_keeper.limits"},
+    {"price_keeper.audit"},
+    {"price_keeper.alerts"},
+    {"price_keeper.forwarding", "price_keeper.auth"},
+    {"price_keeper.metering"},
+    {"price_keeper.recording.lines", "price_keeper.recording.segment", "price_keeper.recording.ulid"},
+    {"price_keeper.hard"},
+    {"price_keeper.recording"},
+    {"price_keeper.selection"},
+    {"price_keeper.reporting"},
+    {"price_keeper.surface", "price_keeper.control", "bedrock_simulator"},
+    {"price_keeper.choosing"},
+    {"price_keeper.express"},
+    {"price_keeper.pipeline", "price_keeper.tracing"},
+    {"price_keeper.dataplane", "price_keeper.hangups"},
+    {"price_keeper.offer", "price_keeper.reloading", "price_keeper.stopping", "price_keeper.workers"},
+    {"price_keeper.app"},
+    {"price_keeper.doctor"},
+    {"price_keeper.commandline", "price_keeper.commands", "price_keeper.cli"},
+    {"price_keeper"},
 ]
 
 IMPURE = {
@@ -61,7 +79,7 @@ IMPURE = {
 
 
 def _module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(ROOT / "proxy").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -97,7 +115,9 @@ PURE = [path for path in FILES if "Pure" in (ast.get_docstring(ast.parse(path.re
 
 
 def test_there_are_pure_files() -> None:
-    assert {"proxy.stores.values", "proxy.stores.evaluate", "proxy.stores.expressions"} <= {_module(p) for p in PURE}
+    assert {"price_keeper.stores.values", "price_keeper.stores.evaluate", "price_keeper.stores.expressions"} <= {
+        _module(p) for p in PURE
+    }
 
 
 @pytest.mark.parametrize("path", PURE, ids=_module)

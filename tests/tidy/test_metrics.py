@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-
-from proxy.errors import Refusal
-from proxy.telemetry import ALL, Metric
+from price_keeper.errors import Refusal
+from price_keeper.telemetry import ALL, Metric
 
 ROOT = Path(__file__).parents[2]
 METRICS_MD = ROOT / "docs" / "metrics.md"

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.alerts.outbox import Outbox
+from price_keeper.commands.replay import _replayed
+from price_keeper.config import Config
+from price_keeper.errors import CannotRecord, JournalInUse, JournalUnusable
+from price_keeper.hard import rows
+from price_keeper.recording.adoption import Adoption, folder_of_worker, folders_of_workers
+from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.folder import locked
+from price_keeper.stores.contract import Store
 
-from proxy.alerts.outbox import Outbox
-from proxy.commands.replay import _replayed
-from proxy.config import Config
-from proxy.errors import CannotRecord, JournalInUse, JournalUnusable
-from proxy.hard import rows
-from proxy.recording.adoption import Adoption, folder_of_worker, folders_of_workers
-from proxy.recording.composed import Recording, opened_recording
-from proxy.recording.folder import locked
-from proxy.stores.contract import Store
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import a_name, bucket_of
 from tests.support.memory_store import MemoryStore
@@ -288,7 +288,7 @@ async def test_a_replay_takes_all_folders_or_none(
     async def opened(*_: object) -> AsyncIterator[Store]:
         yield exact_store
 
-    monkeypatch.setattr("proxy.commands.replay.opened_store", opened)
+    monkeypatch.setattr("price_keeper.commands.replay.opened_store", opened)
     config = config_of(tmp_path)
     with locked(tmp_path / "worker-2"), pytest.raises(JournalInUse):
         await _replayed(config, tmp_path, ManualClock(), force=False)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.errors import StoreUnavailable
+from price_keeper.recording import aggregator as module
+from price_keeper.recording.aggregator import STAMP, Aggregator, sum_of_shards, total_key
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter
+from price_keeper.stores.contract import Item, Key, Page, Query, Store
 
-from proxy.errors import StoreUnavailable
-from proxy.recording import aggregator as module
-from proxy.recording.aggregator import STAMP, Aggregator, sum_of_shards, total_key
-from proxy.recording.entries import PICO_PER_MICRO, Counter
-from proxy.stores.contract import Item, Key, Page, Query, Store
 from tests.support.recording import Recording, recording
 
 INTERVAL = 60.0

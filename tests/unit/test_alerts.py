@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from price_keeper.alerts import raising as module
+from price_keeper.alerts.alert import MARKER_SECONDS
+from price_keeper.alerts.raising import SETTLE_SECONDS, Alerts
+from price_keeper.calendar_days import Span
+from price_keeper.errors import StoreUnavailable
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Store
+from price_keeper.tasks import Tasks
 
-from proxy.alerts import raising as module
-from proxy.alerts.alert import MARKER_SECONDS
-from proxy.alerts.raising import SETTLE_SECONDS, Alerts
-from proxy.calendar_days import Span
-from proxy.errors import StoreUnavailable
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Store
-from proxy.tasks import Tasks
 from tests.support.alerts import DAY, USD, Rows, scope
 from tests.support.clock import ManualClock
 

@@ -6,14 +6,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from price_keeper.alerts.alert import Alert
+from price_keeper.alerts.composed import add_to, opened_alerts, secret_of
+from price_keeper.config.alerts import Alerts, Webhook
+from price_keeper.config.keys import Config
+from price_keeper.errors import ConfigError
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import Telemetry
 
-from proxy.alerts.alert import Alert
-from proxy.alerts.composed import add_to, opened_alerts, secret_of
-from proxy.config.alerts import Alerts, Webhook
-from proxy.config.keys import Config
-from proxy.errors import ConfigError
-from proxy.tasks import Tasks
-from proxy.telemetry import Telemetry
 from tests.support.alerts import DAY, USD, Rows, left_behind, scope
 from tests.support.clock import ManualClock, settle
 from tests.support.commands import called

@@ -10,11 +10,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from price_keeper.alerts.raising import SETTLE_SECONDS
+from price_keeper.alerts.webhook import Answer
+from price_keeper.model import Scope
+from price_keeper.tasks import Tasks
 
-from proxy.alerts.raising import SETTLE_SECONDS
-from proxy.alerts.webhook import Answer
-from proxy.model import Scope
-from proxy.tasks import Tasks
 from tests.support.alerts import Death, Killed, Mortal, Receiver, Rows, files, scope
 from tests.support.clock import ManualClock, settle
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.alerts import outbox as outbox_module
+from price_keeper.alerts.alert import Alert
+from price_keeper.alerts.deliveries import LONGEST_PAUSE_SECONDS, MOST_AT_ONCE, TRY_SECONDS
+from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.raising import SETTLE_SECONDS
+from price_keeper.alerts.webhook import Answer
+from price_keeper.model import Scope
+from price_keeper.tasks import Tasks
 
-from proxy.alerts import outbox as outbox_module
-from proxy.alerts.alert import Alert
-from proxy.alerts.deliveries import LONGEST_PAUSE_SECONDS, MOST_AT_ONCE, TRY_SECONDS
-from proxy.alerts.outbox import Outbox
-from proxy.alerts.raising import SETTLE_SECONDS
-from proxy.alerts.webhook import Answer
-from proxy.model import Scope
-from proxy.tasks import Tasks
 from tests.support.alerts import DAY, TAKEN, USD, Mortal, Receiver, Rows, files, left_behind, scope
 from tests.support.clock import ManualClock, settle
 from tests.support.wire import eventually
@@ -153,7 +153,7 @@ async def test_after_three_days_it_is_given_up(
     assert (made.deliveries.waiting, made.deliveries.given_up, receiver.got) == (0, 1, [])
     assert clock.waits() == []
     assert made.deliveries.failed == receiver.tries - 1
-    told = [record.levelname for record in caplog.records if record.name == "proxy.alerts"]
+    told = [record.levelname for record in caplog.records if record.name == "price_keeper.alerts"]
     assert told == ["WARNING", "WARNING", "ERROR"]  # raised, to be sent again, not delivered
 
 

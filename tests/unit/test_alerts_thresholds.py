@@ -8,9 +8,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.alerts.addresses import is_public
-from proxy.alerts.thresholds import crossed, next_at
+from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.thresholds import crossed, next_at
 
 amounts = st.integers(0, 10**30) | st.integers(0, 300)
 quotas = st.integers(1, 10**30) | st.integers(1, 300)

@@ -8,10 +8,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-
-from proxy import aside
-from proxy.aside import MOST_IDLE, Aside
-from proxy.errors import Busy
+from price_keeper import aside
+from price_keeper.aside import MOST_IDLE, Aside
+from price_keeper.errors import Busy
 
 SECONDS = 10
 

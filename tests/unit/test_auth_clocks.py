@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from price_keeper.auth.clients import HASH, HASH_SECONDS, Clients, hash_secret, new_secret
+from price_keeper.auth.revocation import HOLDS_SECONDS
+from price_keeper.errors import AccessDenied, TokenExpired
+from price_keeper.model import client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
 
-from proxy.auth.clients import HASH, HASH_SECONDS, Clients, hash_secret, new_secret
-from proxy.auth.revocation import HOLDS_SECONDS
-from proxy.errors import AccessDenied, TokenExpired
-from proxy.model import client_id_of
-from proxy.stores import schema
-from proxy.stores.contract import Put
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 from tests.support.sessions import ORG, WEB, Instance, instances

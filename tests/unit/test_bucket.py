@@ -7,9 +7,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from proxy.errors import StoreMisconfigured
-from proxy.limits.bucket import (
+from price_keeper.errors import StoreMisconfigured
+from price_keeper.limits.bucket import (
     FARTHEST_AHEAD_MS,
     Bucket,
     Limit,
@@ -22,9 +21,9 @@ from proxy.limits.bucket import (
     state_of,
     wait_ms,
 )
-from proxy.limits.writes import adjust, create, normal
-from proxy.stores.contract import EXPIRY, Key
-from proxy.stores.evaluate import changed, holds
+from price_keeper.limits.writes import adjust, create, normal
+from price_keeper.stores.contract import EXPIRY, Key
+from price_keeper.stores.evaluate import changed, holds
 
 KEY = Key("rate-buckets", "ORG#1", "BUCKET#RATE")
 NOW = 1_795_003_200_000

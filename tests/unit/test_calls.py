@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from proxy.errors import AccessDenied, InvalidRequest, UnknownOperation
-from proxy.exchange import Request
-from proxy.forwarding.model_path import Operation
-from proxy.surface.calls import Asked, headers_upstream, refused_at_head, understood
+from price_keeper.errors import AccessDenied, InvalidRequest, UnknownOperation
+from price_keeper.exchange import Request
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.surface.calls import Asked, headers_upstream, refused_at_head, understood
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/abcdef123456"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.errors import InvalidRequest
+from price_keeper.exchange import Flow, Header
+from price_keeper.forwarding.chat_usage import WithoutUsage, is_to_be_asked, with_usage_asked
+from price_keeper.metering.streams import usage_event_only
 
-from proxy.errors import InvalidRequest
-from proxy.exchange import Flow, Header
-from proxy.forwarding.chat_usage import WithoutUsage, is_to_be_asked, with_usage_asked
-from proxy.metering.streams import usage_event_only
 from tests.support.effort import tries
 
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import orjson
 import pytest
+from price_keeper.auth import clients as module
+from price_keeper.auth.clients import Clients, hash_secret, new_secret
+from price_keeper.auth.container import ContainerCredentials
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import Tokens
+from price_keeper.errors import AccessDenied, Busy, SlowDown, StoreUnavailable
+from price_keeper.exchange import Request
+from price_keeper.model import scope_of_client
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.auth import clients as module
-from proxy.auth.clients import Clients, hash_secret, new_secret
-from proxy.auth.container import ContainerCredentials
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import Tokens
-from proxy.errors import AccessDenied, Busy, SlowDown, StoreUnavailable
-from proxy.exchange import Request
-from proxy.model import scope_of_client
-from proxy.stores import schema
-from proxy.stores.contract import Put
-from proxy.stores.sqlite import SqliteStore
 from tests.support.secrets_kept import cheap_hashes
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"

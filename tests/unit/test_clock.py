@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
+from price_keeper.clock import Clock, SystemClock
 
-from proxy.clock import Clock, SystemClock
 from tests.support.clock import ManualClock, settle
 
 

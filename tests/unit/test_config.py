@@ -11,11 +11,11 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
+from price_keeper.config.checks import Address
+from price_keeper.config.keys import Config, Key, load, parse
+from price_keeper.config.kinds import is_branching, is_list, is_mapping, item_kind, without_none
+from price_keeper.errors import ConfigError
 
-from proxy.config.checks import Address
-from proxy.config.keys import Config, Key, load, parse
-from proxy.config.kinds import is_branching, is_list, is_mapping, item_kind, without_none
-from proxy.errors import ConfigError
 from tests.support.configs import CONFIG_YAML, LABELS, label, problems, read
 
 # --- config.yaml ------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from price_keeper.commands.places import loaded
+from price_keeper.config.checks import is_plain_remote
+from price_keeper.config.keys import parse
+from price_keeper.errors import ConfigError, StoreMisconfigured
+from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
+from price_keeper.stores.dynamodb import DynamoStore
 
-from proxy.commands.places import loaded
-from proxy.config.checks import is_plain_remote
-from proxy.config.keys import parse
-from proxy.errors import ConfigError, StoreMisconfigured
-from proxy.metering.aws_price_list import AwsPriceList, PriceListUnreadable
-from proxy.stores.dynamodb import DynamoStore
 from tests.support.commands import called
 from tests.support.configs import LABELS, label, problems, read
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from price_keeper.config.keys import PicoPrices, Prices, TierPrices, parse
 
-from proxy.config.keys import PicoPrices, Prices, TierPrices, parse
 from tests.support.configs import LABELS, label, problems, read
 
 # Of all policies but one.

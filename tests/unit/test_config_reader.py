@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.config.reader import read_file
+from price_keeper.config.tree import MAX_CHARS
+from price_keeper.errors import ConfigError
 
-from proxy.config.reader import read_file
-from proxy.config.tree import MAX_CHARS
-from proxy.errors import ConfigError
 from tests.support.config_schema import Everything, Hue, Outer, Point, parse, problems
 
 

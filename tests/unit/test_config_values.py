@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from price_keeper.config.checks import Address
+from price_keeper.config.keys import Identity, Key
 
-from proxy.config.checks import Address
-from proxy.config.keys import Identity, Key
 from tests.support.configs import LABELS, ORG, problems, read
 
 

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from price_keeper.auth.clients import GENERATION, Clients
+from price_keeper.auth.container import ContainerCredentials
+from price_keeper.auth.failures import AT_ONCE, WrongSecrets
+from price_keeper.errors import AccessDenied, SlowDown
+from price_keeper.model import client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Update
 
-from proxy.auth.clients import GENERATION, Clients
-from proxy.auth.container import ContainerCredentials
-from proxy.auth.failures import AT_ONCE, WrongSecrets
-from proxy.errors import AccessDenied, SlowDown
-from proxy.model import client_id_of
-from proxy.stores import schema
-from proxy.stores.contract import Put, Update
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.secrets_kept import cheap_hashes, first_secret

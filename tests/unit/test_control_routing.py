@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from proxy.control.calls import Answer, Call, Route, Who
-from proxy.control.parts import Parts
-from proxy.control.problems import Problem
-from proxy.control.routing import Routing
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import Problem
+from price_keeper.control.routing import Routing
 
 
 async def nothing(_: Parts, __: Call) -> Answer:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.errors import Reason, TransactionFailed
+from price_keeper.model import Scope
+from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.seal import SUMS_PER_PART
+from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.sender import Sender
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, ItemMissing, Page, Put, Query, Store
 
-from proxy.errors import Reason, TransactionFailed
-from proxy.model import Scope
-from proxy.recording.entries import Counts, Receipt
-from proxy.recording.leftovers import recover
-from proxy.recording.seal import SUMS_PER_PART
-from proxy.recording.segment import SUFFIX
-from proxy.recording.sender import Sender
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, ItemMissing, Page, Put, Query, Store
 from tests.support.recording import Recording, recording
 
 GUESS = 1000

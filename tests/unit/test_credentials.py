@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from price_keeper.errors import ConfigError, UpstreamAway
+from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCredentials
+from price_keeper.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
+from price_keeper.forwarding.reach import Reach
+from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.forwarding.upstream import Endpoint, Pool
+from price_keeper.provider_chain import ProviderChain
 
-from proxy.errors import ConfigError, UpstreamAway
-from proxy.forwarding.credentials import FixedCredentials, ProvidedCredentials
-from proxy.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
-from proxy.forwarding.reach import Reach
-from proxy.forwarding.sigv4 import Credentials
-from proxy.forwarding.upstream import Endpoint, Pool
-from proxy.provider_chain import ProviderChain
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
 
@@ -68,7 +68,7 @@ async def test_the_same_ones_stay_the_same_object() -> None:
 async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCaptureFixture) -> None:
     provided = ProvidedCredentials(lambda: Chain(_frozen(1), OSError("secret-in-the-message"), None))
     await provided.renew()
-    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+    with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         await provided.renew()
         await provided.renew()
     assert provided.current().access_key == "KEY1"
@@ -81,7 +81,7 @@ async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCapture
 async def test_expired_ones_in_place_of_old_ones_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     expired = RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
     provided = ProvidedCredentials(lambda: Chain(_frozen(1), expired, expired, _frozen(2), expired))
-    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+    with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         for _ in range(5):
             await provided.renew()
     assert [record.getMessage() for record in caplog.records] == [
@@ -106,7 +106,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
     reach = Reach(ManualClock(), SignatureV4(provided, lambda: 0.0).check, Pool)  # type: ignore[arg-type]
     await provided.renew()
     assert await reach.check() is None
-    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+    with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         await asyncio.gather(provided.renew(), provided.renew_useless(), provided.renew())
     assert provided.current().access_key == "KEY1"
     assert "could not be renewed, and the last ones hold" in str(await reach.check())
@@ -201,7 +201,7 @@ async def test_what_cannot_be_used_is_told_at_the_start_and_not_shown(values: An
 async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCaptureFixture) -> None:
     provided = ProvidedCredentials(lambda: Chain(_frozen(1), _given(*values), _frozen(2)))
     await provided.renew()
-    with caplog.at_level(logging.WARNING, "proxy.forwarding"):
+    with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         await provided.renew()
     assert provided.current().access_key == "KEY1"
     assert len(caplog.records) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.control.connections import DEFAULT, Crowd, Limits, Share, fitting
 
-from proxy.control.connections import DEFAULT, Crowd, Limits, Share, fitting
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
-from proxy.clock import SystemClock
-from proxy.exchange import Request, Responder
-from proxy.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, Limits, fitting
-from proxy.surface.listener import Listener
-from proxy.tasks import Tasks
+from price_keeper.clock import SystemClock
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, Limits, fitting
+from price_keeper.surface.listener import Listener
+from price_keeper.tasks import Tasks
 
 
 class Connection:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
-
-from proxy.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, OWN_DESCRIPTORS, fitting, raised_descriptors
+from price_keeper.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, OWN_DESCRIPTORS, fitting, raised_descriptors
 
 
 @pytest.mark.parametrize("descriptors", [*range(350, 2000, 50), 4096, 20_000, 65_536, 10**9])

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from proxy.commands.dev import _kept, _Ready, config_in
-from proxy.errors import PriceKeeperError
-from proxy.recording.pace import Pace
+from price_keeper.commands.dev import _kept, _Ready, config_in
+from price_keeper.errors import PriceKeeperError
+from price_keeper.recording.pace import Pace
 
 
 def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from price_keeper.provider_chain import RENEW_SECONDS, Find
+from price_keeper.stores.dynamodb_credentials import AGAIN_SECONDS, MOST_DOUBLINGS, Renewed
 
-from proxy.provider_chain import RENEW_SECONDS, Find
-from proxy.stores.dynamodb_credentials import AGAIN_SECONDS, MOST_DOUBLINGS, Renewed
 from tests.support.clock import ManualClock
 
 

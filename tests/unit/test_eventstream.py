@@ -8,8 +8,7 @@ from zlib import crc32
 
 import pytest
 from botocore.eventstream import EventStreamBuffer
-
-from proxy.forwarding.eventstream import (
+from price_keeper.forwarding.eventstream import (
     MAX_EXCEPTION_PAYLOAD,
     MAX_HEADERS,
     MAX_PAYLOAD,

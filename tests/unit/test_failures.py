@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.auth import failures as module
+from price_keeper.auth.failures import ADMIN, AT_ONCE, SECONDS, Failures, WrongSecrets, network_of
+from price_keeper.errors import SlowDown
 
-from proxy.auth import failures as module
-from proxy.auth.failures import ADMIN, AT_ONCE, SECONDS, Failures, WrongSecrets, network_of
-from proxy.errors import SlowDown
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 

@@ -10,12 +10,12 @@ from time import process_time
 from typing import Any
 
 import pytest
-
-from proxy.config.prices import Guardrails, UnitPrices
-from proxy.forwarding.model_path import Operation
-from proxy.metering.bodies import METRICS
-from proxy.metering.guardrail_traces import LARGEST_PIECE, Guarded
-from proxy.metering.guardrails import (
+from bedrock_simulator.frames import event
+from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.bodies import METRICS
+from price_keeper.metering.guardrail_traces import LARGEST_PIECE, Guarded
+from price_keeper.metering.guardrails import (
     ESTIMATED_UNITS,
     GUARDRAIL_ESTIMATED,
     IDENTIFIER,
@@ -25,10 +25,9 @@ from proxy.metering.guardrails import (
     may_be_named,
     units_asked,
 )
-from proxy.metering.pricing import PRICE_UNKNOWN, Priced
-from proxy.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, reader_of
-from proxy.recording.entries import Account, Counter, Counts, Intent, Kind
-from proxy.simulator.frames import event
+from price_keeper.metering.pricing import PRICE_UNKNOWN, Priced
+from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, reader_of
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Kind
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
 NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'
@@ -235,7 +234,7 @@ def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
 
 def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """To read it a second time would take as long as the first."""
-    monkeypatch.setattr("proxy.metering.usual.traced", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("price_keeper.metering.usual.traced", lambda _: pytest.fail("it was read"))
     usage = read(Operation.CONVERSE, b"application/json", json.dumps(NO_TRACE[0]).encode()).usage()
     assert usage is not None
     assert usage.units == estimated(5, 300)

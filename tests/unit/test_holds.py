@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from price_keeper.errors import StoreUnavailable, TransactionFailed
+from price_keeper.hard import rows
+from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.rows import Hold, Name
+from price_keeper.recording.lines import line, lines_in
+from price_keeper.stores.contract import Store, Write
 
-from proxy.errors import StoreUnavailable, TransactionFailed
-from proxy.hard import rows
-from proxy.hard.holds import Holds, give_back_former
-from proxy.hard.rows import Hold, Name
-from proxy.recording.lines import line, lines_in
-from proxy.stores.contract import Store, Write
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import HOLDER, OTHER, SystemPace, a_hold, a_name, bucket_of, files, hold_of
 from tests.support.memory_store import MemoryStore

@@ -11,22 +11,22 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from price_keeper.app import opened_store
+from price_keeper.commands.replay import _replayed
+from price_keeper.config import Config
+from price_keeper.config.keys import Store as StoreConfig
+from price_keeper.hard import rows
+from price_keeper.hard.rows import Hold, Name
+from price_keeper.recording.aggregator import listed, spent_so_far
+from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt, Tally
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.lines import lines_in
+from price_keeper.recording.seal import SUMS_PER_PART, Seal
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
 
-from proxy.app import opened_store
-from proxy.commands.replay import _replayed
-from proxy.config import Config
-from proxy.config.keys import Store as StoreConfig
-from proxy.hard import rows
-from proxy.hard.rows import Hold, Name
-from proxy.recording.aggregator import listed, spent_so_far
-from proxy.recording.composed import Recording, opened_recording
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt, Tally
-from proxy.recording.journal import Journal
-from proxy.recording.lines import lines_in
-from proxy.recording.seal import SUMS_PER_PART, Seal
-from proxy.recording.ulid import Ulids
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import HOLDER, SystemPace, a_name, bucket_of, files, hold_of
 from tests.support.memory_store import MemoryStore

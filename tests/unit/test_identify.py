@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from price_keeper.auth.identify import Bound, ByToken
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.tokens import Tokens
+from price_keeper.errors import AccessDenied
+from price_keeper.exchange import Request
+from price_keeper.model import scope_of_client
+from price_keeper.tasks import Tasks
 
-from proxy.auth.identify import Bound, ByToken
-from proxy.auth.keys import SigningKey
-from proxy.auth.revocation import Revocation
-from proxy.auth.tokens import Tokens
-from proxy.errors import AccessDenied
-from proxy.exchange import Request
-from proxy.model import scope_of_client
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 

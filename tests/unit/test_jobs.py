@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.model import Caller
-from proxy.recording.jobs import MOST_CALLERS, MOST_JOBS, Jobs
+from price_keeper.model import Caller
+from price_keeper.recording.jobs import MOST_CALLERS, MOST_JOBS, Jobs
 
 
 def caller(org: int) -> Caller:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from proxy.exchange import Header
-from proxy.forwarding import joining as limits
-from proxy.forwarding.joining import CALL_BYTES, HEADER_BYTES, Joining, Shared
-from proxy.simulator import frames
+from bedrock_simulator import frames
+from price_keeper.exchange import Header
+from price_keeper.forwarding import joining as limits
+from price_keeper.forwarding.joining import CALL_BYTES, HEADER_BYTES, Joining, Shared
 
 
 class Nobody:

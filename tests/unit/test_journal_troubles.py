@@ -14,19 +14,19 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from price_keeper.commands import replay
+from price_keeper.errors import CannotRecord, JournalUnusable
+from price_keeper.model import Scope
+from price_keeper.recording import composed, journal
+from price_keeper.recording.aggregator import Aggregator, total_key
+from price_keeper.recording.composed import opened_recording
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.folder import locked
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.lines import line
+from price_keeper.recording.segment import sync_folder
+from price_keeper.stores.contract import Store, Update, Write
 
-from proxy.commands import replay
-from proxy.errors import CannotRecord, JournalUnusable
-from proxy.model import Scope
-from proxy.recording import composed, journal
-from proxy.recording.aggregator import Aggregator, total_key
-from proxy.recording.composed import opened_recording
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
-from proxy.recording.folder import locked
-from proxy.recording.leftovers import recover
-from proxy.recording.lines import line
-from proxy.recording.segment import sync_folder
-from proxy.stores.contract import Store, Update, Write
 from tests.support.clock import ManualClock
 from tests.support.recording import Faulty, Recording, recording
 from tests.unit.test_recording_start import PWRITE, config_of
@@ -286,7 +286,7 @@ async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_p
 async def test_a_total_above_its_shards_is_told_once(
     rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("proxy.stores.schema.active_counters", lambda day: f"ACTIVE#{rec.scope.org}#{day}")
+    monkeypatch.setattr("price_keeper.stores.schema.active_counters", lambda day: f"ACTIVE#{rec.scope.org}#{day}")
     rec.spend(1)
     assert await rec.recorder.flush()
     one = Aggregator(rec.store, rec.clock, 60)

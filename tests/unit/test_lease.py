@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from proxy.limits.bucket import Limit
-from proxy.limits.lease import (
+from price_keeper.limits.bucket import Limit
+from price_keeper.limits.lease import (
     ASK,
     FIRST_HORIZON,
     LEAST_HORIZON,
@@ -17,6 +16,7 @@ from proxy.limits.lease import (
     Plan,
     tightest,
 )
+
 from tests.support.leases import APP, CALL, FULL, after, bucket, busy, lease, limit
 
 # Taking.

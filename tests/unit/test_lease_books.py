@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.limits.lease import IDLE_SECONDS, TAKEN
+from price_keeper.limits.lease import IDLE_SECONDS, TAKEN
+
 from tests.support.leases import CALL, bucket, busy, lease, limit
 
 # Truth, debt and giving back.

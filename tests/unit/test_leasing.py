@@ -7,13 +7,13 @@ import random
 from typing import cast
 
 import pytest
+from price_keeper.errors import Busy, StoreUnavailable, Throttled
+from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.leasing import WAIT_SECONDS, Leasing
+from price_keeper.limits.limiter import NORMAL, RETRY, Grant, Limiter
+from price_keeper.stores.contract import Key, Store
+from price_keeper.tasks import Tasks
 
-from proxy.errors import Busy, StoreUnavailable, Throttled
-from proxy.limits.bucket import Bucket, Limit
-from proxy.limits.leasing import WAIT_SECONDS, Leasing
-from proxy.limits.limiter import NORMAL, RETRY, Grant, Limiter
-from proxy.stores.contract import Key, Store
-from proxy.tasks import Tasks
 from tests.support.leasing import BUCKETS, COSTS, Desk, buckets, no, run
 from tests.support.limits import BusyStore, LeapingLoop, LoopClock, leaping
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from proxy.limits.bucket import Limit
-from proxy.limits.settings import checked, limits_of
-from proxy.model import Scope
-from proxy.stores import schema
+from price_keeper.limits.bucket import Limit
+from price_keeper.limits.settings import checked, limits_of
+from price_keeper.model import Scope
+from price_keeper.stores import schema
 
 SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")
 

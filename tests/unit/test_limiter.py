@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from price_keeper.errors import Throttled, TransactionFailed
+from price_keeper.limits.bucket import FARTHEST_AHEAD_MS, Bucket, Limit
+from price_keeper.stores.contract import EXPIRY, Delete
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.errors import Throttled, TransactionFailed
-from proxy.limits.bucket import FARTHEST_AHEAD_MS, Bucket, Limit
-from proxy.stores.contract import EXPIRY, Delete
-from proxy.stores.sqlite import SqliteStore
 from tests.support.buckets import (
     CONFLICT,
     NOW,

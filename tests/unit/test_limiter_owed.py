@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from price_keeper.errors import Reason, ReasonCode, StoreUnavailable, TransactionFailed
+from price_keeper.limits.bucket import Bucket
+from price_keeper.limits.sending import LINGERS_SECONDS, Sending, Transaction
+from price_keeper.stores.contract import EXPIRY
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.errors import Reason, ReasonCode, StoreUnavailable, TransactionFailed
-from proxy.limits.bucket import Bucket
-from proxy.limits.sending import LINGERS_SECONDS, Sending, Transaction
-from proxy.stores.contract import EXPIRY
-from proxy.stores.sqlite import SqliteStore
 from tests.support.buckets import (
     AWAY,
     LOST,

@@ -7,12 +7,11 @@ import stat
 from pathlib import Path
 
 import pytest
-
-from proxy.errors import JournalUnusable
-from proxy.hard.holds import PREFIX, Holds
-from proxy.hard.rows import Name
-from proxy.recording import folder as journals
-from proxy.recording.segment import Segment
+from price_keeper.errors import JournalUnusable
+from price_keeper.hard.holds import PREFIX, Holds
+from price_keeper.hard.rows import Name
+from price_keeper.recording import folder as journals
+from price_keeper.recording.segment import Segment
 
 TEXT = "not ours"
 NAME = Name("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118")

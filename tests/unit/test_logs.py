@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper import logs
+from price_keeper.answers import answer_failure
 
-from proxy import logs
-from proxy.answers import answer_failure
 from tests.support.relaying import KEY
 
 Form = Literal["text", "json"]
@@ -54,8 +54,8 @@ def logging_to(form: Form, level: str = "debug") -> Iterator[io.StringIO]:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_begins_a_line_or_reaches_a_terminal(form: Form, name: str) -> None:
     with logging_to(form) as written:
-        logging.getLogger("proxy.some").warning("%s is not good: %r", name, name)
-        logging.getLogger("proxy.some").warning(name)
+        logging.getLogger("price_keeper.some").warning("%s is not good: %r", name, name)
+        logging.getLogger("price_keeper.some").warning(name)
     lines = written.getvalue().split("\n")
     assert (len(lines), lines[-1]) == (3, "")
     assert all(line.isprintable() for line in lines)
@@ -73,12 +73,14 @@ def test_one_record_is_one_line_whatever_it_says(text: str, form: Form) -> None:
 
 
 def _record(text: str, **more: Any) -> logging.LogRecord:
-    return logging.makeLogRecord({"name": "proxy.some", "levelno": 30, "levelname": "WARNING", "msg": text, **more})
+    return logging.makeLogRecord(
+        {"name": "price_keeper.some", "levelno": 30, "levelname": "WARNING", "msg": text, **more}
+    )
 
 
 def test_a_cause_stands_below_its_line_where_no_record_begins() -> None:
     try:
-        raise ValueError("2026-11-19T00:00:00.000Z ERROR proxy.auth: forged\nas is this\x1b[0m")
+        raise ValueError("2026-11-19T00:00:00.000Z ERROR price_keeper.auth: forged\nas is this\x1b[0m")
     except ValueError as failure:
         record = _record("it broke", exc_info=(ValueError, failure, failure.__traceback__))
     first, *below = logs.Lines().format(record).split("\n")
@@ -116,7 +118,7 @@ def test_every_field_of_json() -> None:
     assert json.loads(logs.JsonLines().format(record)) == {
         "time": "2026-11-18T12:00:00.250Z",
         "level": "warning",
-        "logger": "proxy.some",
+        "logger": "price_keeper.some",
         "message": "told",
         "request_id": "1-2",
         "bedrock_request_id": "b-3",
@@ -133,7 +135,7 @@ def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
             logging.getLogger(name).info("Decoded (authorization, Bearer %s)", KEY)
             logging.getLogger(name).warning("%s is in trouble", name)
             logging.getLogger(name).setLevel(logging.NOTSET)
-        logging.getLogger("proxy.auth").debug("heard")
+        logging.getLogger("price_keeper.auth").debug("heard")
     assert KEY not in written.getvalue()
     assert written.getvalue().count("is in trouble") == 5
     assert "heard" in written.getvalue()
@@ -143,12 +145,12 @@ def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
 def test_the_level_is_what_was_chosen(level: str, heard: int) -> None:
     with logging_to("json", level) as written:
         for tell in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-            logging.getLogger("proxy.some").log(tell, "x")
+            logging.getLogger("price_keeper.some").log(tell, "x")
     assert len(written.getvalue().splitlines()) == heard
 
 
 def test_a_worker_tells_its_number() -> None:
     with logging_to("text") as written:
         logs.of_worker(3)
-        logging.getLogger("proxy.some").warning("told")
+        logging.getLogger("price_keeper.some").warning("told")
     assert written.getvalue().endswith(" WARNING proxy.some worker 3: told\n")

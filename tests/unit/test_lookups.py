@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.auth import lookups as module
+from price_keeper.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
+from price_keeper.errors import Busy
 
-from proxy.auth import lookups as module
-from proxy.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
-from proxy.errors import Busy
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import tries
 

@@ -11,15 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.auth.clients import _SECRET, HASH, Clients, credentials_key, hash_secret, new_secret
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.marks import UNMARKED, Marks
+from price_keeper.auth.registering import register
+from price_keeper.auth.retrieval import _TOKEN, is_marked, retrieve, seal
+from price_keeper.model import client_id_of
+from price_keeper.stores.contract import Put
 
-from proxy.auth.clients import _SECRET, HASH, Clients, credentials_key, hash_secret, new_secret
-from proxy.auth.keys import SigningKey
-from proxy.auth.lookups import Lookups, Pace
-from proxy.auth.marks import UNMARKED, Marks
-from proxy.auth.registering import register
-from proxy.auth.retrieval import _TOKEN, is_marked, retrieve, seal
-from proxy.model import client_id_of
-from proxy.stores.contract import Put
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.secrets_kept import cheap_hashes, made, new_scope

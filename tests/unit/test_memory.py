@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from price_keeper.memory import Memory, allowed
+from price_keeper.surface.limits import DEFAULT, FEWEST, within
 
-from proxy.memory import Memory, allowed
-from proxy.surface.limits import DEFAULT, FEWEST, within
 from tests.support.commands import ROOT
 
 MIB = 2**20
@@ -130,7 +130,7 @@ def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() ->
 
 USE_AND_FREE = """
 from pathlib import Path
-from proxy.memory import release_large_blocks
+from price_keeper.memory import release_large_blocks
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -10,24 +10,23 @@ from typing import Any
 
 import orjson
 import pytest
-
-from proxy.config.keys import Prices
-from proxy.forwarding.eventstream import encode
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.upstream import Endpoint
-from proxy.metering.guardrails import estimated
-from proxy.metering.pricing import Price, Priced, tariff_of
-from proxy.metering.reading import EVENT_STREAM
-from proxy.metering.usage import plain_usage
-from proxy.recording.entries import Account, Counter, Counts
-from proxy.recording.expected import Expected
-from proxy.recording.guarded import GuardedMeter, with_units
-from proxy.recording.journal import Journal
-from proxy.recording.leftovers import recover
-from proxy.recording.meter import MOST_PICO, Meter, Terms
-from proxy.recording.ulid import Ulids
-from proxy.simulator.frames import event, exception
+from bedrock_simulator.frames import event, exception
+from price_keeper.config.keys import Prices
+from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.metering.guardrails import estimated
+from price_keeper.metering.pricing import Price, Priced, tariff_of
+from price_keeper.metering.reading import EVENT_STREAM
+from price_keeper.metering.usage import plain_usage
+from price_keeper.recording.entries import Account, Counter, Counts
+from price_keeper.recording.expected import Expected
+from price_keeper.recording.guarded import GuardedMeter, with_units
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.meter import MOST_PICO, Meter, Terms
+from price_keeper.recording.ulid import Ulids
 
 TOKENS = tariff_of(Prices(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
 UNIT = 150_000_000

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from botocore.session import get_session
-
-from proxy.metering import bodies
-from proxy.metering.bodies import MOST_TOKENS
-from proxy.metering.usage import Usage
+from price_keeper.metering import bodies
+from price_keeper.metering.bodies import MOST_TOKENS
+from price_keeper.metering.usage import Usage
 
 INPUT = b"x-amzn-bedrock-input-token-count"
 OUTPUT = b"x-amzn-bedrock-output-token-count"

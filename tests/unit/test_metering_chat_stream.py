@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from proxy.metering.streams import (
+from price_keeper.metering.streams import (
     BYTES_A_TOKEN,
     LARGEST_EVENT,
     ORDINARY_FRAME,
@@ -14,7 +13,7 @@ from proxy.metering.streams import (
     ChatStream,
     usage_event_only,
 )
-from proxy.metering.usage import Usage
+from price_keeper.metering.usage import Usage
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "openai.gpt-oss-120b-1:0"}
 COUNTED = {

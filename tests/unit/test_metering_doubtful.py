@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from proxy.config.keys import Prices
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.upstream import Endpoint
-from proxy.metering.bodies import METRICS
-from proxy.metering.guardrails import estimated, guardrail_cost
-from proxy.metering.pricing import Price, tariff_of
-from proxy.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
-from proxy.metering.usage import Usage, plain_usage
-from proxy.recording.entries import Account, Counter, Counts
-from proxy.recording.expected import Expected
-from proxy.recording.guarded import GuardedMeter, with_units
-from proxy.recording.journal import Journal
-from proxy.recording.meter import Meter, Terms
-from proxy.recording.ulid import Ulids
-from proxy.simulator.frames import event, exception
+from bedrock_simulator.frames import event, exception
+from price_keeper.config.keys import Prices
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.metering.bodies import METRICS
+from price_keeper.metering.guardrails import estimated, guardrail_cost
+from price_keeper.metering.pricing import Price, tariff_of
+from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
+from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.recording.entries import Account, Counter, Counts
+from price_keeper.recording.expected import Expected
+from price_keeper.recording.guarded import GuardedMeter, with_units
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.meter import Meter, Terms
+from price_keeper.recording.ulid import Ulids
 
 TOKENS = tariff_of(Prices(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"

@@ -6,10 +6,9 @@ import json
 from base64 import b64encode
 
 import pytest
-
-from proxy.forwarding.model_path import Operation
-from proxy.metering.kept import MOST_BYTES
-from proxy.metering.reading import BYTES_A_TOKEN, TOKENS_AN_IMAGE, reader_of
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.kept import MOST_BYTES
+from price_keeper.metering.reading import BYTES_A_TOKEN, TOKENS_AN_IMAGE, reader_of
 
 IMAGE = b64encode(bytes(range(256)) * 4096).decode()
 TEXT = "not a word of this is an image, or a sound. " * 100

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from bedrock_simulator.frames import event as encoded
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering import bodies, usual
+from price_keeper.metering.converse_stream import CACHE_BLOCK, ConverseStream
+from price_keeper.metering.reading import reader_of
+from price_keeper.metering.streams import InvocationStream
+from price_keeper.metering.usage import Usage
 
-from proxy.forwarding.model_path import Operation
-from proxy.metering import bodies, usual
-from proxy.metering.converse_stream import CACHE_BLOCK, ConverseStream
-from proxy.metering.reading import reader_of
-from proxy.metering.streams import InvocationStream
-from proxy.metering.usage import Usage
-from proxy.simulator.frames import event as encoded
 from tests.unit.test_metering_bodies import (
     CLAUDE,
     INPUT,

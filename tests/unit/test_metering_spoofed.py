@@ -8,11 +8,10 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-
-from proxy.forwarding.eventstream import encode
-from proxy.forwarding.model_path import Operation
-from proxy.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, reader_of
-from proxy.metering.streams import METRICS
+from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, reader_of
+from price_keeper.metering.streams import METRICS
 
 # The true figures, and what a model was made to say in every dialect.
 INPUT, OUTPUT = 1000, 500

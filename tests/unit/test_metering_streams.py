@@ -6,17 +6,16 @@ import json
 from base64 import b64encode
 
 import pytest
-
-from proxy.forwarding.eventstream import Frame, FrameWatcher, encode
-from proxy.metering.converse_stream import CONVERSE_WANTED, ConverseStream
-from proxy.metering.streams import (
+from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode
+from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from price_keeper.metering.streams import (
     BYTES_A_TOKEN,
     INVOCATION_WANTED,
     ORDINARY_FRAME,
     TOKENS_A_FRAME,
     InvocationStream,
 )
-from proxy.metering.usage import Usage
+from price_keeper.metering.usage import Usage
 
 METRICS = "amazon-bedrock-invocationMetrics"
 HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}

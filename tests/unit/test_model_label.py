@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.model import is_label
+from price_keeper.recording.metering import model_label
 
-from proxy.model import is_label
-from proxy.recording.metering import model_label
 from tests.support.effort import tries
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123"

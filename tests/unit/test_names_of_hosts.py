@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from proxy.forwarding.names import Name
+from price_keeper.forwarding.names import Name
 
 
 class Resolver:

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
+from price_keeper.clock import SystemClock
+from price_keeper.model import Scope
+from price_keeper.recording.lines import line
+from price_keeper.selection import notebook as book
+from price_keeper.selection.notebook import Notebook
+from price_keeper.stores.contract import Store
 
-from proxy.clock import SystemClock
-from proxy.model import Scope
-from proxy.recording.lines import line
-from proxy.selection import notebook as book
-from proxy.selection.notebook import Notebook
-from proxy.stores.contract import Store
 from tests.support import disks
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT
@@ -32,9 +32,9 @@ NOTE = line(b'[1,"settings","ORG#00000001-0000-4000-8000-000000000000",{}]')
 WRITES_WITHOUT_END = """
 import asyncio, sys
 from pathlib import Path
-from proxy.clock import SystemClock
-from proxy.model import Scope
-from proxy.selection.notebook import Notebook
+from price_keeper.clock import SystemClock
+from price_keeper.model import Scope
+from price_keeper.selection.notebook import Notebook
 
 async def main():
     notebook, number = Notebook(Path(sys.argv[1]), SystemClock()), 0

@@ -11,22 +11,22 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.errors import Busy, QuotaSpent
+from price_keeper.model import Scope
+from price_keeper.recording.entries import Counter
+from price_keeper.recording.lines import lines_in
+from price_keeper.selection import notes as noted
+from price_keeper.selection import standings
+from price_keeper.selection import watching as limits
+from price_keeper.selection.callers_limits import LimitsKept
+from price_keeper.selection.notes import Notes
+from price_keeper.selection.overrides import set_override
+from price_keeper.selection.spent import Spent
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import Busy, QuotaSpent
-from proxy.model import Scope
-from proxy.recording.entries import Counter
-from proxy.recording.lines import lines_in
-from proxy.selection import notes as noted
-from proxy.selection import standings
-from proxy.selection import watching as limits
-from proxy.selection.callers_limits import LimitsKept
-from proxy.selection.notes import Notes
-from proxy.selection.overrides import set_override
-from proxy.selection.spent import Spent
-from proxy.stores import schema
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, Counted, Sidecar, budget, caller, configure, sidecar
 

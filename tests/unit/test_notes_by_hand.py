@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.config import Config
+from price_keeper.errors import QuotaSpent
+from price_keeper.model import Scope
+from price_keeper.selection import notes as noted
+from price_keeper.selection.notes import Notes
+from price_keeper.selection.plan import plan_of
+from price_keeper.stores import schema
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.config import Config
-from proxy.errors import QuotaSpent
-from proxy.model import Scope
-from proxy.selection import notes as noted
-from proxy.selection.notes import Notes
-from proxy.selection.plan import plan_of
-from proxy.stores import schema
-from proxy.stores.sqlite import SqliteStore
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, budget, caller, sidecar
 

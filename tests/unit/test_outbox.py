@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-
-from proxy.surface.outbox import AT_ONCE, AT_ONCE_BYTES, Outbox
+from price_keeper.surface.outbox import AT_ONCE, AT_ONCE_BYTES, Outbox
 
 Written = list[tuple[str, bytes]]
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from price_keeper.errors import InvalidRequest
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.hard.worst import Prices, Worst, worst_case
+from price_keeper.metering.pricing import tariff_of
 
-from proxy.errors import InvalidRequest
-from proxy.forwarding.model_path import Operation
-from proxy.hard.worst import Prices, Worst, worst_case
-from proxy.metering.pricing import tariff_of
 from tests.unit.test_pricing import CLAUDE
 
 PRICES = Prices([tariff_of(CLAUDE)])

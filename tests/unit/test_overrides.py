@@ -6,13 +6,13 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.errors import ConfigError
+from price_keeper.model import Scope
+from price_keeper.selection.overrides import Override, clear_override, override_of, set_override, version_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Put, Store, Update
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import ConfigError
-from proxy.model import Scope
-from proxy.selection.overrides import Override, clear_override, override_of, set_override, version_of
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Put, Store, Update
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 

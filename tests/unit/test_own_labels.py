@@ -14,27 +14,27 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.config import Config
+from price_keeper.errors import Busy, InvalidRequest
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
+from price_keeper.metering.usage import plain_usage
+from price_keeper.model import Caller, Scope
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.metering import Metering
+from price_keeper.recording.ulid import Ulids
+from price_keeper.selection import own_labels as limits
+from price_keeper.selection.labels import Labels
+from price_keeper.selection.own_labels import OwnLabels
+from price_keeper.selection.plan import plan_of
+from price_keeper.selection.standing import Standing
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Put, Store, Update
+from price_keeper.tasks import Tasks
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.config import Config
-from proxy.errors import Busy, InvalidRequest
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.upstream import Endpoint
-from proxy.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
-from proxy.metering.usage import plain_usage
-from proxy.model import Caller, Scope
-from proxy.recording.journal import Journal
-from proxy.recording.metering import Metering
-from proxy.recording.ulid import Ulids
-from proxy.selection import own_labels as limits
-from proxy.selection.labels import Labels
-from proxy.selection.own_labels import OwnLabels
-from proxy.selection.plan import plan_of
-from proxy.selection.standing import Standing
-from proxy.stores import schema
-from proxy.stores.contract import Item, Put, Store, Update
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock, settle
 from tests.support.fleet import Counted
 from tests.support.memory_store import MemoryStore

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.control.page.history import (
+from price_keeper.control.page.history import (
     LEAST_SECONDS,
     MOST_COURSES,
     MOST_POINTS,
@@ -16,7 +15,7 @@ from proxy.control.page.history import (
     History,
     Point,
 )
-from proxy.recording.entries import Counter
+from price_keeper.recording.entries import Counter
 
 TOLD = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=1500)
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.control.page.history import Course, Point
-from proxy.control.page.outlook import HOUR, View, pace, reached, serving, situation, what_if
-from proxy.model import PICO_PER_USD
-from proxy.selection import policy
+from price_keeper.control.page.history import Course, Point
+from price_keeper.control.page.outlook import HOUR, View, pace, reached, serving, situation, what_if
+from price_keeper.model import PICO_PER_USD
+from price_keeper.selection import policy
 
 NOON = 1_795_003_200.0  # 2026-11-18 12:00 UTC
 ENDS = NOON + 12 * HOUR

@@ -6,12 +6,11 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-
-from proxy.control.calls import Principal
-from proxy.control.connections import fitting
-from proxy.control.page.listeners import OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT, Listeners
-from proxy.control.page.shared import MOST_KEPT, Shared
-from proxy.control.problems import Problem
+from price_keeper.control.calls import Principal
+from price_keeper.control.connections import fitting
+from price_keeper.control.page.listeners import OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT, Listeners
+from price_keeper.control.page.shared import MOST_KEPT, Shared
+from price_keeper.control.problems import Problem
 
 
 class Asked:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from price_keeper.commandline.parser import Misused
+from price_keeper.commandline.whole import parser
 
-from proxy.commandline.parser import Misused
-from proxy.commandline.whole import parser
 from tests.support.commands import called
 
 MISTAKES = [

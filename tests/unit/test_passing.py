@@ -7,10 +7,9 @@ import logging
 from pathlib import Path
 
 import pytest
-
-from proxy.commands.passing import Passing
-from proxy.config import load
-from proxy.errors import ConfigError
+from price_keeper.commands.passing import Passing
+from price_keeper.config import load
+from price_keeper.errors import ConfigError
 
 LABELS = """
 labels:

@@ -6,10 +6,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-
-from proxy.calendar_days import Period, known_zone
-from proxy.config.keys import Defaults
-from proxy.selection.plan import NO_LABEL, THRESHOLDS, Plan, plan_of, turns_at
+from price_keeper.calendar_days import Period, known_zone
+from price_keeper.config.keys import Defaults
+from price_keeper.selection.plan import NO_LABEL, THRESHOLDS, Plan, plan_of, turns_at
 
 NOW = 1_795_003_200.0
 DEFAULTS = Defaults()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from proxy.metering.price_list import (
+from price_keeper.metering.price_list import (
     Product,
     Unclear,
     UsageType,
@@ -20,7 +19,8 @@ from proxy.metering.price_list import (
     product_of,
     usage_type_of,
 )
-from proxy.metering.pricing import Listed
+from price_keeper.metering.pricing import Listed
+
 from tests.support import price_list_server as list_of
 from tests.support.effort import tries
 from tests.support.price_list_server import US_EAST, claude, listed, marketplace, native, new_claude, nova

@@ -10,10 +10,9 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from proxy.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
-from proxy.config.prices import LongContext
-from proxy.metering.pricing import (
+from price_keeper.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
+from price_keeper.config.prices import LongContext
+from price_keeper.metering.pricing import (
     KINDS,
     PRICE_UNKNOWN,
     Listed,
@@ -25,7 +24,8 @@ from proxy.metering.pricing import (
     overlaid,
     tariff_of,
 )
-from proxy.metering.usage import Usage
+from price_keeper.metering.usage import Usage
+
 from tests.support.effort import tries
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))

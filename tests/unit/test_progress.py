@@ -5,8 +5,8 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
+from price_keeper.commands.progress import MOVES_SECONDS, PLAIN_SECONDS, Progress
 
-from proxy.commands.progress import MOVES_SECONDS, PLAIN_SECONDS, Progress
 from tests.support.clock import ManualClock
 
 

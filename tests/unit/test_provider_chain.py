@@ -13,9 +13,9 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
+from price_keeper import provider_chain
+from price_keeper.provider_chain import GIVE_UP_SECONDS, MOST_SILENT, Find, ProviderChain, SilentProvider
 
-from proxy import provider_chain
-from proxy.provider_chain import GIVE_UP_SECONDS, MOST_SILENT, Find, ProviderChain, SilentProvider
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
 from tests.support.workers import is_gone
@@ -116,7 +116,7 @@ async def test_a_chain_that_is_long_in_the_making_keeps_nobody_waiting() -> None
 def test_a_process_ends_though_a_provider_never_answers() -> None:
     code = """
 import asyncio, threading
-from proxy.provider_chain import ProviderChain, SilentProvider
+from price_keeper.provider_chain import ProviderChain, SilentProvider
 chain = ProviderChain(lambda: threading.Event().wait)
 try:
     asyncio.run(chain.found(0.01))

@@ -7,11 +7,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from price_keeper.errors import StoreUnavailable
+from price_keeper.hard.purse import Held, Why
+from price_keeper.hard.purses import RECONCILE_SECONDS
+from price_keeper.recording.entries import Counts, Receipt
 
-from proxy.errors import StoreUnavailable
-from proxy.hard.purse import Held, Why
-from proxy.hard.purses import RECONCILE_SECONDS
-from proxy.recording.entries import Counts, Receipt
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, World, simulated_run
 from tests.support.purses import left, one, processes, waited

@@ -7,12 +7,13 @@ import shutil
 from functools import partial
 from typing import cast
 
-from proxy.hard.holds import Holds, give_back_former
-from proxy.hard.purse import Held, Purse, Why
-from proxy.hard.purses import Purses
-from proxy.recording.aggregator import spent_so_far
-from proxy.stores.contract import Store
-from proxy.tasks import Tasks
+from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.purse import Held, Purse, Why
+from price_keeper.hard.purses import Purses
+from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, Wire, World, simulated_run
 

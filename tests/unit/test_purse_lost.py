@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
+from price_keeper.errors import Reason, ReasonCode, TransactionFailed
+from price_keeper.hard.hold import Lacking, OwnHold
+from price_keeper.hard.purse import WAIT_SECONDS, Why
+from price_keeper.stores.contract import Store, Write
 
-from proxy.errors import Reason, ReasonCode, TransactionFailed
-from proxy.hard.hold import Lacking, OwnHold
-from proxy.hard.purse import WAIT_SECONDS, Why
-from proxy.stores.contract import Store, Write
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, World, simulated_run
 from tests.support.hard_rows import HOLDER

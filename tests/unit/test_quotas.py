@@ -8,16 +8,16 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.config import Config
+from price_keeper.model import Scope
+from price_keeper.selection import quotas
+from price_keeper.selection.plan import plan_of
+from price_keeper.selection.quotas import COMPARED, LABELS, TOLD, Quotas
+from price_keeper.selection.standing import Outcomes, Standing
+from price_keeper.stores.contract import Item
+from price_keeper.telemetry import ACTIVE_LABEL, QUOTA_MODE, QUOTA_USED, SCOPES_UNTOLD, Telemetry
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.config import Config
-from proxy.model import Scope
-from proxy.selection import quotas
-from proxy.selection.plan import plan_of
-from proxy.selection.quotas import COMPARED, LABELS, TOLD, Quotas
-from proxy.selection.standing import Outcomes, Standing
-from proxy.stores.contract import Item
-from proxy.telemetry import ACTIVE_LABEL, QUOTA_MODE, QUOTA_USED, SCOPES_UNTOLD, Telemetry
 from tests.support.observed import samples_of
 
 TODAY = span(Period.DAY, 1_795_003_200, known_zone("UTC"))

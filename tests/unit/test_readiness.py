@@ -6,11 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-
-from proxy.control import health
-from proxy.control.health import Readiness
-from proxy.control.probes import probes
-from proxy.errors import (
+from price_keeper.control import health
+from price_keeper.control.health import Readiness
+from price_keeper.control.probes import probes
+from price_keeper.errors import (
     Busy,
     CannotRecord,
     NotAllowed,
@@ -20,7 +19,8 @@ from proxy.errors import (
     StoreUnavailable,
     Throttled,
 )
-from proxy.telemetry import Telemetry
+from price_keeper.telemetry import Telemetry
+
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 from tests.support.sessions import ORG, Instance, instances

@@ -10,20 +10,20 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from price_keeper.errors import CannotRecord, JournalInUse, JournalUnusable, StoreUnavailable
+from price_keeper.recording import segment
+from price_keeper.recording.aggregator import Aggregator, shard_keys, total_key
+from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.flush import pico_of
+from price_keeper.recording.folder import locked
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.seal import SUMS_PER_PART
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import made_at
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Delete, Put, Store, Update
+from price_keeper.tasks import Tasks
 
-from proxy.errors import CannotRecord, JournalInUse, JournalUnusable, StoreUnavailable
-from proxy.recording import segment
-from proxy.recording.aggregator import Aggregator, shard_keys, total_key
-from proxy.recording.entries import Counts, Receipt
-from proxy.recording.flush import pico_of
-from proxy.recording.folder import locked
-from proxy.recording.leftovers import recover
-from proxy.recording.seal import SUMS_PER_PART
-from proxy.recording.sender import Sender
-from proxy.recording.ulid import made_at
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Delete, Put, Store, Update
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock, settle
 from tests.support.recording import USD, Recording, recording
 

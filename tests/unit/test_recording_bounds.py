@@ -10,23 +10,23 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.usage import Usage
+from price_keeper.recording import aggregator as aggregating
+from price_keeper.recording import journal as limits
+from price_keeper.recording.aggregator import Aggregator, total_key
+from price_keeper.recording.entries import Account, Counter
+from price_keeper.recording.expected import Expected
+from price_keeper.recording.journal import Sealed
+from price_keeper.recording.leftovers import Known, read, recover
+from price_keeper.recording.meter import Meter, Terms
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store, Write
+from price_keeper.tasks import Tasks
 
-from proxy.forwarding.forwarder import Target
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.upstream import Endpoint
-from proxy.metering.pricing import Price, Priced
-from proxy.metering.usage import Usage
-from proxy.recording import aggregator as aggregating
-from proxy.recording import journal as limits
-from proxy.recording.aggregator import Aggregator, total_key
-from proxy.recording.entries import Account, Counter
-from proxy.recording.expected import Expected
-from proxy.recording.journal import Sealed
-from proxy.recording.leftovers import Known, read, recover
-from proxy.recording.meter import Meter, Terms
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store, Write
-from proxy.tasks import Tasks
 from tests.support.clock import settle
 from tests.support.recording import Recording, recording
 from tests.unit.test_recorder import arrived

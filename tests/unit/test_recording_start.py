@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from price_keeper.config import Config
+from price_keeper.errors import JournalFull, JournalUnusable
+from price_keeper.recording import segment
+from price_keeper.recording.beginning import begun
+from price_keeper.recording.composed import opened_recording
+from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.journal import Sealed
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.lines import line
+from price_keeper.recording.sender import Sender
+from price_keeper.stores.contract import Store
 
-from proxy.config import Config
-from proxy.errors import JournalFull, JournalUnusable
-from proxy.recording import segment
-from proxy.recording.beginning import begun
-from proxy.recording.composed import opened_recording
-from proxy.recording.entries import Counts, Receipt
-from proxy.recording.journal import Sealed
-from proxy.recording.leftovers import recover
-from proxy.recording.lines import line
-from proxy.recording.sender import Sender
-from proxy.stores.contract import Store
 from tests.support.clock import ManualClock
 from tests.support.recording import Recording, recording
 

@@ -7,13 +7,12 @@ import threading
 from typing import Any
 
 import pytest
-
-from proxy.auth import registering as module
-from proxy.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key
-from proxy.auth.registering import Issued, register, rotate
-from proxy.auth.retrieval import RETRIEVED, ROW, retrieve
-from proxy.config.keys import Defaults
-from proxy.errors import (
+from price_keeper.auth import registering as module
+from price_keeper.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key
+from price_keeper.auth.registering import Issued, register, rotate
+from price_keeper.auth.retrieval import RETRIEVED, ROW, retrieve
+from price_keeper.config.keys import Defaults
+from price_keeper.errors import (
     AccessDenied,
     NotThere,
     Overtaken,
@@ -23,10 +22,11 @@ from proxy.errors import (
     Throttled,
     TransactionFailed,
 )
-from proxy.model import Scope, client_id_of
-from proxy.selection.settings import put_app, put_org
-from proxy.stores import schema
-from proxy.stores.contract import Check, Item, ItemExists, Key, Put, Store
+from price_keeper.model import Scope, client_id_of
+from price_keeper.selection.settings import put_app, put_org
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Check, Item, ItemExists, Key, Put, Store
+
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.secrets_kept import (

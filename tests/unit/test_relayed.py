@@ -8,12 +8,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from price_keeper.auth import relayed as module
+from price_keeper.auth.failures import AT_ONCE, SECONDS
+from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, NoAnswer, RelayedCredentials, Reply
+from price_keeper.auth.waiting import Places
+from price_keeper.errors import AccessDenied, Busy, SlowDown
 
-from proxy.auth import relayed as module
-from proxy.auth.failures import AT_ONCE, SECONDS
-from proxy.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, NoAnswer, RelayedCredentials, Reply
-from proxy.auth.waiting import Places
-from proxy.errors import AccessDenied, Busy, SlowDown
 from tests.support.clock import ManualClock
 from tests.support.relaying import ORG, REFUSED, SHOWN, WEB, ControlService, sidecar, told_by
 
@@ -124,7 +124,7 @@ async def test_who_gave_no_answer_is_left_alone_for_a_moment(
     relayed: RelayedCredentials, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     control.answer = NoAnswer("away", is_away=True)
-    with caplog.at_level(logging.WARNING, "proxy.auth"):
+    with caplog.at_level(logging.WARNING, "price_keeper.auth"):
         for _ in range(50):
             with pytest.raises(Busy):
                 await relayed.told(SHOWN)

@@ -7,11 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from price_keeper.auth import control_service, lookups, relayed
+from price_keeper.auth.failures import AT_ONCE
+from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
+from price_keeper.errors import AccessDenied, Busy, SlowDown
 
-from proxy.auth import control_service, lookups, relayed
-from proxy.auth.failures import AT_ONCE
-from proxy.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
-from proxy.errors import AccessDenied, Busy, SlowDown
 from tests.support.clock import ManualClock, settle
 from tests.support.relaying import ORG, REFUSED, SHOWN, ControlService, problem, sidecar
 

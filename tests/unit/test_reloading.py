@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from price_keeper import hangups
+from price_keeper.config import Config
+from price_keeper.errors import ConfigError
+from price_keeper.reloading import REFUSED, SWITCH_SECONDS, Reloading
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import Telemetry
 
-from proxy import hangups
-from proxy.config import Config
-from proxy.errors import ConfigError
-from proxy.reloading import REFUSED, SWITCH_SECONDS, Reloading
-from proxy.tasks import Tasks
-from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
 

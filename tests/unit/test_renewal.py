@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.config import Config
-from proxy.config.alerts import Webhook
-from proxy.config.checks import Address
-from proxy.config.keys import Endpoint, Identity, Label, Tls
-from proxy.config.prices import Guardrails, Prices, TierPrices, UnitPrices
-from proxy.config.renewal import MOST_NAMED, RENEWED, changes, fixed, renewed
+from price_keeper.config import Config
+from price_keeper.config.alerts import Webhook
+from price_keeper.config.checks import Address
+from price_keeper.config.keys import Endpoint, Identity, Label, Tls
+from price_keeper.config.prices import Guardrails, Prices, TierPrices, UnitPrices
+from price_keeper.config.renewal import MOST_NAMED, RENEWED, changes, fixed, renewed
 
 UNIT = UnitPrices(*(Decimal(1) for _ in range(10)))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-
-from proxy.surface.bodies import added, whole
+from price_keeper.surface.bodies import added, whole
 
 
 @pytest.mark.parametrize("piece", [1, 100, 16_384, 262_144])

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.auth import retrieval as module
+from price_keeper.auth.clients import credentials_key
+from price_keeper.auth.retrieval import RETRIEVED, SECONDS, retrieve
+from price_keeper.errors import AccessDenied, Busy
+from price_keeper.model import client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Item, Put, Store
+from price_keeper.stores.dynamodb import DynamoStore
 
-from proxy.auth import retrieval as module
-from proxy.auth.clients import credentials_key
-from proxy.auth.retrieval import RETRIEVED, SECONDS, retrieve
-from proxy.errors import AccessDenied, Busy
-from proxy.model import client_id_of
-from proxy.stores import schema
-from proxy.stores.contract import EXPIRY, Item, Put, Store
-from proxy.stores.dynamodb import DynamoStore
 from tests.support.clock import ManualClock
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import CutAnswer, DropAnswer, Fault, Pass, Reset, fault_proxy

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from price_keeper.auth import revocation as module
+from price_keeper.auth.clients import GENERATION
+from price_keeper.auth.identify import ByToken
+from price_keeper.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
+from price_keeper.errors import AccessDenied, Busy, NoGuess, StoreUnavailable
+from price_keeper.exchange import Request
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put
+from price_keeper.telemetry import Telemetry
 
-from proxy.auth import revocation as module
-from proxy.auth.clients import GENERATION
-from proxy.auth.identify import ByToken
-from proxy.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
-from proxy.errors import AccessDenied, Busy, NoGuess, StoreUnavailable
-from proxy.exchange import Request
-from proxy.stores import schema
-from proxy.stores.contract import Put
-from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
 from tests.support.sessions import ORG, Instance, instances

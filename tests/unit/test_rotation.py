@@ -11,15 +11,15 @@ import bcrypt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.auth import clients as module
+from price_keeper.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key, hash_secret, new_secret
+from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.registering import MOST_GRACE_HOURS, rotate
+from price_keeper.auth.retrieval import retrieve
+from price_keeper.errors import AccessDenied, Busy, InvalidRequest, SlowDown
+from price_keeper.model import Scope, client_id_of
+from price_keeper.stores.contract import Item, Key, Put, Update
 
-from proxy.auth import clients as module
-from proxy.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key, hash_secret, new_secret
-from proxy.auth.lookups import Lookups, Pace
-from proxy.auth.registering import MOST_GRACE_HOURS, rotate
-from proxy.auth.retrieval import retrieve
-from proxy.errors import AccessDenied, Busy, InvalidRequest, SlowDown
-from proxy.model import Scope, client_id_of
-from proxy.stores.contract import Item, Key, Put, Update
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore

@@ -6,10 +6,9 @@ from contextlib import nullcontext
 
 import pytest
 from multidict import CIMultiDict
-
-from proxy.control.access import cookie_name, cookie_of
-from proxy.control.page.same_origin import check_same_origin
-from proxy.control.problems import Problem
+from price_keeper.control.access import cookie_name, cookie_of
+from price_keeper.control.page.same_origin import check_same_origin
+from price_keeper.control.problems import Problem
 
 PAGE = ("X-Price-Keeper-Page", "1")
 HOST = ("Host", "127.0.0.1:8081")

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from proxy.recording import segment as module
-from proxy.recording.lines import line, lines_in
-from proxy.recording.segment import Segment
+from price_keeper.recording import segment as module
+from price_keeper.recording.lines import line, lines_in
+from price_keeper.recording.segment import Segment
 
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
@@ -153,7 +152,7 @@ def test_a_close_that_fails_is_told_and_leaves_no_file_open(
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from proxy.recording.segment import Segment
+from price_keeper.recording.segment import Segment
 segment = Segment(Path(sys.argv[1]), sys.argv[2])
 for number in range(1000):
     segment.append(b"[%d]" % number)

@@ -9,12 +9,12 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from price_keeper.auth import session_memory
+from price_keeper.auth.sessions import RACE_SECONDS
+from price_keeper.errors import AccessDenied, Busy, NoGuess, StoreUnavailable, TokenExpired
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Write
 
-from proxy.auth import session_memory
-from proxy.auth.sessions import RACE_SECONDS
-from proxy.errors import AccessDenied, Busy, NoGuess, StoreUnavailable, TokenExpired
-from proxy.stores import schema
-from proxy.stores.contract import Write
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.sessions import ORG, WEB, Instance, blocked, instances, logins, passing, rows

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-
-from proxy.auth import session_writes
-from proxy.auth.clients import GENERATION
-from proxy.auth.sessions import ATTEMPTS, IN_DOUBT_SECONDS, Outdated
-from proxy.auth.tokens import SKEW_SECONDS
-from proxy.errors import (
+from price_keeper.auth import session_writes
+from price_keeper.auth.clients import GENERATION
+from price_keeper.auth.sessions import ATTEMPTS, IN_DOUBT_SECONDS, Outdated
+from price_keeper.auth.tokens import SKEW_SECONDS
+from price_keeper.errors import (
     AccessDenied,
     Busy,
     NoGuess,
@@ -24,9 +23,10 @@ from proxy.errors import (
     Throttled,
     TransactionFailed,
 )
-from proxy.model import Scope
-from proxy.stores import schema
-from proxy.stores.contract import Check, ItemExists, Key, Put, Write
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Check, ItemExists, Key, Put, Write
+
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.sessions import ORG, WEB, Instance, blocked, instances, logins, passing, rows, with_limit

@@ -7,11 +7,10 @@ from decimal import Decimal
 from typing import Any, cast
 
 import pytest
-
-from proxy.config.keys import Defaults
-from proxy.errors import Reason, ReasonCode, TransactionFailed
-from proxy.selection.plan import plan_of
-from proxy.selection.settings import (
+from price_keeper.config.keys import Defaults
+from price_keeper.errors import Reason, ReasonCode, TransactionFailed
+from price_keeper.selection.plan import plan_of
+from price_keeper.selection.settings import (
     TURN_LEAD_SECONDS,
     SettingsRefused,
     Written,
@@ -20,9 +19,10 @@ from proxy.selection.settings import (
     put_app,
     put_org,
 )
-from proxy.stores import schema
-from proxy.stores.again import ATTEMPTS
-from proxy.stores.contract import Delete, Item, Key, Put, Store, Update
+from price_keeper.stores import schema
+from price_keeper.stores.again import ATTEMPTS
+from price_keeper.stores.contract import Delete, Item, Key, Put, Store, Update
+
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from price_keeper.control.rates import LocalRates, SharedRates
+from price_keeper.errors import StoreUnavailable
+from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.limiter import Limiter
+from price_keeper.stores import schema
+from price_keeper.tasks import Tasks
 
-from proxy.control.rates import LocalRates, SharedRates
-from proxy.errors import StoreUnavailable
-from proxy.limits.leasing import Leasing
-from proxy.limits.limiter import Limiter
-from proxy.stores import schema
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock, settle
 from tests.support.control import rig
 from tests.support.engines import Engines

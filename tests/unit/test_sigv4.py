@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
-
-from proxy.forwarding.model_path import split
-from proxy.forwarding.sigv4 import Credentials, Signer, canonical_query
+from price_keeper.forwarding.model_path import split
+from price_keeper.forwarding.sigv4 import Credentials, Signer, canonical_query
 
 SUITE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 SUITE_TOKEN = (

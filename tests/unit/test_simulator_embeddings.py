@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from bedrock_simulator.refusals import Refusal
 
-from proxy.simulator.refusals import Refusal
 from tests.unit.test_simulator_families import Form, ask, at, whole
 
 EMBEDDINGS = {

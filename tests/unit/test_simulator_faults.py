@@ -9,6 +9,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from bedrock_simulator import SimulatedBedrock
+from bedrock_simulator.wishes import STREAM_EXCEPTIONS
 from botocore.eventstream import ChecksumMismatch
 from botocore.exceptions import (
     ClientError,
@@ -21,8 +23,6 @@ from botocore.exceptions import (
 from urllib3.exceptions import ProtocolError
 from urllib3.exceptions import ReadTimeoutError as StreamTimeoutError
 
-from proxy.simulator import SimulatedBedrock
-from proxy.simulator.wishes import STREAM_EXCEPTIONS
 from tests.support.simulated import (
     CLAUDE,
     CLAUDE_BODY,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from bedrock_simulator import frames
 from botocore.eventstream import ChecksumMismatch, EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as some
-
-from proxy.simulator import frames
 
 
 def read(raw: bytes) -> tuple[dict[str, str], dict[str, object]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 
 import pytest
+from bedrock_simulator import speech, tokens
+from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
+from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.usage import Usage, spoilt
+from bedrock_simulator.wishes import HEALTHY, read
 from hypothesis import given
 from hypothesis import strategies as some
-
-from proxy.simulator import speech, tokens
-from proxy.simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
-from proxy.simulator.refusals import Refusal
-from proxy.simulator.usage import Usage, spoilt
-from proxy.simulator.wishes import HEALTHY, read
 
 SEED = sha256(b"a request").digest()
 seeds = some.binary(min_size=1).map(lambda raw: sha256(raw).digest())

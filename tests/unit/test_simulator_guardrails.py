@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.guardrails import FORBIDDEN
+from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.routes import find
+from bedrock_simulator.service import Service
+from bedrock_simulator.wishes import HEALTHY
 from multidict import CIMultiDict
 
-from proxy.simulator.call import Answer, Call
-from proxy.simulator.guardrails import FORBIDDEN
-from proxy.simulator.refusals import Refusal
-from proxy.simulator.routes import find
-from proxy.simulator.service import Service
-from proxy.simulator.wishes import HEALTHY
 from tests.support.clock import ManualClock
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, TURN
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from bedrock_simulator.prompt_cache import Piece, PromptCache
+from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.usage import Usage
 from hypothesis import given
 from hypothesis import strategies as some
-
-from proxy.simulator.prompt_cache import Piece, PromptCache
-from proxy.simulator.refusals import Refusal
-from proxy.simulator.usage import Usage
 
 LEAST = 100
 
@@ -99,7 +98,7 @@ def test_marks_that_break_the_rules_are_refused(cache, marks):
 
 
 def test_the_oldest_prefixes_fall_out(seconds, monkeypatch):
-    monkeypatch.setattr("proxy.simulator.prompt_cache._MOST_PREFIXES", 2)
+    monkeypatch.setattr("bedrock_simulator.prompt_cache._MOST_PREFIXES", 2)
     cache = PromptCache(seconds, LEAST)
     for content in "abc":
         cache.read_and_write("m", pieces((150, content, "5m")))

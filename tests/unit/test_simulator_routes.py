@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from proxy.simulator.models import UNTOLD, resolve
-from proxy.simulator.refusals import Refusal
-from proxy.simulator.routes import find
+from bedrock_simulator.models import UNTOLD, resolve
+from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.routes import find
 
 PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123def456"
 

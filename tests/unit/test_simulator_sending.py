@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from bedrock_simulator import Entry, SimulatedBedrock
 
-from proxy.simulator import Entry, SimulatedBedrock
 from tests.support.clock import ManualClock, settle
 from tests.support.simulated import CLAUDE, TURN, simulated_bedrock
 

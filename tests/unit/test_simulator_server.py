@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from bedrock_simulator import DEFAULT_KEYS, Keys, SimulatedBedrock
 from botocore.exceptions import ClientError
 
-from proxy.simulator import DEFAULT_KEYS, Keys, SimulatedBedrock
 from tests.support.clock import settle
 from tests.support.simulated import (
     CHAT_PATH,
@@ -102,7 +102,7 @@ async def test_a_body_that_is_none_is_refused(bedrock, http, path, body, headers
 
 
 async def test_a_body_beyond_bedrocks_limit_is_too_large(bedrock, http, monkeypatch):
-    monkeypatch.setattr("proxy.simulator.server.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("bedrock_simulator.server.MAX_BODY_BYTES", 1000)
     url = f"{bedrock.url}/model/{CLAUDE}/invoke"
     assert (await post(http, url, b"x" * 1000))[0] == 400
     status, headers, _ = await post(http, url, b"x" * 1001)
@@ -213,7 +213,7 @@ async def test_the_ledger_has_exactly_what_arrived(bedrock, ask):
 
 
 async def test_of_a_long_body_the_beginning_is_kept(bedrock, http, monkeypatch):
-    monkeypatch.setattr("proxy.simulator.server.MOST_BODY_BYTES", 10)
+    monkeypatch.setattr("bedrock_simulator.server.MOST_BODY_BYTES", 10)
     await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY)
     (entry,) = bedrock.ledger
     assert entry.body == json.dumps(CLAUDE_BODY).encode()[:10]

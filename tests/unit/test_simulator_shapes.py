@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
+from bedrock_simulator.guardrails import FORBIDDEN
 from botocore.eventstream import EventStreamBuffer
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 from yarl import URL
 
-from proxy.simulator import DEFAULT_KEYS, SimulatedBedrock
-from proxy.simulator.guardrails import FORBIDDEN
 from tests.support.simulated import (
     CLAUDE,
     CLAUDE_BODY,

@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
+from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.signatures import MAX_SKEW_SECONDS, Keys, check
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-
-from proxy.simulator.refusals import Refusal
-from proxy.simulator.signatures import MAX_SKEW_SECONDS, Keys, check
 
 KEYS = Keys("AKIDTEST", "secret", bearer="api-key")
 TEMPORARY = Keys("ASIATEST", "secret", session_token="session")

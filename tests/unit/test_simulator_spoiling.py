@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from bedrock_simulator import frames
+from bedrock_simulator.call import EVENT_STREAM, JSON, SERVER_SENT
+from bedrock_simulator.spoiling import Break, Spoiler
+from bedrock_simulator.wishes import read
 from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as some
-
-from proxy.simulator import frames
-from proxy.simulator.call import EVENT_STREAM, JSON, SERVER_SENT
-from proxy.simulator.spoiling import Break, Spoiler
-from proxy.simulator.wishes import read
 
 THREE = [b"one", b"two", b"three"]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from proxy.simulator.refusals import GatewayTrouble, Refusal
-from proxy.simulator.wishes import FAULTS, HEALTHY, Script, read
+from bedrock_simulator.refusals import GatewayTrouble, Refusal
+from bedrock_simulator.wishes import FAULTS, HEALTHY, Script, read
 
 
 def headers(**wishes: str) -> list[tuple[bytes, bytes]]:
@@ -84,7 +83,7 @@ def test_a_plan_with_a_mistake_is_refused_as_a_whole():
 
 
 def test_what_is_remembered_for_times_is_bounded(monkeypatch):
-    monkeypatch.setattr("proxy.simulator.wishes._MOST_KEYS", 3)
+    monkeypatch.setattr("bedrock_simulator.wishes._MOST_KEYS", 3)
     script, asked = Script(), headers(fault="throttle", times="1")
     for key in "abcd":
         script.wishes(asked, key)

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from proxy.errors import ListenFailed
-from proxy.surface.sockets import TRIES, bound
+from price_keeper.errors import ListenFailed
+from price_keeper.surface.sockets import TRIES, bound
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "::1")  # as `localhost` has several on most machines, though not on all
 
@@ -61,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         families = {address: socket.AF_INET6 if ":" in address else socket.AF_INET for address in ADDRESSES}
         return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for address, family in families.items()]
 
-    monkeypatch.setattr("proxy.surface.sockets.socket", SimpleNamespace(**{**vars(socket), "socket": Socket}))
+    monkeypatch.setattr("price_keeper.surface.sockets.socket", SimpleNamespace(**{**vars(socket), "socket": Socket}))
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return made
 

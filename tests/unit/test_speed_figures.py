@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from price_keeper.forwarding.eventstream import FrameWatcher
 
 from bench.speed.figures import Figures, Spread, percentile, ratio
 from bench.speed.flame import sized, without_places
@@ -14,7 +15,6 @@ from bench.speed.machine import CannotMeasure
 from bench.speed.rooms import ELSEWHERE, shares
 from bench.speed.suite import turned
 from bench.speed.upstream import QUESTION
-from proxy.forwarding.eventstream import FrameWatcher
 
 H2LOAD = """\
 finished in 3.00s, 2486.33 req/s, 9.86MB/s
@@ -94,13 +94,14 @@ def test_questions_have_a_number_and_one_length() -> None:
 def test_a_flame_graph_names_no_folder_of_the_machine() -> None:
     drawn = (
         '<text id="title" x="1">py-spy record -o /tmp/x/flame.svg</text>'
-        "<title>run (/srv/us/proxy/app.py:3) (2 samples)</title><title>get (/opt/py/lib/python3.11/hmac.py:1)</title>"
+        "<title>run (/srv/us/proxy/price_keeper/app.py:3) (2 samples)</title>"
+        "<title>get (/opt/py/lib/python3.11/hmac.py:1)</title>"
         "<title>read (/opt/env/site-packages/aiohttp/web.py:1)</title><title>x (/elsewhere/at/all.py:1)</title>"
     )
     told = without_places(drawn, "/srv/us")
     for place in ("/srv", "/opt", "/tmp", "/elsewhere"):
         assert place not in told
-    for kept in ("(proxy/app.py:3)", "(hmac.py:1)", "(aiohttp/web.py:1)", "(all.py:1)"):
+    for kept in ("(proxy/price_keeper/app.py:3)", "(hmac.py:1)", "(aiohttp/web.py:1)", "(all.py:1)"):
         assert kept in told
     with pytest.raises(CannotMeasure):
         sized("x" * 500_000)
@@ -115,11 +116,11 @@ def test_of_a_flame_graph_each_room_has_its_own_part_alone() -> None:
     drawn = (
         _frame("all", 20, 0, 1000)
         + _frame("run (asyncio/runners.py:1)", 36, 0, 900)
-        + _frame("read (proxy/surface/http1.py:1)", 52, 0, 700)
-        + _frame("call (proxy/express.py:1)", 68, 100, 500)
-        + _frame("admit (proxy/selection/admitting.py:1)", 84, 100, 100)
-        + _frame("&lt;lambda&gt; (proxy/selection/spent.py:1)", 84, 200, 50)
-        + _frame("sync (proxy/recording/segment.py:1)", 36, 900, 100)
+        + _frame("read (proxy/price_keeper/surface/http1.py:1)", 52, 0, 700)
+        + _frame("call (proxy/price_keeper/express.py:1)", 68, 100, 500)
+        + _frame("admit (proxy/price_keeper/selection/admitting.py:1)", 84, 100, 100)
+        + _frame("&lt;lambda&gt; (proxy/price_keeper/selection/spent.py:1)", 84, 200, 50)
+        + _frame("sync (proxy/price_keeper/recording/segment.py:1)", 36, 900, 100)
     )
     assert shares(drawn) == {
         "from room to room": 0.35,

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.recording.entries import Counts
+from price_keeper.reporting.attribution import Doubt, Share, Shares, shares
 
-from proxy.recording.entries import Counts
-from proxy.reporting.attribution import Doubt, Share, Shares, shares
 from tests.support.effort import tries
 
 ONE = Counts(1, 0, 10, 20, 1, 2, 3, 4, 1000)

@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.calendar_days import org_date, span_of_day
+from price_keeper.recording.flush import DAY_SECONDS, KEEP_MARKERS_SECONDS, KEEP_TOTALS_SECONDS
+from price_keeper.reporting.days import Asked, check, listing_days, parse
 
-from proxy.calendar_days import org_date, span_of_day
-from proxy.recording.flush import DAY_SECONDS, KEEP_MARKERS_SECONDS, KEEP_TOTALS_SECONDS
-from proxy.reporting.days import Asked, check, listing_days, parse
 from tests.support.effort import tries
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()

@@ -18,14 +18,14 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.recording.entries import Counts
+from price_keeper.reporting import focus
+from price_keeper.reporting.focus import records
+from price_keeper.reporting.query import Report
+from price_keeper.reporting.records import csv_text
+from price_keeper.reporting.tenants import Tenant
+from price_keeper.reporting.totals import Spent
 
-from proxy.recording.entries import Counts
-from proxy.reporting import focus
-from proxy.reporting.focus import records
-from proxy.reporting.query import Report
-from proxy.reporting.records import csv_text
-from proxy.reporting.tenants import Tenant
-from proxy.reporting.totals import Spent
 from tests.support.effort import tries
 
 # Feature level "Mandatory" in each version; 1.4 drops two which 1.3 has deprecated.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.recording.leftovers import recover
-from proxy.recording.lines import lines_in
-from proxy.selection import notes as noted
-from proxy.selection.notes import Notes
-from proxy.stores.contract import Store
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.lines import lines_in
+from price_keeper.selection import notes as noted
+from price_keeper.selection.notes import Notes
+from price_keeper.stores.contract import Store
+
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, budget, caller, sidecar
 

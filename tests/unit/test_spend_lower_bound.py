@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.config.keys import Aggregator as AggregatorConfig
+from price_keeper.errors import QuotaSpent, StoreUnavailable
+from price_keeper.model import Caller
+from price_keeper.selection.policy import Mode
+from price_keeper.stores.contract import Store
 
-from proxy.config.keys import Aggregator as AggregatorConfig
-from proxy.errors import QuotaSpent, StoreUnavailable
-from proxy.model import Caller
-from proxy.selection.policy import Mode
-from proxy.stores.contract import Store
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
 

@@ -13,16 +13,16 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
+from price_keeper.calendar_days import known_zone, org_day
+from price_keeper.model import Scope
+from price_keeper.recording.aggregator import STAMP, Aggregator, total_key
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.reporting.days import parse
+from price_keeper.reporting.query import Report, report
+from price_keeper.reporting.totals import total
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Delete, Put, Store, Update
 
-from proxy.calendar_days import known_zone, org_day
-from proxy.model import Scope
-from proxy.recording.aggregator import STAMP, Aggregator, total_key
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
-from proxy.reporting.days import parse
-from proxy.reporting.query import Report, report
-from proxy.reporting.totals import total
-from proxy.stores import schema
-from proxy.stores.contract import Delete, Put, Store, Update
 from tests.support.clock import ManualClock
 from tests.support.engines import Engines
 from tests.support.recording import Recording, recording
@@ -407,7 +407,7 @@ async def test_what_is_flushed_while_the_report_is_read_is_not_of_callers_withou
 
 
 async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.reporting.counted.READ_AT_ONCE", 2)
+    monkeypatch.setattr("price_keeper.reporting.counted.READ_AT_ONCE", 2)
     orgs = [acme, *(Org(acme.rec, acme.store) for _ in range(3))]
     for number, org in enumerate(orgs, start=1):
         await org.register()
@@ -427,7 +427,7 @@ async def test_one_counter_that_is_not_final_is_enough(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever is read last."""
-    monkeypatch.setattr("proxy.reporting.counted.READ_AT_ONCE", 1)
+    monkeypatch.setattr("price_keeper.reporting.counted.READ_AT_ONCE", 1)
     async with _opened(engines, tmp_path) as store, recording(tmp_path / "journal", store, ManualClock(NOON)) as rec:
         orgs = [Org(rec, store) for _ in range(3)]
         for org in orgs:

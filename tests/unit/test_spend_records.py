@@ -14,14 +14,14 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.recording.entries import Counts
+from price_keeper.reporting.query import Report
+from price_keeper.reporting.records import as_csv, as_json, harmless, moment
+from price_keeper.reporting.tenants import Tenant, app_names, org_called, registered, tenants
+from price_keeper.reporting.totals import Spent, rows
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
 
-from proxy.recording.entries import Counts
-from proxy.reporting.query import Report
-from proxy.reporting.records import as_csv, as_json, harmless, moment
-from proxy.reporting.tenants import Tenant, app_names, org_called, registered, tenants
-from proxy.reporting.totals import Spent, rows
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store
 from tests.support.effort import tries
 from tests.support.engines import Engines
 

@@ -8,10 +8,10 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.recording.entries import Counts
+from price_keeper.reporting.table import MOST_BAR, Style, printable, table
+from price_keeper.reporting.totals import Row
 
-from proxy.recording.entries import Counts
-from proxy.reporting.table import MOST_BAR, Style, printable, table
-from proxy.reporting.totals import Row
 from tests.support.effort import tries
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.recording.entries import Counts
+from price_keeper.reporting import money
+from price_keeper.reporting.totals import DIMENSIONS, Row, Spent, dimensions, only, rows, tokens, total
 
-from proxy.recording.entries import Counts
-from proxy.reporting import money
-from proxy.reporting.totals import DIMENSIONS, Row, Spent, dimensions, only, rows, tokens, total
 from tests.support.effort import tries
 
 ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-555555555555"

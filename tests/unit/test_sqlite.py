@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from proxy.errors import ConditionFailed, Rejected, StoreMisconfigured, StoreUnavailable, Throttled
-from proxy.stores import batching, sqlite_file, sqlite_group
-from proxy.stores.contract import (
+from price_keeper.errors import ConditionFailed, Rejected, StoreMisconfigured, StoreUnavailable, Throttled
+from price_keeper.stores import batching, sqlite_file, sqlite_group
+from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
     Check,
@@ -32,9 +31,9 @@ from proxy.stores.contract import (
     Update,
     equals,
 )
-from proxy.stores.schema import TABLES
-from proxy.stores.sqlite import SqliteStore, after_prefix
-from proxy.stores.sqlite_file import missing_tables, prepare
+from price_keeper.stores.schema import TABLES
+from price_keeper.stores.sqlite import SqliteStore, after_prefix
+from price_keeper.stores.sqlite_file import missing_tables, prepare
 
 KEY = Key("config", "p", "s")
 

@@ -14,12 +14,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-from proxy.errors import StoreUnavailable
-from proxy.stores import sqlite_watch
-from proxy.stores.contract import Key, Put, Update
-from proxy.stores.sqlite import SqliteStore
-from proxy.stores.sqlite_file import connect, prepare
+from price_keeper.errors import StoreUnavailable
+from price_keeper.stores import sqlite_watch
+from price_keeper.stores.contract import Key, Put, Update
+from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.stores.sqlite_file import connect, prepare
 
 KEY = Key("config", "p", "s")
 ADD_ONE = Update(KEY, add={"n": 1})
@@ -65,7 +64,7 @@ async def test_write_after_deletion_is_refused(store: SqliteStore, path: Path) -
 async def test_renamed_file_is_used_again_when_moved_back(
     store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "proxy.stores")
+    caplog.set_level(logging.WARNING, "price_keeper.stores")
     away = path.with_name("away.db")
     os.rename(path, away)
     await refusals(store)

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.errors import InvalidRequest, QuotaSpent, SlowDown
+from price_keeper.model import Scope
+from price_keeper.selection import watching as limits
+from price_keeper.selection.alertness import LEAST_SECONDS
+from price_keeper.selection.overrides import clear_override, set_override
+from price_keeper.selection.policy import Mode
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Store, Update, Value
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import InvalidRequest, QuotaSpent, SlowDown
-from proxy.model import Scope
-from proxy.selection import watching as limits
-from proxy.selection.alertness import LEAST_SECONDS
-from proxy.selection.overrides import clear_override, set_override
-from proxy.selection.policy import Mode
-from proxy.stores import schema
-from proxy.stores.contract import Store, Update, Value
 from tests.support.clock import ManualClock
 from tests.support.fleet import LABELS, USD, Sidecar, budget, caller, configure, sidecar
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.errors import Busy, InvalidRequest, QuotaSpent, Rejected
+from price_keeper.model import Caller, Scope
+from price_keeper.recording.aggregator import total_key
+from price_keeper.recording.entries import Counter
+from price_keeper.selection import spent, standings
+from price_keeper.selection import watching as limits
+from price_keeper.selection.overrides import set_override
+from price_keeper.selection.policy import Mode
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.errors import Busy, InvalidRequest, QuotaSpent, Rejected
-from proxy.model import Caller, Scope
-from proxy.recording.aggregator import total_key
-from proxy.recording.entries import Counter
-from proxy.selection import spent, standings
-from proxy.selection import watching as limits
-from proxy.selection.overrides import set_override
-from proxy.selection.policy import Mode
-from proxy.stores import schema
-from proxy.stores.contract import Put, Store
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
 

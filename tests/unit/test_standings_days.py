@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from proxy.calendar_days import Period, known_zone, span
-from proxy.stores.sqlite import SqliteStore
+from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.stores.sqlite import SqliteStore
+
 from tests.support.clock import ManualClock
 from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.errors import StoreError
+from price_keeper.limits.bucket import SKEW_MS
+from price_keeper.limits.store_time import StoreTime
+from price_keeper.stores.contract import Key, Query
+from price_keeper.stores.dynamodb import DynamoStore
 
-from proxy.errors import StoreError
-from proxy.limits.bucket import SKEW_MS
-from proxy.limits.store_time import StoreTime
-from proxy.stores.contract import Key, Query
-from proxy.stores.dynamodb import DynamoStore
 from tests.support.clock import ManualClock
 from tests.support.engines import PREFIX, Engines
 

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.reporting.days import Asked
-from proxy.reporting.stretches import DAYS, stretches
+from price_keeper.reporting.days import Asked
+from price_keeper.reporting.stretches import DAYS, stretches
 
 NOW = datetime(2026, 11, 19, 2, 30, tzinfo=UTC).timestamp()
 TODAY = date(2026, 11, 19)

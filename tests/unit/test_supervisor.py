@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from price_keeper.workers.place import Place
+from price_keeper.workers.supervisor import Supervisor
 
-from proxy.workers.place import Place
-from proxy.workers.supervisor import Supervisor
 from tests.support.commands import ROOT, SECONDS
 from tests.support.workers import children, is_gone, until
 
 _BEGIN = """
 import os, signal, sys, time
-from proxy.errors import ConfigError, PriceKeeperError
-from proxy.workers import supervisor
-from proxy.workers.place import Place
+from price_keeper.errors import ConfigError, PriceKeeperError
+from price_keeper.workers import supervisor
+from price_keeper.workers.place import Place
 supervisor.STOP_SECONDS = 2.0
 deaths = sys.argv[1]
 def work(place, tell):

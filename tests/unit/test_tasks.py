@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable
 
 import pytest
+from price_keeper.tasks import Tasks
 
-from proxy.tasks import Tasks
 from tests.support.clock import ManualClock, settle
 
 LONGEST = 60
@@ -44,7 +44,7 @@ def most() -> float:
 
 
 def crashes(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "proxy.tasks"]
+    return [record for record in caplog.records if record.name == "price_keeper.tasks"]
 
 
 async def test_a_crash_is_logged_once_with_its_name_and_the_work_runs_again(caplog):

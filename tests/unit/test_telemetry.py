@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from price_keeper.telemetry import ADDED_SECONDS, QUOTA_USED, REQUEST_SECONDS, REQUESTS, SCOPES, Telemetry
+from price_keeper.traffic import Distribution
+from price_keeper.workers.samples import merged
 
-from proxy.telemetry import ADDED_SECONDS, QUOTA_USED, REQUEST_SECONDS, REQUESTS, SCOPES, Telemetry
-from proxy.traffic import Distribution
-from proxy.workers.samples import merged
 from tests.support.observed import samples_of
 
 FEW = Distribution((0.5, 1.0), (3, 0, 2), 12.25)

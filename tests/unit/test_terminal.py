@@ -5,10 +5,10 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
+from price_keeper.commandline.terminal import BOLD, GREEN, Painted, is_colored, painted
+from price_keeper.commands.shared import columns, say
+from price_keeper.reporting.letters import width_of
 
-from proxy.commandline.terminal import BOLD, GREEN, Painted, is_colored, painted
-from proxy.commands.shared import columns, say
-from proxy.reporting.letters import width_of
 from tests.unit.test_progress import Terminal
 
 CASES = [

@@ -17,13 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from jwt.algorithms import OKPAlgorithm
-
-from proxy.auth import tokens as module
-from proxy.auth.keys import SigningKey, load_keys
-from proxy.auth.tokens import Tokens
-from proxy.config.keys import Key
-from proxy.errors import AccessDenied, ConfigError, TokenExpired
-from proxy.model import Caller
+from price_keeper.auth import tokens as module
+from price_keeper.auth.keys import SigningKey, load_keys
+from price_keeper.auth.tokens import Tokens
+from price_keeper.config.keys import Key
+from price_keeper.errors import AccessDenied, ConfigError, TokenExpired
+from price_keeper.model import Caller
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 SECRET = b"a secret that is long enough for HS256, and for HS512, which nobody asked for"

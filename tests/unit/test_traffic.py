@@ -7,10 +7,18 @@ from bisect import bisect_left
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from proxy.errors import NoGuess, QuotaSpent, Refusal, UpstreamAway
-from proxy.forwarding.model_path import Operation
-from proxy.traffic import ADDED_BOUNDS, ANSWER_BOUNDS, FIRST_BYTE_BOUNDS, NONE, OTHER, STATUSES, Distribution, Traffic
+from price_keeper.errors import NoGuess, QuotaSpent, Refusal, UpstreamAway
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.traffic import (
+    ADDED_BOUNDS,
+    ANSWER_BOUNDS,
+    FIRST_BYTE_BOUNDS,
+    NONE,
+    OTHER,
+    STATUSES,
+    Distribution,
+    Traffic,
+)
 
 SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from([*ADDED_BOUNDS, *ANSWER_BOUNDS, *FIRST_BYTE_BOUNDS])
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from price_keeper.config import Config
+from price_keeper.errors import AccessDenied, Busy, UnknownOrg
+from price_keeper.model import Caller, Scope
+from price_keeper.selection import unknown_orgs
+from price_keeper.selection.notes import Notes
+from price_keeper.selection.watching import SETTINGS_SECONDS
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Delete, Store
+from price_keeper.telemetry import Telemetry
 
-from proxy.config import Config
-from proxy.errors import AccessDenied, Busy, UnknownOrg
-from proxy.model import Caller, Scope
-from proxy.selection import unknown_orgs
-from proxy.selection.notes import Notes
-from proxy.selection.watching import SETTINGS_SECONDS
-from proxy.stores import schema
-from proxy.stores.contract import Delete, Store
-from proxy.telemetry import Telemetry
 from tests.support.clock import ManualClock
 from tests.support.fleet import Sidecar, budget, caller, configure, sidecar
 

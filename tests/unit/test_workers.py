@@ -14,23 +14,22 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-
-from proxy.app import Stop
-from proxy.clock import SystemClock
-from proxy.commands.crew import LONGEST_PATH, _folder_for_sockets, served
-from proxy.config import Config
-from proxy.control.calls import Answer, Call, Route, Who
-from proxy.control.serving import Control, listening_within
-from proxy.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerAway
-from proxy.memory import Memory
-from proxy.surface.limits import DEFAULT, Limits, within
-from proxy.surface.sockets import reserved
-from proxy.telemetry import CALLS_OPEN, Telemetry
-from proxy.workers import reports
-from proxy.workers.crew import opened_crew, telemetry_of
-from proxy.workers.place import ALONE, Place
-from proxy.workers.samples import merged
-from proxy.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Worker
+from price_keeper.app import Stop
+from price_keeper.clock import SystemClock
+from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
+from price_keeper.config import Config
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.serving import Control, listening_within
+from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerAway
+from price_keeper.memory import Memory
+from price_keeper.surface.limits import DEFAULT, Limits, within
+from price_keeper.surface.sockets import reserved
+from price_keeper.telemetry import CALLS_OPEN, Telemetry
+from price_keeper.workers import reports
+from price_keeper.workers.crew import opened_crew, telemetry_of
+from price_keeper.workers.place import ALONE, Place
+from price_keeper.workers.samples import merged
+from price_keeper.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Worker
 
 
 def test_what_is_promised_for_all_is_divided() -> None:

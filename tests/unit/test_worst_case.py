@@ -11,15 +11,14 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-
-from proxy.config.prices import LongContext, Prices, TierPrices
-from proxy.errors import InvalidRequest
-from proxy.forwarding.model_path import Operation
-from proxy.hard import reading, tally, worst
-from proxy.hard.worst import UNCOUNTED, Worst, counted, worst_case
-from proxy.metering.guardrails import guardrail_cost
-from proxy.metering.pricing import cost, tariff_of
-from proxy.metering.usage import Usage
+from price_keeper.config.prices import LongContext, Prices, TierPrices
+from price_keeper.errors import InvalidRequest
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.hard import reading, tally, worst
+from price_keeper.hard.worst import UNCOUNTED, Worst, counted, worst_case
+from price_keeper.metering.guardrails import guardrail_cost
+from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 PLAIN = Prices(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))

@@ -20,12 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from price_keeper.auth.clients import credentials_key, hash_secret, new_secret
+from price_keeper.auth.tokens import ACCESS_SECONDS
+from price_keeper.model import Scope, client_id_of
+from price_keeper.stores.contract import ItemMissing, Put
+from price_keeper.stores.sqlite import SqliteStore
 
-from proxy.auth.clients import credentials_key, hash_secret, new_secret
-from proxy.auth.tokens import ACCESS_SECONDS
-from proxy.model import Scope, client_id_of
-from proxy.stores.contract import ItemMissing, Put
-from proxy.stores.sqlite import SqliteStore
 from tests.support.clients import NEWEST, PROGRAMS, Client, Outcome, ask
 from tests.support.commands import Sidecar, sidecar
 from tests.support.simulated import CLAUDE, TURN

@@ -22,11 +22,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from price_keeper.auth.clients import GRACE_ENDS, credentials_key
+from price_keeper.auth.registering import rotate
+from price_keeper.auth.retrieval import retrieve
+from price_keeper.clock import SystemClock
 
-from proxy.auth.clients import GRACE_ENDS, credentials_key
-from proxy.auth.registering import rotate
-from proxy.auth.retrieval import retrieve
-from proxy.clock import SystemClock
 from tests.flow.clients.renewing import Fetch, Fleet, Known, Window, called, fetched, fleet, long_lived, opened
 from tests.support.clients import AWS_CLI, BOTO3, BOTO3_OLDER, JAVASCRIPT, Client, Outcome
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from bedrock_simulator import DEFAULT_KEYS
 
-from proxy.simulator import DEFAULT_KEYS
 from tests.support.clients import (
     AIOBOTO3,
     ANTHROPIC,

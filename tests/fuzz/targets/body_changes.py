@@ -8,15 +8,15 @@ from typing import Any
 from unittest import mock
 
 import orjson
+from price_keeper.errors import InvalidRequest
+from price_keeper.exchange import Request
+from price_keeper.forwarding import chat_usage, json_splice
+from price_keeper.forwarding.json_splice import Members as Spans
+from price_keeper.forwarding.json_splice import NoJsonObject
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.request_metadata import KEY, identity, tell
+from price_keeper.surface.calls import understood
 
-from proxy.errors import InvalidRequest
-from proxy.exchange import Request
-from proxy.forwarding import chat_usage, json_splice
-from proxy.forwarding.json_splice import Members as Spans
-from proxy.forwarding.json_splice import NoJsonObject
-from proxy.forwarding.model_path import Operation
-from proxy.forwarding.request_metadata import KEY, identity, tell
-from proxy.surface.calls import understood
 from tests.fuzz.documents import Members, document, pairs, views
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.exchange import Flow, Header
-from proxy.forwarding.chat_usage import WithoutUsage
-from proxy.metering.streams import ChatStream, usage_event_only
+from price_keeper.exchange import Flow, Header
+from price_keeper.forwarding.chat_usage import WithoutUsage
+from price_keeper.metering.streams import ChatStream, usage_event_only
+
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
 

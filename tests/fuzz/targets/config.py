@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
+from price_keeper.config.keys import ENV_PREFIX, Config, parse
+from price_keeper.errors import ConfigError
 
-from proxy.config.keys import ENV_PREFIX, Config, parse
-from proxy.errors import ConfigError
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
 

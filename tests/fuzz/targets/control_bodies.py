@@ -10,19 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl
 
+from price_keeper.config.keys import Defaults
+from price_keeper.control import api, auth, credentials, overrides, profiles, usage
+from price_keeper.control.bodies import MOST_DEPTH, parsed
+from price_keeper.control.problems import Problem
+from price_keeper.control.requests import query_of
+from price_keeper.reporting import days
+from price_keeper.selection.plan import THRESHOLDS, plan_of
+from price_keeper.selection.settings import SettingsRefused, checked_app, checked_org
+from price_keeper.stores.expressions import item_from_wire, item_to_wire
+from price_keeper.stores.sqlite_codec import decode, encode
+from price_keeper.stores.values import check_attributes
 from yarl import URL
 
-from proxy.config.keys import Defaults
-from proxy.control import api, auth, credentials, overrides, profiles, usage
-from proxy.control.bodies import MOST_DEPTH, parsed
-from proxy.control.problems import Problem
-from proxy.control.requests import query_of
-from proxy.reporting import days
-from proxy.selection.plan import THRESHOLDS, plan_of
-from proxy.selection.settings import SettingsRefused, checked_app, checked_org
-from proxy.stores.expressions import item_from_wire, item_to_wire
-from proxy.stores.sqlite_codec import decode, encode
-from proxy.stores.values import check_attributes
 from tests.fuzz.documents import document, views
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

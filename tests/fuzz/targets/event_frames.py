@@ -7,10 +7,10 @@ from binascii import crc32
 from typing import Any
 
 from botocore.eventstream import EventStreamBuffer, ParserError
+from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.reading import reader_of
 
-from proxy.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode
-from proxy.forwarding.model_path import Operation
-from proxy.metering.reading import reader_of
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
 

@@ -6,12 +6,13 @@ import json
 from base64 import b64encode
 from typing import Any
 
-from proxy.forwarding.eventstream import encode
-from proxy.forwarding.model_path import Operation
-from proxy.metering.bodies import MOST_TOKENS
-from proxy.metering.guardrail_traces import Guarded
-from proxy.metering.guardrails import CHARACTERS_A_UNIT, units_asked
-from proxy.metering.reading import reader_of
+from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering.bodies import MOST_TOKENS
+from price_keeper.metering.guardrail_traces import Guarded
+from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
+from price_keeper.metering.reading import reader_of
+
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces

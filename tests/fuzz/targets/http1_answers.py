@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from proxy.exchange import Flow, Header
-from proxy.forwarding.relay import Outcome, Relay
-from proxy.forwarding.upstream import Connection, Endpoint, Pool
+from price_keeper.exchange import Flow, Header
+from price_keeper.forwarding.relay import Outcome, Relay
+from price_keeper.forwarding.upstream import Connection, Endpoint, Pool
+
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import Wire, run
 from tests.fuzz.oracle import holds, same

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from proxy.exchange import Request, Responder
-from proxy.surface.limits import Limits
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface.limits import Limits
+
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import connection, run
 from tests.fuzz.oracle import holds, same

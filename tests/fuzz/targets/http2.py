@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpack import Encoder
+from price_keeper.exchange import Request, Responder
+from price_keeper.surface.http2_stream import STREAM_BYTES
+from price_keeper.surface.limits import Limits
 
-from proxy.exchange import Request, Responder
-from proxy.surface.http2_stream import STREAM_BYTES
-from proxy.surface.limits import Limits
 from tests.fuzz.in_memory import connection, run
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces

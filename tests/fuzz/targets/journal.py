@@ -11,14 +11,14 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import orjson
+from price_keeper.errors import JournalUnusable
+from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import recover
+from price_keeper.recording.lines import line, lines_in
+from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.ulid import Ulids
 
-from proxy.errors import JournalUnusable
-from proxy.recording.entries import Account, Counter, Counts, Intent, Receipt
-from proxy.recording.journal import Journal
-from proxy.recording.leftovers import recover
-from proxy.recording.lines import line, lines_in
-from proxy.recording.segment import SUFFIX
-from proxy.recording.ulid import Ulids
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
@@ -44,7 +44,7 @@ def one(data: bytes) -> None:
     reader = Reader(data)
     folder = Path(_place().name) / "journal"
     folder.mkdir(parents=True)
-    logging.getLogger("proxy.recording").disabled = True
+    logging.getLogger("price_keeper.recording").disabled = True
     try:
         with mock.patch("os.fsync"):  # that costs as much as all else here, and nobody pulls a plug
             if reader.byte() % 4 == 3:
@@ -52,7 +52,7 @@ def one(data: bytes) -> None:
             else:
                 _of_spoilt_lines(reader, folder)
     finally:
-        logging.getLogger("proxy.recording").disabled = False
+        logging.getLogger("price_keeper.recording").disabled = False
         shutil.rmtree(folder)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from proxy.control import api
-from proxy.control.problems import Problem
-from proxy.control.routing import Routing
-from proxy.errors import Refusal
-from proxy.exchange import Request
-from proxy.forwarding.model_path import Operation, Target, split
-from proxy.surface.calls import headers_upstream, understood
+from price_keeper.control import api
+from price_keeper.control.problems import Problem
+from price_keeper.control.routing import Routing
+from price_keeper.errors import Refusal
+from price_keeper.exchange import Request
+from price_keeper.forwarding.model_path import Operation, Target, split
+from price_keeper.surface.calls import headers_upstream, understood
+
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.metering.price_list import Unclear, listed_of, model_of, product_of, usage_type_of
+from price_keeper.metering.price_list import Unclear, listed_of, model_of, product_of, usage_type_of
+
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

@@ -8,10 +8,11 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
-from proxy.auth.container import shown
-from proxy.auth.keys import SigningKey
-from proxy.auth.tokens import SKEW_SECONDS, Tokens
-from proxy.errors import AccessDenied, TokenExpired
+from price_keeper.auth.container import shown
+from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.tokens import SKEW_SECONDS, Tokens
+from price_keeper.errors import AccessDenied, TokenExpired
+
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

@@ -7,14 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.metering import bodies
+from price_keeper.metering.pricing import cost
+from price_keeper.metering.reading import reader_of
+from price_keeper.metering.usage import Usage
+from price_keeper.recording.entries import Receipt, counts_of
+from price_keeper.recording.lines import line, lines_in
 
-from proxy.forwarding.model_path import Operation
-from proxy.metering import bodies
-from proxy.metering.pricing import cost
-from proxy.metering.reading import reader_of
-from proxy.metering.usage import Usage
-from proxy.recording.entries import Receipt, counts_of
-from proxy.recording.lines import line, lines_in
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces

@@ -7,13 +7,14 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from proxy.config.keys import Defaults
-from proxy.errors import Rejected
-from proxy.selection.plan import THRESHOLDS, plan_of
-from proxy.stores.contract import Item
-from proxy.stores.expressions import from_wire, item_from_wire, item_to_wire
-from proxy.stores.sqlite_codec import decode, encode
-from proxy.stores.values import SIGNIFICANT_DIGITS, check_attributes, number, total
+from price_keeper.config.keys import Defaults
+from price_keeper.errors import Rejected
+from price_keeper.selection.plan import THRESHOLDS, plan_of
+from price_keeper.stores.contract import Item
+from price_keeper.stores.expressions import from_wire, item_from_wire, item_to_wire
+from price_keeper.stores.sqlite_codec import decode, encode
+from price_keeper.stores.values import SIGNIFICANT_DIGITS, check_attributes, number, total
+
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

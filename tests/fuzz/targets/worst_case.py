@@ -6,13 +6,14 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from proxy.config.prices import LongContext, Prices, TierPrices
-from proxy.errors import InvalidRequest
-from proxy.forwarding.model_path import Operation
-from proxy.hard import worst
-from proxy.hard.worst import Worst, counted, worst_case
-from proxy.metering.pricing import cost, tariff_of
-from proxy.metering.usage import Usage
+from price_keeper.config.prices import LongContext, Prices, TierPrices
+from price_keeper.errors import InvalidRequest
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.hard import worst
+from price_keeper.hard.worst import Worst, counted, worst_case
+from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.usage import Usage
+
 from tests.fuzz.documents import document, pairs, views
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

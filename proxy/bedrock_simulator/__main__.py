@@ -1,0 +1,61 @@
+"""The simulator as a process of its own: `bedrock-simulator --port 9000`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from bedrock_simulator.server import simulated_bedrock
+from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bedrock-simulator", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, is any free port; the first line tells it")
+    parser.add_argument("--access-key", default=DEFAULT_KEYS.access_key)
+    parser.add_argument("--secret-key", default=DEFAULT_KEYS.secret_key)
+    parser.add_argument("--session-token", help="then the key pair is temporary, and this has to come along")
+    parser.add_argument("--api-key", default=DEFAULT_KEYS.bearer, help="accepted as Authorization: Bearer")
+    parser.add_argument("--region", help="that signatures have to name; any, unless given")
+    parser.add_argument("--no-auth", action="store_true", help="answer everyone")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="append what arrives and what became of it")
+    parser.add_argument("--min-cache-tokens", type=int, default=1024, help="shorter prefixes are not cached")
+    return parser.parse_args(argv)
+
+
+async def _serve(chosen: argparse.Namespace) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # Windows has no handlers of the loop; there Ctrl-C ends the process
+            loop.add_signal_handler(name, stopped.set)
+    async with simulated_bedrock(
+        chosen.host,
+        chosen.port,
+        keys=Keys(chosen.access_key, chosen.secret_key, chosen.session_token, chosen.api_key, chosen.region),
+        require_auth=not chosen.no_auth,
+        ledger_file=chosen.ledger,
+        region=chosen.region or "us-east-1",
+        min_cache_tokens=chosen.min_cache_tokens,
+    ) as bedrock:
+        print(f"simulated Bedrock on {bedrock.url}", flush=True)
+        await stopped.wait()
+
+
+def main(argv: list[str] | None = None) -> None:
+    chosen = _arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_serve(chosen))
+    else:
+        uvloop.run(_serve(chosen))
+
+
+if __name__ == "__main__":
+    main()

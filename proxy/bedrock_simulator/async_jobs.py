@@ -1,0 +1,141 @@
+"""Asynchronous invocations: started, listed and looked at. They are done a while later, and write nothing anywhere."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+from urllib.parse import parse_qs
+
+from bedrock_simulator.call import Answer, Call, chosen
+from bedrock_simulator.clock import Clock
+from bedrock_simulator.refusals import Refusal, constraint, invalid
+
+DURATION_SECONDS = 30.0
+
+_ACCOUNT = "123456789012"
+_MOST_JOBS = 1000  # the oldest are forgotten
+_MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    arn: str
+    model_arn: str
+    token: str | None
+    output: dict[str, Any]
+    request: bytes  # a hash of it
+    submitted: float  # epoch seconds
+    done: float  # by the monotonic clock
+
+
+class AsyncJobs:
+    def __init__(self, clock: Clock, region: str) -> None:
+        self._clock = clock
+        self._region = region
+        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._by_token: dict[str, str] = {}
+        self._started = 0
+
+    def start(self, call: Call) -> Answer:
+        body = call.document()
+        for name in ("modelId", "modelInput", "outputDataConfig"):
+            if body.get(name) is None:
+                raise constraint("null", name, "not be null")
+        if not body["outputDataConfig"]["s3OutputDataConfig"]["s3Uri"].startswith("s3://"):
+            raise invalid("Invalid S3 URI in outputDataConfig.")
+        token, request = body.get("clientRequestToken"), sha256(call.body).digest()
+        earlier = self._jobs.get(self._by_token.get(token or "", ""))
+        if earlier is not None:
+            if earlier.request != request:
+                raise Refusal("ConflictException")
+            return Answer(call.rendered({"invocationArn": earlier.arn}))
+        job = self._job(body, token, request)
+        self._remember(job)
+        return Answer(call.rendered({"invocationArn": job.arn}))
+
+    def _job(self, body: dict[str, Any], token: str | None, request: bytes) -> _Job:
+        self._started += 1
+        identifier = sha256(b"%d" % self._started + request).hexdigest()[:12]
+        model = body["modelId"]
+        return _Job(
+            f"arn:aws:bedrock:{self._region}:{_ACCOUNT}:async-invoke/{identifier}",
+            model if model.startswith("arn:") else f"arn:aws:bedrock:{self._region}::foundation-model/{model}",
+            token,
+            body["outputDataConfig"],
+            request,
+            self._clock.now(),
+            self._clock.monotonic() + DURATION_SECONDS,
+        )
+
+    def _remember(self, job: _Job) -> None:
+        self._jobs[job.arn] = job
+        if job.token:
+            self._by_token[job.token] = job.arn
+        if len(self._jobs) > _MOST_JOBS:
+            _, oldest = self._jobs.popitem(last=False)
+            if oldest.token:
+                self._by_token.pop(oldest.token, None)
+
+    def get(self, call: Call) -> Answer:
+        job = self._jobs.get(call.route.labels[0])
+        if job is None:
+            raise invalid("The provided invocation ARN is invalid or no longer known.")
+        return Answer(call.rendered(self._told(job)))
+
+    def listed(self, call: Call) -> Answer:
+        query = {name: values[0] for name, values in parse_qs(call.route.query).items()}
+        jobs = [self._told(job) for job in self._jobs.values() if _is_within(job, query)]
+        if query.get("sortOrder", "Descending") == "Descending":
+            jobs.reverse()
+        if "statusEquals" in query:
+            wanted = chosen(query["statusEquals"], ("InProgress", "Completed", "Failed"), "statusEquals")
+            jobs = [job for job in jobs if job["status"] == wanted]
+        start, length = _number(query, "nextToken", 0), _number(query, "maxResults", _MOST_LISTED)
+        document: dict[str, Any] = {"asyncInvokeSummaries": jobs[start : start + length]}
+        if start + length < len(jobs):
+            document["nextToken"] = str(start + length)
+        return Answer(call.rendered(document))
+
+    def _told(self, job: _Job) -> dict[str, Any]:
+        is_done = self._clock.monotonic() >= job.done
+        told: dict[str, Any] = {
+            "invocationArn": job.arn,
+            "modelArn": job.model_arn,
+            "status": "Completed" if is_done else "InProgress",
+            "submitTime": _iso(job.submitted),
+            "lastModifiedTime": _iso(job.submitted + (DURATION_SECONDS if is_done else 0)),
+            "outputDataConfig": job.output,
+        }
+        if is_done:
+            told["endTime"] = told["lastModifiedTime"]
+        if job.token:
+            told["clientRequestToken"] = job.token
+        return told
+
+
+def _is_within(job: _Job, query: dict[str, str]) -> bool:
+    after, before = _moment(query, "submitTimeAfter"), _moment(query, "submitTimeBefore")
+    return (after is None or job.submitted >= after) and (before is None or job.submitted <= before)
+
+
+def _moment(query: dict[str, str], name: str) -> float | None:
+    if name not in query:
+        return None
+    try:
+        return datetime.fromisoformat(query[name]).timestamp()
+    except ValueError:
+        raise constraint(query[name], name, "be a timestamp") from None
+
+
+def _number(query: dict[str, str], name: str, default: int) -> int:
+    text = query.get(name, str(default))
+    if not text.isdecimal():
+        raise constraint(text, name, "be a whole number")
+    return int(text)
+
+
+def _iso(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,27 @@
+"""The time that the simulator goes by, so that tests can pass in their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Wall time in epoch seconds."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,124 @@
+"""The conversation that Converse and Nova share: reading it, and the blocks and events of an answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bedrock_simulator import tokens
+from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.prompt_cache import Piece
+from bedrock_simulator.refusals import constraint, invalid
+
+STOP_REASONS = {
+    Stop.END: "end_turn",
+    Stop.LENGTH: "max_tokens",
+    Stop.SEQUENCE: "stop_sequence",
+    Stop.TOOL: "tool_use",
+}
+
+_ROLES = ("user", "assistant", "system")
+
+
+def read(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
+    config = _structure(body, "inferenceConfig")
+    maximum = config.get("maxTokens")
+    if isinstance(maximum, int) and maximum < 1:
+        raise constraint(maximum, "inferenceConfig.maxTokens", "have value greater than or equal to 1")
+    return Prompt(
+        pieces=[*_tools(body), *_blocks(body.get("system") or [], "system"), *_messages(body.get("messages"))],
+        max_tokens=checked_maximum(maximum, "inferenceConfig.maxTokens", default_max_tokens),
+        stop_sequences=_texts(config.get("stopSequences") or []),
+        tool=_forced_tool(body),
+    )
+
+
+def _structure(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name) or {}
+    if not isinstance(value, dict):
+        raise constraint(value, name, "be a structure")
+    return value
+
+
+def _texts(values: Any) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
+        raise constraint(values, "inferenceConfig.stopSequences", "have length greater than or equal to 1")
+    return values
+
+
+def _messages(messages: Any) -> list[Piece]:
+    if not isinstance(messages, list) or not messages:
+        raise invalid("The messages field is required: a conversation has at least one message.")
+    pieces = []
+    for index, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in _ROLES:
+            raise constraint(role, f"messages.{index + 1}.member.role", f"satisfy enum value set: {list(_ROLES)}")
+        if index == 0 and role == "assistant":
+            raise invalid(
+                "A conversation must start with a user message. Try again with a conversation that starts with a "
+                "user message."
+            )
+        content = message.get("content")
+        if not content:
+            raise invalid(f"The content field in the Message object at messages.{index} is empty.")
+        pieces.append(Piece(tokens.MESSAGE_TOKENS, role))
+        pieces += _blocks(content, f"messages.{index}.content")
+    return pieces
+
+
+def _blocks(blocks: Any, place: str) -> list[Piece]:
+    """The blocks as pieces; a cache point is no piece, it marks the end of the one before it."""
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
+        raise constraint(blocks, place, "be a list of blocks")
+    pieces: list[Piece] = []
+    for block in blocks:
+        if "cachePoint" not in block:
+            pieces.append(Piece(tokens.weigh(block), block))
+        elif pieces:
+            pieces[-1].ttl = block["cachePoint"].get("ttl", "5m")
+    return pieces
+
+
+def _tools(body: Mapping[str, Any]) -> list[Piece]:
+    tools = _structure(body, "toolConfig").get("tools")
+    if not tools:
+        return []
+    return [Piece(tokens.TOOL_PROMPT_TOKENS, "tools"), *_blocks(tools, "toolConfig.tools")]
+
+
+def _forced_tool(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    config = _structure(body, "toolConfig")
+    choice = config.get("toolChoice") or {}
+    specs = {spec["name"]: spec for tool in config.get("tools") or [] if (spec := tool.get("toolSpec"))}
+    if "tool" in choice:
+        name = choice["tool"].get("name")
+    elif "any" in choice and specs:
+        name = next(iter(specs))
+    else:
+        return None
+    if name not in specs:
+        raise invalid(f"The tool {name!r} that toolChoice names is not among the tools.")
+    return name, specs[name].get("inputSchema", {}).get("json") or {}
+
+
+def block(said: Completion) -> dict[str, Any]:
+    if said.tool is None:
+        return {"text": said.text}
+    return {"toolUse": {**_tool_head(said), "input": said.tool.input}}
+
+
+def _tool_head(said: Completion) -> dict[str, Any]:
+    return {"toolUseId": f"tooluse_{said.id}", "name": said.tool.name if said.tool else ""}
+
+
+def events(said: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All events of a stream but the last, which tells what was used. Only a tool's block has a start."""
+    yield "messageStart", {"role": "assistant"}
+    if said.tool:
+        yield "contentBlockStart", {"start": {"toolUse": _tool_head(said)}, "contentBlockIndex": 0}
+    for text in said.deltas():
+        delta = {"toolUse": {"input": text}} if said.tool else {"text": text}
+        yield "contentBlockDelta", {"delta": delta, "contentBlockIndex": 0}
+    yield "contentBlockStop", {"contentBlockIndex": 0}
+    yield "messageStop", {"stopReason": STOP_REASONS[said.stop]}

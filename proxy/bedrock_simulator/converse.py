@@ -1,0 +1,119 @@
+"""Converse, its stream, and CountTokens."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Iterator
+from typing import Any
+
+from bedrock_simulator import conversation, guardrails, metadata
+from bedrock_simulator.call import EVENT_STREAM, LATENCIES, TIERS, Answer, Call, chosen, parsed
+from bedrock_simulator.families import FAMILIES
+from bedrock_simulator.frames import event
+from bedrock_simulator.generation import Completion, Prompt
+from bedrock_simulator.models import Model, resolve
+from bedrock_simulator.refusals import invalid
+from bedrock_simulator.turns import Turns
+from bedrock_simulator.usage import Usage
+
+_DEFAULT_MAX_TOKENS = 4096
+
+
+def converse(turns: Turns, call: Call) -> Answer:
+    model, body, said = _turn(turns, call)
+    watched = guardrails.of_conversation(body, said.text)
+    document = {
+        "output": {"message": {"role": "assistant", "content": [conversation.block(said)]}},
+        "stopReason": conversation.STOP_REASONS[said.stop],
+        **_closing(call, body, said, model),
+        **guardrails.trace(watched),
+    }
+    return Answer(call.rendered(document), usage=guardrails.used(said.usage, watched))
+
+
+def converse_stream(turns: Turns, call: Call) -> Answer:
+    model, body, said = _turn(turns, call)
+    watched = guardrails.of_conversation(body, said.text)
+    closing = call.told(_closing(call, body, said, model) | guardrails.trace(watched))
+
+    def frames() -> Iterator[bytes]:
+        for kind, content in conversation.events(said):
+            yield event(kind, content)
+        yield event("metadata", closing)
+
+    used = guardrails.used(said.usage, watched)
+    return Answer(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=used)
+
+
+def count_tokens(call: Call) -> Answer:
+    """The same count that the call itself would report as its whole input; no cache is asked."""
+    model = resolve(call.route.model)
+    given = call.document().get("input")
+    if not isinstance(given, dict) or len(given) != 1:
+        raise invalid("The input field is required: it has either invokeModel or converse.")
+    prompt = _prompt_to_count(given, model)
+    return Answer(call.rendered({"inputTokens": sum(piece.tokens for piece in prompt.pieces)}))
+
+
+def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
+    if "converse" in given:
+        return conversation.read(given["converse"], _DEFAULT_MAX_TOKENS)
+    if "invokeModel" not in given:
+        raise invalid("The input field has neither invokeModel nor converse.")
+    try:
+        body = parsed(b64decode(given["invokeModel"]["body"], validate=True))
+    except NotBase64:
+        raise invalid("input.invokeModel.body is not base64.") from None
+    family = FAMILIES.get(model.family_of(body))
+    if family is None:
+        raise invalid("The provided model doesn't support counting tokens.")
+    return family.read(body)
+
+
+def _turn(turns: Turns, call: Call) -> tuple[Model, dict[str, Any], Completion]:
+    model, body = resolve(call.route.model), call.document()
+    if not model.can_converse:
+        raise invalid(
+            "This action doesn't support the model that you provided. Try again with a supported text or chat model."
+        )
+    _check_options(body)
+    prompt = conversation.read(body, _DEFAULT_MAX_TOKENS)
+    return model, body, turns.take(call, model, prompt)
+
+
+def _check_options(body: dict[str, Any]) -> None:
+    if body.get("requestMetadata") is not None:
+        metadata.check(body["requestMetadata"])
+    if body.get("serviceTier") is not None:
+        chosen(body["serviceTier"].get("type"), TIERS, "serviceTier.type")
+    if body.get("performanceConfig") is not None:
+        chosen(body["performanceConfig"].get("latency", "standard"), LATENCIES, "performanceConfig.latency")
+
+
+def _closing(call: Call, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
+    """What the end of an answer tells, in one piece or as a stream's last event."""
+    closing: dict[str, Any] = {"usage": _usage(said.usage, model), "metrics": {"latencyMs": said.latency_ms}}
+    latency = call.wishes.performance or (body.get("performanceConfig") or {}).get("latency")
+    if latency:
+        closing["performanceConfig"] = {"latency": latency}
+    tier = call.wishes.tier or (body.get("serviceTier") or {}).get("type")
+    if tier:
+        closing["serviceTier"] = {"type": tier}
+    return closing
+
+
+def _usage(usage: Usage, model: Model) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "totalTokens": usage.whole_input_tokens + usage.output_tokens,
+    }
+    if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
+        told["cacheReadInputTokens"] = usage.cache_read_tokens
+        told["cacheWriteInputTokens"] = usage.cache_write_tokens
+    writes = (("5m", usage.cache_write_5m_tokens), ("1h", usage.cache_write_1h_tokens))
+    details = [{"ttl": ttl, "inputTokens": tokens} for ttl, tokens in writes if tokens]
+    if details:
+        told["cacheDetails"] = details
+    return told

@@ -1,0 +1,65 @@
+"""What a family of models is to InvokeModel: how its request is read, and the bodies of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bedrock_simulator import tokens
+from bedrock_simulator.generation import Completion, Prompt
+from bedrock_simulator.models import Model
+from bedrock_simulator.prompt_cache import Piece
+from bedrock_simulator.refusals import malformed
+
+Json = dict[str, Any]
+
+Reader = Callable[[Json], Prompt]
+Whole = Callable[[Json, Completion, Model], Json]  # the request, what was said, who said it
+Chunks = Callable[[Json, Completion, Model], Iterator[Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family without chunks does not stream; one that does not speak only has input to count."""
+
+    read: Reader
+    whole: Whole
+    chunks: Chunks | None = None
+    speaks: bool = True
+
+
+def required(body: Json, name: str, kind: type | tuple[type, ...]) -> Any:
+    value = body.get(name)
+    if value is None:
+        raise malformed(f"#: required key [{name}] not found")
+    if not isinstance(value, kind):
+        wanted = kind if isinstance(kind, tuple) else (kind,)
+        raise malformed(f"#/{name}: expected type: {' or '.join(t.__name__ for t in wanted)}")
+    return value
+
+
+def stops(body: Json, name: str) -> list[str]:
+    """Stop sequences: a list of them, one alone, or none."""
+    value = body.get(name) or []
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in listed):
+        raise malformed(f"#/{name}: expected type: list of str")
+    return listed
+
+
+def plain(text: str) -> list[Piece]:
+    """The prompt of a family that takes one text and has no marks for caching."""
+    return [Piece(tokens.count(text), text)]
+
+
+def spoken_by(message: Any) -> list[Piece]:
+    """One message of chat completions: its content is a text or a list of blocks, and tool calls stand beside it."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise malformed("#/messages: each message has a role")
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else [content] if content else []
+    pieces = [Piece(tokens.weigh(block), (message["role"], block)) for block in blocks]
+    if message.get("tool_calls"):
+        pieces.append(Piece(tokens.weigh(message["tool_calls"]), message["tool_calls"]))
+    return [Piece(tokens.MESSAGE_TOKENS, message["role"]), *pieces]

@@ -1,0 +1,48 @@
+"""Amazon Nova: Converse's own words, with other names for cached tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bedrock_simulator import conversation
+from bedrock_simulator.families.family import Family, Json
+from bedrock_simulator.generation import Completion, Prompt
+from bedrock_simulator.models import Model
+from bedrock_simulator.usage import Usage
+
+_DEFAULT_MAX_TOKENS = 4096
+
+
+def _read(body: Json) -> Prompt:
+    config = body.get("inferenceConfig")
+    if isinstance(config, dict) and "max_new_tokens" in config:  # its name before Converse's was taken over
+        config = {**config, "maxTokens": config["max_new_tokens"]}
+        body = {**body, "inferenceConfig": config}
+    return conversation.read(body, _DEFAULT_MAX_TOKENS)
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "totalTokens": usage.whole_input_tokens + usage.output_tokens,
+        "cacheReadInputTokenCount": usage.cache_read_tokens,
+        "cacheWriteInputTokenCount": usage.cache_write_tokens,
+    }
+
+
+def _whole(_: Json, said: Completion, __: Model) -> Json:
+    return {
+        "output": {"message": {"content": [conversation.block(said)], "role": "assistant"}},
+        "stopReason": conversation.STOP_REASONS[said.stop],
+        "usage": _usage(said.usage),
+    }
+
+
+def _chunks(_: Json, said: Completion, __: Model) -> Iterator[Json]:
+    for kind, event in conversation.events(said):
+        yield {kind: event}
+    yield {"metadata": {"usage": _usage(said.usage), "metrics": {}, "trace": {}}}
+
+
+FAMILY = Family(_read, _whole, _chunks)

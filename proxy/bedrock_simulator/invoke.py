@@ -1,0 +1,114 @@
+"""InvokeModel and its stream: bodies by the model's family, counts of tokens in headers and in the last chunk."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from bedrock_simulator import guardrails, metadata
+from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, Answer, Call, chosen
+from bedrock_simulator.families import FAMILIES
+from bedrock_simulator.families.family import Family
+from bedrock_simulator.frames import event
+from bedrock_simulator.generation import Completion
+from bedrock_simulator.models import Model, resolve
+from bedrock_simulator.refusals import invalid
+from bedrock_simulator.turns import Turns
+from bedrock_simulator.usage import spoilt_count
+
+_TIER = "X-Amzn-Bedrock-Service-Tier"
+_LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
+
+
+def invoke(turns: Turns, call: Call) -> Answer:
+    family, model, body, said = _turn(turns, call)
+    watched = guardrails.of_headers(call.headers, body, said.text)
+    document = {**family.whole(body, said, model), **guardrails.marks(watched)}
+    headers = {"Content-Type": JSON, **_echoed(call)}
+    headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
+    headers.update(_counts(call, said, model, family))
+    return Answer(call.rendered(document), headers=headers, usage=guardrails.used(said.usage, watched))
+
+
+def invoke_stream(turns: Turns, call: Call) -> Answer:
+    family, model, body, said = _turn(turns, call)
+    if family.chunks is None:
+        raise invalid("The model is unsupported for streaming.")
+    chunks = family.chunks(body, said, model)
+    watched = guardrails.of_headers(call.headers, body, said.text)
+
+    def frames() -> Iterator[bytes]:
+        held = next(chunks)
+        for chunk in chunks:
+            yield _frame(call, held)
+            held = chunk
+        metrics = _metrics(said, model)
+        yield _frame(call, {**held, **guardrails.marks(watched), "amazon-bedrock-invocationMetrics": metrics})
+
+    headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echoed(call)}
+    return Answer(frames=frames(), headers=headers, usage=guardrails.used(said.usage, watched))
+
+
+def _turn(turns: Turns, call: Call) -> tuple[Family, Model, dict[str, Any], Completion]:
+    model, body = resolve(call.route.model), call.document()
+    family = FAMILIES.get(model.family_of(body))
+    if family is None:
+        raise invalid("The provided model is not supported by this simulator, or its request is of no known form.")
+    _check_headers(call)
+    prompt = family.read(body)
+    said = turns.take(call, model, prompt)
+    return family, model, body, said if family.speaks else _speechless(said)
+
+
+def _speechless(said: Completion) -> Completion:
+    """An embedding has a seed and an input, but no words."""
+    return replace(said, text="", usage=replace(said.usage, output_tokens=0))
+
+
+def _check_headers(call: Call) -> None:
+    if _TIER in call.headers:
+        chosen(call.headers[_TIER], TIERS, _TIER)
+    if _LATENCY in call.headers:
+        chosen(call.headers[_LATENCY], LATENCIES, _LATENCY)
+    if metadata.HEADER in call.headers:
+        metadata.check_header(call.headers[metadata.HEADER])
+
+
+def _echoed(call: Call) -> dict[str, str]:
+    tier = call.wishes.tier or call.headers.get(_TIER)
+    latency = call.wishes.performance or call.headers.get(_LATENCY)
+    return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
+
+
+def _counts(call: Call, said: Completion, model: Model, family: Family) -> dict[str, str]:
+    usage, how = said.usage, call.wishes.usage
+    if how == "none":
+        return {}
+    counts = {"Input-Token-Count": usage.input_tokens}
+    if family.speaks and how != "no-output":
+        counts["Output-Token-Count"] = usage.output_tokens
+    if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
+        counts["Cache-Read-Input-Token-Count"] = usage.cache_read_tokens
+        counts["Cache-Write-Input-Token-Count"] = usage.cache_write_tokens
+    told = {name: spoilt_count(count, how, is_output="Output" in name) for name, count in counts.items()}
+    return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in told.items() if count is not None}
+
+
+def _metrics(said: Completion, model: Model) -> dict[str, int]:
+    usage = said.usage
+    metrics = {
+        "inputTokenCount": usage.input_tokens,
+        "outputTokenCount": usage.output_tokens,
+        "invocationLatency": said.latency_ms,
+        "firstByteLatency": said.latency_ms // 4,
+    }
+    if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
+        metrics["cacheReadInputTokenCount"] = usage.cache_read_tokens
+        metrics["cacheWriteInputTokenCount"] = usage.cache_write_tokens
+    return metrics
+
+
+def _frame(call: Call, chunk: dict[str, Any]) -> bytes:
+    return event("chunk", {"bytes": b64encode(call.rendered(chunk)).decode()})

@@ -1,0 +1,134 @@
+"""Every request that arrived and what became of it: the truth that a test compares the product's own books with."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from bedrock_simulator.metadata import HEADER as METADATA
+from bedrock_simulator.usage import Usage
+
+MOST_ENTRIES = 50_000
+MOST_BODY_BYTES = 256 * 1024  # of one request; of a longer one only its beginning is kept
+MOST_BYTES = 128 * 1024 * 1024  # of all bodies together
+MOST_MODELS = 1000  # whose totals are kept apart; what further ones used is summed up under ""
+
+
+@dataclass(slots=True)
+class Entry:
+    """`usage` is what the call cost, None if nothing ran; whether the caller was told shows in `is_whole`."""
+
+    sequence: int  # 1 is the first request of the simulator's life
+    arrived: float  # epoch seconds
+    method: str
+    target: str  # path and query, as they stood in the request line
+    operation: str  # "" for a path that is no operation's
+    model: str
+    invocation_id: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    body_size: int
+    request_id: str
+    fault: str = ""
+    status: int | None = None  # None while it is under way, or if it ended before a head
+    usage: Usage | None = None
+    is_whole: bool = False  # the answer was sent to its end, and undamaged
+    is_done: bool = False
+
+    def header(self, name: str) -> str | None:
+        raw = self._raw(name)
+        return None if raw is None else raw.decode("latin-1")
+
+    def _raw(self, name: str) -> bytes | None:
+        wanted = name.lower().encode()
+        return next((value for key, value in self.headers if key.lower() == wanted), None)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The request metadata, from its header or from a conversation's body; empty if there is none."""
+        try:
+            raw = self._raw(METADATA)
+            found = orjson.loads(self.body).get("requestMetadata") if raw is None else orjson.loads(raw)
+        except (orjson.JSONDecodeError, AttributeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class Ledger:
+    """Bounded: the oldest entries fall out, and are counted. Nothing here takes longer when there is more in it."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Into `file`, two lines are appended for each request: one as it arrives, one when it is done."""
+        self._entries: deque[Entry] = deque()
+        self._bytes = 0
+        self._sequence = 0
+        self.totals: dict[str, Usage] = {}  # by model, of all that ran since the last clearing, also what fell out
+        self.arrived = 0  # since the last clearing
+        self.dropped = 0
+        self._file = None if file is None else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> Entry:
+        return self._entries[index]
+
+    def next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._bytes += len(entry.body)
+        self.arrived += 1
+        while len(self._entries) > MOST_ENTRIES or self._bytes > MOST_BYTES:
+            self._bytes -= len(self._entries.popleft().body)
+            self.dropped += 1
+        if self._file is not None:
+            os.write(self._file, orjson.dumps({"event": "arrived", **as_json(entry)}) + b"\n")
+
+    def done(self, entry: Entry) -> None:
+        entry.is_done = True
+        if entry.usage is not None:
+            model = entry.model if entry.model in self.totals or len(self.totals) < MOST_MODELS else ""
+            self.totals[model] = self.totals.get(model, Usage()) + entry.usage
+        if self._file is not None:
+            outcome = as_json(entry)
+            kept = ("sequence", "status", "usage", "fault", "is_whole", "is_done")
+            os.write(self._file, orjson.dumps({"event": "done", **{name: outcome[name] for name in kept}}) + b"\n")
+
+    def clear(self) -> None:
+        """Sequence numbers go on, so that a request under way is not taken for a new one."""
+        self._entries.clear()
+        self.totals.clear()
+        self._bytes = self.arrived = self.dropped = 0
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def report(self, after: int = 0) -> dict[str, Any]:
+        entries = [as_json(entry) for entry in self if entry.sequence > after]
+        totals = {model: asdict(usage) for model, usage in self.totals.items()}
+        return {"arrived": self.arrived, "dropped": self.dropped, "totals": totals, "entries": entries}
+
+
+def as_json(entry: Entry) -> dict[str, Any]:
+    """Bytes become text by Latin-1, so that none is lost and JSON stays readable."""
+    return {
+        **{name: getattr(entry, name) for name in Entry.__slots__},
+        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in entry.headers],
+        "body": entry.body.decode("latin-1"),
+        "usage": None if entry.usage is None else asdict(entry.usage),
+        "metadata": entry.metadata,
+    }

@@ -1,0 +1,107 @@
+"""Which models there are: a family of body formats for each provider, found from an id, a profile or an ARN. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bedrock_simulator.refusals import invalid
+
+_FAMILIES = (
+    ("anthropic.claude", "anthropic"),
+    ("amazon.nova-canvas", ""),
+    ("amazon.nova-reel", ""),
+    ("amazon.nova-sonic", ""),
+    ("amazon.nova", "nova"),
+    ("amazon.titan-embed", "titan-embed"),
+    ("amazon.titan-text", "titan"),
+    ("amazon.titan-tg1", "titan"),
+    ("amazon.titan-image", ""),
+    ("meta.llama", "llama"),
+    ("mistral.", "mistral"),
+    ("cohere.embed", "cohere-embed"),
+    ("cohere.command", "cohere"),
+    ("ai21.", "ai21"),
+    ("deepseek.", "deepseek"),
+    ("openai.", "openai"),
+    # Providers whose models take and give chat completions.
+    *((f"{provider}.", "openai") for provider in ("google", "minimax", "moonshot", "nvidia", "qwen", "xai", "zai")),
+)
+
+# An ARN of these kinds does not tell the model behind it; the body of the request does.
+_OPAQUE_KINDS = (
+    "application-inference-profile",
+    "custom-model",
+    "custom-model-deployment",
+    "default-prompt-router",
+    "imported-model",
+    "prompt-router",
+    "provisioned-model",
+)
+
+# The first of these fields that a body has tells its family.
+_TELLTALES = (
+    ("anthropic_version", "anthropic"),
+    ("schemaVersion", "nova"),
+    ("inferenceConfig", "nova"),
+    ("textGenerationConfig", "titan"),
+    ("inputText", "titan-embed"),
+    ("max_gen_len", "llama"),
+    ("texts", "cohere-embed"),
+    ("message", "cohere"),
+    ("messages", "openai"),
+    ("prompt", "llama"),
+)
+
+_EMBEDDING = ("titan-embed", "cohere-embed")
+_CACHING = ("anthropic", "nova")
+UNTOLD = "untold"  # the family of a model behind an opaque ARN
+
+_NAME = re.compile(r"(?:(?:us|us-gov|eu|apac|global|jp|au|ca)\.)?([a-z0-9-]+\.[A-Za-z0-9._:-]+)")
+_ARN = re.compile(r"arn:aws(?:-[a-z-]+)?:bedrock:[a-z0-9-]*:(?:\d{12})?:([a-z-]+)/(.+)")
+
+_MOST_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    id: str
+    name: str  # without the region of an inference profile, without an ARN's head
+    family: str
+
+    @property
+    def can_converse(self) -> bool:
+        return self.family != "" and self.family not in _EMBEDDING
+
+    @property
+    def can_cache(self) -> bool:
+        return self.family in _CACHING or self.family == UNTOLD
+
+    def family_of(self, body: dict[str, object]) -> str:
+        if self.family != UNTOLD:
+            return self.family
+        return next((family for field, family in _TELLTALES if field in body), "")
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def resolve(model_id: str) -> Model:
+    """The model of this id; an id that no known provider has is refused as Bedrock refuses it."""
+    arn = _ARN.fullmatch(model_id)
+    if arn is None:
+        return _named(model_id, model_id)
+    kind, rest = arn.groups()
+    if kind in ("foundation-model", "inference-profile"):
+        return _named(model_id, rest)
+    if kind in _OPAQUE_KINDS:
+        return Model(model_id, rest, UNTOLD)
+    raise invalid("The provided model identifier is invalid.")
+
+
+def _named(model_id: str, text: str) -> Model:
+    name = _NAME.fullmatch(text)
+    if name is not None:
+        for beginning, family in _FAMILIES:
+            if name[1].startswith(beginning):
+                return Model(model_id, name[1], family)
+    raise invalid("The provided model identifier is invalid.")

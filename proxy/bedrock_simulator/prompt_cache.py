@@ -1,0 +1,94 @@
+"""Prompt caching as providers do it: a prefix written lately is read, the rest up to the last mark is written. Pure.
+
+A prefix is known by a hash of everything before its mark, so it costs one digest for each block of a request that has
+marks at all, and nothing for one that has none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+from bedrock_simulator.refusals import invalid
+from bedrock_simulator.usage import Usage
+
+LIFETIMES = {"5m": 300.0, "1h": 3600.0}
+
+_MOST_MARKS = 4  # in one request
+_LOOK_BACK = 20  # how many blocks before a mark may end a prefix that was written earlier
+_MOST_PREFIXES = 10_000
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of a prompt; `ttl` is how long everything up to its end shall be kept, None if it carries no mark."""
+
+    tokens: int
+    content: Any
+    ttl: str | None = None
+
+
+class PromptCache:
+    def __init__(self, monotonic: Callable[[], float], min_tokens: int) -> None:
+        """Prefixes of fewer than `min_tokens` are not kept, as no provider keeps short ones."""
+        self._monotonic = monotonic
+        self._min_tokens = min_tokens
+        self._expiries: OrderedDict[bytes, float] = OrderedDict()
+
+    def read_and_write(self, model: str, pieces: Sequence[Piece]) -> Usage:
+        """What of a prompt is new, read and written. What it writes, the next request may read."""
+        whole = sum(piece.tokens for piece in pieces)
+        marks = [index for index, piece in enumerate(pieces) if piece.ttl]
+        if not marks:
+            return Usage(input_tokens=whole)
+        _check(pieces, marks)
+        prefixes = _prefixes(model, pieces[: marks[-1] + 1])
+        read = self._longest_read(prefixes, marks)
+        written = {"5m": 0, "1h": 0}
+        covered = read
+        for mark in marks:
+            key, tokens = prefixes[mark]
+            if tokens >= self._min_tokens:
+                ttl = pieces[mark].ttl or "5m"
+                written[ttl] += max(0, tokens - covered)
+                covered = max(covered, tokens)
+                self._keep(key, LIFETIMES[ttl])
+        return Usage(whole - covered, 0, read, written["5m"], written["1h"])
+
+    def _longest_read(self, prefixes: Sequence[tuple[bytes, int]], marks: Sequence[int]) -> int:
+        for mark in reversed(marks):
+            for key, tokens in reversed(prefixes[max(0, mark - _LOOK_BACK) : mark + 1]):
+                if self._expiries.get(key, 0) > self._monotonic():
+                    return tokens
+        return 0
+
+    def _keep(self, key: bytes, seconds: float) -> None:
+        self._expiries[key] = max(self._expiries.pop(key, 0), self._monotonic() + seconds)
+        if len(self._expiries) > _MOST_PREFIXES:
+            self._expiries.popitem(last=False)
+
+
+def _prefixes(model: str, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
+    """For the end of each piece: the hash of all that stands before it, and its tokens."""
+    digest, tokens, prefixes = sha256(model.encode()), 0, []
+    for piece in pieces:
+        written = orjson.dumps(piece.content)
+        digest.update(b"%d:" % len(written) + written)
+        tokens += piece.tokens
+        prefixes.append((digest.digest(), tokens))
+    return prefixes
+
+
+def _check(pieces: Sequence[Piece], marks: Sequence[int]) -> None:
+    if len(marks) > _MOST_MARKS:
+        raise invalid(f"A maximum of {_MOST_MARKS} cache points may be provided. Found {len(marks)}.")
+    lifetimes = [LIFETIMES.get(pieces[mark].ttl or "", 0.0) for mark in marks]
+    if 0.0 in lifetimes:
+        raise invalid("The ttl of a cache point is '5m' or '1h'.")
+    if lifetimes != sorted(lifetimes, reverse=True):
+        raise invalid("A cache point with ttl '1h' must not come after one with ttl '5m'.")

@@ -1,0 +1,123 @@
+"""An answer onto a socket, at the pace and with the damage that the request wished for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Iterator
+from struct import pack
+
+from aiohttp import web
+
+from bedrock_simulator.call import Answer
+from bedrock_simulator.clock import Clock
+from bedrock_simulator.spoiling import Break, Spoiler
+from bedrock_simulator.wishes import IN_CONNECTION, Wishes
+
+# It promises a body before it ends, for Python's own client takes an unfinished head without that for a whole answer.
+_HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\nContent-Type: appl"
+_BATCH_BYTES = 16 * 1024
+_MS = 1000
+_NO_LINGER = pack("ii", 1, 0)  # with it, closing a socket sends an RST instead of a FIN
+
+
+class ConnectionOver(Exception):
+    """The simulator has ended the connection on purpose: nothing can be sent any more."""
+
+
+async def before_answer(request: web.BaseRequest, wishes: Wishes, clock: Clock) -> None:
+    """What a caller may have to go through before there is an answer: waiting, or the end of the connection."""
+    if wishes.latency_ms:
+        await clock.sleep(wishes.latency_ms / _MS)
+    if wishes.fault == "half-head":
+        if request.transport is not None:
+            request.transport.write(_HALF_HEAD)
+        _break(request, Break.CUT)
+    elif wishes.fault in IN_CONNECTION and not wishes.strikes_in_body:
+        await _endure(request, Break(wishes.fault), wishes, clock)
+
+
+async def send(
+    request: web.BaseRequest, answer: Answer, wishes: Wishes, clock: Clock
+) -> tuple[web.StreamResponse, bool]:
+    """The response, and whether it went out whole: to its end, and undamaged."""
+    is_spoiled = _is_spoiled(answer, wishes)
+    if answer.frames is None and not is_spoiled and wishes.fault != "slow-first-byte":
+        response: web.StreamResponse = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+        await response.prepare(request)
+        await response.write_eof()
+        return response, True
+    return await _send_in_pieces(request, answer, wishes, clock, is_spoiled)
+
+
+async def _send_in_pieces(
+    request: web.BaseRequest, answer: Answer, wishes: Wishes, clock: Clock, is_spoiled: bool
+) -> tuple[web.StreamResponse, bool]:
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    if answer.frames is None:
+        response.content_length = len(answer.body)
+    await response.prepare(request)
+    if wishes.fault == "slow-first-byte":
+        await clock.sleep((wishes.delay_ms or 0) / _MS)
+    spoiler = Spoiler(wishes, answer.headers["Content-Type"])
+    source = _halves(answer.body) if answer.frames is None else answer.frames
+    pieces: Iterable[bytes | Break] = source
+    if is_spoiled:
+        pieces = spoiler.pieces(source)
+    elif not wishes.frame_ms:
+        pieces = _batched(source)
+    is_first = True
+    for piece in pieces:
+        if isinstance(piece, Break):
+            await _endure(request, piece, wishes, clock)
+            continue
+        if wishes.frame_ms and not is_first:
+            await clock.sleep(wishes.frame_ms / _MS)
+        await response.write(piece)
+        is_first = False
+    await response.write_eof()
+    return response, not spoiler.is_damaged
+
+
+def _is_spoiled(answer: Answer, wishes: Wishes) -> bool:
+    """A body in one piece has no frames, so faults of frames pass it by."""
+    return wishes.strikes_in_body and (answer.frames is not None or wishes.fault in IN_CONNECTION)
+
+
+def _batched(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Frames that nobody wants one by one, in few writes: each write costs more than the making of many frames."""
+    held, size = [], 0
+    for frame in frames:
+        held.append(frame)
+        size += len(frame)
+        if size >= _BATCH_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _halves(body: bytes) -> list[bytes]:
+    """So that "after one frame" means something for a body in one piece."""
+    middle = len(body) // 2
+    return [body[:middle], body[middle:]]
+
+
+async def _endure(request: web.BaseRequest, trouble: Break, wishes: Wishes, clock: Clock) -> None:
+    if trouble is not Break.STALL:
+        _break(request, trouble)
+    elif wishes.delay_ms is not None:
+        await clock.sleep(wishes.delay_ms / _MS)
+    else:
+        await asyncio.get_running_loop().create_future()  # until the caller hangs up, or the simulator stops
+
+
+def _break(request: web.BaseRequest, trouble: Break) -> None:
+    transport = request.transport
+    if transport is not None:
+        if trouble is Break.RESET:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            transport.abort()
+        else:
+            transport.close()
+    raise ConnectionOver

@@ -1,0 +1,200 @@
+"""The simulator's sockets: one request at a time from arrival to answer, and its own small side door for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+from uuid import uuid4
+
+import orjson
+from aiohttp import web
+
+from bedrock_simulator import chat, routes, signatures, wishes
+from bedrock_simulator.call import JSON, Answer, Call, parsed
+from bedrock_simulator.clock import Clock, SystemClock
+from bedrock_simulator.ledger import MOST_BODY_BYTES, Entry, Ledger
+from bedrock_simulator.refusals import Refusal, UnknownOperation, invalid
+from bedrock_simulator.sending import ConnectionOver, before_answer, send
+from bedrock_simulator.service import Service
+from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
+from bedrock_simulator.spoiling import stream_refusal
+from bedrock_simulator.wishes import INVOCATION_ID, Script
+
+MAX_BODY_BYTES = 25_000_000  # InvokeModel's own limit
+MAX_HEADER_BYTES = 64 * 1024  # a session token may be long
+STOPPING_SECONDS = 5.0
+
+_SIDE_DOOR = "/_simulator/"
+
+_MODEL_IN_BODY = {"ChatCompletions": "model", "StartAsyncInvoke": "modelId"}
+
+
+class SimulatedBedrock:
+    """A running simulator, as tests in its own process see it."""
+
+    def __init__(
+        self, clock: Clock, keys: Keys, require_auth: bool, ledger: Ledger, region: str, min_cache_tokens: int
+    ) -> None:
+        self.keys = keys
+        self.ledger = ledger
+        self.url = ""
+        self.port = 0
+        self._require_auth = require_auth
+        self._clock = clock
+        self._script = Script()
+        self._service = Service(clock, region, min_cache_tokens)
+
+    def plan(self, *following: Mapping[str, Any]) -> None:
+        """How each of the next requests is treated: `bedrock.plan({"fault": "throttle"}, {}, {"fault": "cut"})`."""
+        self._script.plan(following)
+
+    def always(self, **held: Any) -> None:
+        """How every request is treated from now on: `bedrock.always(latency_ms=20)`; without anything, as usual."""
+        self._script.hold(held)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.raw_path.startswith(_SIDE_DOOR):
+            return await self._side_door(request)
+        entry = self._arrived(request)
+        body: bytes | None = None
+        with suppress(web.HTTPRequestEntityTooLarge):
+            body = await request.read()
+            entry.body, entry.body_size = body[:MOST_BODY_BYTES], len(body)
+        self.ledger.add(entry)
+        try:
+            return await self._answered(request, entry, body)
+        except (ConnectionOver, ConnectionError):
+            return web.Response()  # it has nowhere to go: the connection is over, by a fault or by the caller
+        finally:
+            self.ledger.done(entry)
+
+    def _arrived(self, request: web.BaseRequest) -> Entry:
+        route = routes.find(request.method, request.raw_path)
+        return Entry(
+            sequence=self.ledger.next_sequence(),
+            arrived=self._clock.now(),
+            method=request.method,
+            target=request.raw_path,
+            operation=route.operation if route else "",
+            model=route.model if route else "",
+            invocation_id=request.headers.get(INVOCATION_ID, ""),
+            headers=tuple(request.raw_headers),
+            body=b"",
+            body_size=0,
+            request_id=str(uuid4()),
+        )
+
+    async def _answered(self, request: web.BaseRequest, entry: Entry, body: bytes | None) -> web.StreamResponse:
+        """The model runs first: what it used is owed, whatever happens on the way to the caller."""
+        wished = wishes.HEALTHY
+        try:
+            route = routes.find(request.method, request.raw_path)
+            if route is None:
+                raise UnknownOperation
+            if body is None:
+                raise Refusal("RequestEntityTooLargeException")
+            wished = self._script.wishes(entry.headers, entry.invocation_id)
+            entry.fault = wished.fault
+            answer = self._answer(Call(route, request.headers, body, wished), entry)
+        except Refusal as refusal:
+            answer = _refusing(refusal, entry)
+        entry.usage = answer.usage
+        answer.headers["x-amzn-RequestId"] = entry.request_id
+        await before_answer(request, wished, self._clock)
+        entry.status = answer.status
+        response, entry.is_whole = await send(request, answer, wished, self._clock)
+        return response
+
+    def _answer(self, call: Call, entry: Entry) -> Answer:
+        if self._require_auth:
+            signatures.check(self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now())
+        error = call.wishes.error()
+        if error is not None:
+            raise error
+        answer = self._service.answer(call)
+        if call.route.operation in _MODEL_IN_BODY:
+            entry.model = call.document()[_MODEL_IN_BODY[call.route.operation]]
+        if call.wishes.fault == "exception-frame" and answer.frames is None:
+            raise stream_refusal(call.wishes.exception)  # an answer in one piece has no frames: it fails as a whole
+        return answer
+
+    async def _side_door(self, request: web.BaseRequest) -> web.Response:
+        """`GET|DELETE /_simulator/ledger` and `GET|PUT|DELETE /_simulator/plan`: no path of Bedrock's."""
+        path, _, query = request.raw_path.removeprefix(_SIDE_DOOR).partition("?")
+        try:
+            match request.method, path:
+                case "GET", "ledger":
+                    return _json(self.ledger.report(int(parse_qs(query).get("after", ["0"])[0])))
+                case "DELETE", "ledger":
+                    self.ledger.clear()
+                case "GET", "plan":
+                    pass
+                case "PUT", "plan":
+                    document = parsed(await request.read())
+                    self._script.hold(document.get("always", self._script.always))
+                    self._script.plan(document.get("next", []))
+                case "DELETE", "plan":
+                    self._script.clear()
+                case _:
+                    raise invalid("the simulator's own paths are /_simulator/ledger and /_simulator/plan")
+        except Refusal as refusal:
+            return _json(refusal.body, refusal.status)
+        return _json({"always": self._script.always, "next": self._script.planned})
+
+
+def _refusing(refusal: Refusal, entry: Entry) -> Answer:
+    headers, body = refusal.rendered()
+    if entry.operation == "ChatCompletions" and headers["Content-Type"] == JSON:
+        body = orjson.dumps(chat.error(refusal))
+    return Answer(body, headers=headers, status=refusal.status)
+
+
+def _json(document: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(document), content_type=JSON)
+
+
+@asynccontextmanager
+async def simulated_bedrock(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    clock: Clock | None = None,
+    *,
+    keys: Keys = DEFAULT_KEYS,
+    require_auth: bool = True,
+    ledger_file: Path | None = None,
+    region: str = "us-east-1",
+    min_cache_tokens: int = 1024,
+) -> AsyncIterator[SimulatedBedrock]:
+    """Serve until the block ends. Port 0 is any free one; `region` stands in the ARNs that are made up here."""
+    loop = asyncio.get_running_loop()
+    ledger = Ledger(ledger_file)
+    bedrock = SimulatedBedrock(clock or SystemClock(), keys, require_auth, ledger, region, min_cache_tokens)
+
+    def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES)
+
+    server = web.Server(
+        bedrock.handle,
+        request_factory=made,
+        handler_cancellation=True,  # a caller that hangs up ends a stall
+        access_log=None,
+        auto_decompress=False,  # a signature is over what was sent
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
+    )
+    listener = await loop.create_server(server, host, port, backlog=1024)
+    try:
+        bedrock.port = listener.sockets[0].getsockname()[1]
+        bedrock.url = f"http://{f'[{host}]' if ':' in host else host}:{bedrock.port}"
+        yield bedrock
+    finally:
+        listener.close()
+        for connection in server.connections:
+            connection.force_close()
+        await server.shutdown(STOPPING_SECONDS)
+        await listener.wait_closed()
+        ledger.close()

@@ -1,0 +1,39 @@
+"""One function for each operation of the data plane: a call in, an answer out, or a refusal raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bedrock_simulator import chat, converse, guardrails, invoke
+from bedrock_simulator.async_jobs import AsyncJobs
+from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.clock import Clock
+from bedrock_simulator.refusals import malformed
+from bedrock_simulator.turns import Turns
+
+
+class Service:
+    def __init__(self, clock: Clock, region: str, min_cache_tokens: int) -> None:
+        turns = Turns(clock, min_cache_tokens)
+        jobs = AsyncJobs(clock, region)
+        self._operations: dict[str, Callable[[Call], Answer]] = {
+            "ApplyGuardrail": guardrails.apply,
+            "ChatCompletions": partial(chat.complete, turns),
+            "Converse": partial(converse.converse, turns),
+            "ConverseStream": partial(converse.converse_stream, turns),
+            "CountTokens": converse.count_tokens,
+            "GetAsyncInvoke": jobs.get,
+            "InvokeGuardrailChecks": guardrails.check,
+            "InvokeModel": partial(invoke.invoke, turns),
+            "InvokeModelWithResponseStream": partial(invoke.invoke_stream, turns),
+            "ListAsyncInvokes": jobs.listed,
+            "StartAsyncInvoke": jobs.start,
+        }
+
+    def answer(self, call: Call) -> Answer:
+        """Operations take members for what they should be; one of another type is the caller's mistake, not ours."""
+        try:
+            return self._operations[call.route.operation](call)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise malformed(f"#: a member has an unexpected type ({error})") from error

@@ -1,0 +1,126 @@
+"""Who asks: a SigV4 signature over exactly what arrived, or an API key.
+
+The arithmetic is botocore's, so that a mistake in the product's own signer cannot be made here a second time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+
+from bedrock_simulator.refusals import BadApiKey, Refusal
+
+MAX_SKEW_SECONDS = 300
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+_SERVICE = "bedrock"
+_TIMESTAMP = "%Y%m%dT%H%M%SZ"
+_PART = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]+)")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What the simulator accepts. With a session token, the key pair is temporary and the token has to come along."""
+
+    access_key: str
+    secret_key: str
+    session_token: str | None = None
+    bearer: str | None = None
+    region: str | None = None  # that the signature has to name; None is any
+
+
+DEFAULT_KEYS = Keys("SIMULATEDACCESSKEY00", "simulated-secret-key", bearer="simulated-api-key")
+
+
+def check(keys: Keys, method: str, target: str, headers: Headers, body: bytes, now: float) -> None:
+    """Raise what AWS answers unless the request was made by one who holds the keys."""
+    found = _gathered(headers)
+    authorization = found.get("authorization", [""])[0]
+    scheme, _, rest = authorization.partition(" ")
+    if not authorization:
+        raise Refusal("MissingAuthenticationTokenException")
+    if scheme == "Bearer":
+        if keys.bearer is None or not _is_same(rest.strip(), keys.bearer):
+            raise BadApiKey
+    elif scheme == _ALGORITHM:
+        _check_signature(keys, method, target, found, rest, body, now)
+    else:
+        raise Refusal("IncompleteSignatureException", f"Unsupported authorization scheme: {scheme}")
+
+
+def _check_signature(
+    keys: Keys, method: str, target: str, found: dict[str, list[str]], rest: str, body: bytes, now: float
+) -> None:
+    parts = dict(_PART.findall(rest))
+    scope = parts.get("Credential", "").split("/")
+    timestamp = found.get("x-amz-date", [""])[0]
+    if len(parts) != 3 or len(scope) != 5:
+        raise Refusal("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' and "
+                      "'Signature' parameters.")  # fmt: skip
+    access_key, date, region, service, end = scope
+    if not _is_same(access_key, keys.access_key) or found.get("x-amz-security-token", [None])[0] != keys.session_token:
+        raise Refusal("UnrecognizedClientException")
+    _check_moment(timestamp, now)
+    if service != _SERVICE or end != "aws4_request" or date != timestamp[:8]:
+        raise Refusal("InvalidSignatureException", f"Credential should be scoped to correct service: '{_SERVICE}'.")
+    if keys.region not in (None, region):
+        raise Refusal("InvalidSignatureException", "Credential should be scoped to a valid region.")
+    signed = parts["SignedHeaders"].split(";")
+    if "host" not in signed or any(name not in found for name in signed):
+        raise Refusal("InvalidSignatureException", "'Host' must be a signed header, and every signed header present.")
+    hashes = found.get("x-amz-content-sha256", [])
+    if any(stated != sha256(body).hexdigest() for stated in hashes):
+        raise Refusal("InvalidSignatureException")
+    expected = _signature(keys, method, target, {name: found[name] for name in signed}, body, timestamp, region)
+    if not _is_same(parts["Signature"], expected):
+        raise Refusal("InvalidSignatureException")
+
+
+def _check_moment(timestamp: str, now: float) -> None:
+    try:
+        moment = datetime.strptime(timestamp, _TIMESTAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise Refusal("IncompleteSignatureException", "X-Amz-Date is missing or not in ISO8601 basic format.") from None
+    current = datetime.fromtimestamp(now, UTC).strftime(_TIMESTAMP)
+    if moment < now - MAX_SKEW_SECONDS:
+        raise Refusal("InvalidSignatureException", f"Signature expired: {timestamp} is too long before {current}")
+    if moment > now + MAX_SKEW_SECONDS:
+        raise Refusal("InvalidSignatureException", f"Signature not yet current: {timestamp} is later than {current}")
+
+
+def _signature(
+    keys: Keys, method: str, target: str, signed: dict[str, list[str]], body: bytes, timestamp: str, region: str
+) -> str:
+    # Not before somebody signs: whoever only imports the simulator, or asks with a key, does not wait for botocore.
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.compat import HTTPHeaders
+    from botocore.credentials import Credentials
+
+    headers = HTTPHeaders()
+    for name, values in signed.items():
+        for value in values:
+            headers[name] = value
+    request = AWSRequest(method=method, url=f"http://simulator{target}", data=body, headers=dict.fromkeys(()))
+    request.context["timestamp"] = timestamp
+    signer = SigV4Auth(Credentials(keys.access_key, keys.secret_key), _SERVICE, region)
+    signer.headers_to_sign = lambda _: headers  # the client chose them, not botocore
+    canonical = signer.canonical_request(request)
+    return str(signer.signature(signer.string_to_sign(request, canonical), request))
+
+
+def _gathered(headers: Headers) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in headers:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _is_same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())

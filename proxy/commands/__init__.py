@@ -1,1 +1,0 @@
-"""The commands of `price-keeper`, one file a group; `proxy/cli.py` puts them together."""

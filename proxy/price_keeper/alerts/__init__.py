@@ -1,0 +1,16 @@
+"""A share of a quota is spent: somebody is told, once.
+
+thresholds   which shares are reached, and what the next one is
+alert        what is told
+raising      one alert for the fleet, by a marker in the store
+outbox       alerts on this process's disk until they are delivered
+deliveries   from the outbox to the receiver, again and again
+webhook      one signed request to the operator's receiver
+addresses    which addresses may be connected to
+composed     all of it, from the configuration
+"""
+
+from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.thresholds import crossed, next_at
+
+__all__ = ["Alerts", "crossed", "next_at"]

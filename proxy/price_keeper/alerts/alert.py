@@ -1,0 +1,99 @@
+"""One alert: what it says, in the store, on the disk and to the receiver. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from price_keeper.model import PICO_PER_MICRO, Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Item, Key
+
+MARKER_SECONDS = 7 * 86_400  # after the end of the period; longer than anybody tries to deliver an alert
+OWNER = "alert"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Times are whole epoch seconds."""
+
+    id: str
+    scope: Scope
+    label: str
+    period: str
+    ends_at: int
+    threshold_pct: int
+    spent_pico: int
+    quota_pico: int
+    raised_at: int
+
+    @property
+    def key(self) -> Key:
+        """Of the marker: the same for all who would tell the same."""
+        return schema.alert_marker(self.scope, self.label, self.period, self.threshold_pct)
+
+    @property
+    def marker(self) -> Item:
+        return {OWNER: self.id, "raised_at_epoch": self.raised_at, EXPIRY: self.ends_at + MARKER_SECONDS}
+
+    @property
+    def name(self) -> str:
+        """Of its file; the oldest sorts first."""
+        return f"{self.raised_at:012}-{self.id}"
+
+    def is_over(self, now: float) -> bool:
+        """Whether its marker may be gone, so that nothing says any more who told it."""
+        return now >= self.ends_at + MARKER_SECONDS
+
+    def content(self) -> bytes:
+        """All of it, for the disk."""
+        return orjson.dumps({each.name: getattr(self, each.name) for each in fields(self)} | {"scope": self.scope.key})
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Alert:
+        """Raises ValueError for what is no alert."""
+        try:
+            values: dict[str, Any] = orjson.loads(content)
+            alert = cls(**values | {"scope": Scope.of_key(values["scope"])})
+            _ = alert.key, alert.is_over(0), alert.body()
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise ValueError(str(error)) from None
+        return alert
+
+    def body(self) -> bytes:
+        """For the receiver."""
+        return orjson.dumps(
+            {
+                "id": self.id,
+                "type": "threshold",
+                "org": self.scope.org,
+                "app": self.scope.app,
+                "label": self.label,
+                "period": self.period,
+                "threshold_pct": self.threshold_pct,
+                "spent_usd_micros": _micros(self.spent_pico),
+                "quota_usd_micros": _micros(self.quota_pico),
+                "resets_at": _iso(self.ends_at),
+                "raised_at": _iso(self.raised_at),
+            }
+        )
+
+    def __str__(self) -> str:
+        """Its line in the log."""
+        return (
+            f"scope={self.scope.key} label={self.label} period={self.period} threshold_pct={self.threshold_pct} "
+            f"spent_usd_micros={_micros(self.spent_pico)} quota_usd_micros={_micros(self.quota_pico)} "
+            f"resets_at={_iso(self.ends_at)} alert={self.id}"
+        )
+
+
+def _micros(pico: int) -> int:
+    """Whole, as everywhere where money is shown."""
+    return (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
+
+
+def _iso(epoch: int) -> str:
+    return datetime.fromtimestamp(epoch, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,102 @@
+"""Composes the alerts of one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+from yarl import URL
+
+from price_keeper import telemetry as metrics
+from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.deliveries import Deliveries
+from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.webhook import Webhook
+from price_keeper.clock import Clock
+from price_keeper.config import Config
+from price_keeper.config.alerts import Webhook as WebhookConfig
+from price_keeper.errors import ConfigError
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import Telemetry
+
+FOLDER = "alerts"  # in the journal's
+SHORTEST_SECRET = 16  # bytes
+
+
+@asynccontextmanager
+async def opened_alerts(
+    config: Config, environ: Mapping[str, str], store: Store, clock: Clock, tasks: Tasks
+) -> AsyncIterator[Alerts]:
+    """The journal's folder is locked by whoever asks. Raises ConfigError."""
+    chosen = config.alerts.webhook
+    if chosen is None:
+        yield _started(Alerts(store, clock), tasks)
+        return
+    webhook = Webhook(chosen.url, checked_secret(chosen, environ), clock.now)
+    outbox = Outbox(Path(config.journal.dir) / FOLDER)
+    await outbox.open()
+    try:
+        yield _started(Alerts(store, clock, Deliveries(outbox, webhook, clock, tasks)), tasks)
+    finally:
+        await tasks.stop()  # those that use the webhook; what they leave is on the disk
+        await webhook.close()
+
+
+def _started(alerts: Alerts, tasks: Tasks) -> Alerts:
+    alerts.start(tasks)
+    return alerts
+
+
+def checked_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
+    """The secret of a webhook that can be used. Raises ConfigError, for `check-config` and a start alike."""
+    refuse_private(webhook.url)
+    return secret_of(webhook, environ)
+
+
+def refuse_private(url: str) -> None:
+    """What a name resolves to is seen when it is called; a literal address can be told at once."""
+    host = URL(url, encoded=True).host or ""
+    try:
+        ip_address(host)
+    except ValueError:
+        return
+    if not is_public(host):
+        raise ConfigError([f"alerts.webhook.url: {host} is not a public address"])
+
+
+def secret_of(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
+    """Raises ConfigError, which never shows it."""
+    if webhook.secret_file is not None:
+        try:
+            secret = Path(webhook.secret_file).read_bytes().strip()
+        except OSError as failure:
+            raise ConfigError([f"alerts.webhook: cannot read {webhook.secret_file}: {failure.strerror}"]) from None
+    else:
+        assert webhook.secret_env is not None
+        secret = environ.get(webhook.secret_env, "").encode().strip()
+        if not secret:
+            raise ConfigError([f"alerts.webhook: the environment variable {webhook.secret_env} is not set"])
+    if len(secret) < SHORTEST_SECRET:
+        raise ConfigError([f"alerts.webhook: its secret has less than {SHORTEST_SECRET} bytes"])
+    return secret
+
+
+def add_to(telemetry: Telemetry, alerts: Alerts) -> None:
+    sent = alerts.deliveries
+    telemetry.add(
+        metrics.ALERTS_RAISED,
+        lambda: [({"threshold": str(pct)}, float(count)) for pct, count in sorted(alerts.raised.items())],
+    )
+    telemetry.add(metrics.WEBHOOKS_DELIVERED, lambda: sent.delivered if sent else 0)
+    telemetry.add(
+        metrics.WEBHOOKS_FAILED,
+        lambda: [
+            ({"last": "false"}, sent.failed if sent else 0),
+            ({"last": "true"}, sent.given_up if sent else 0),
+        ],
+    )
+    telemetry.add(metrics.WEBHOOKS_WAITING, lambda: sent.waiting if sent else 0)

@@ -1,0 +1,178 @@
+"""One signed request to the operator's receiver, over https, to a public address and nowhere else.
+
+Addresses are looked at twice: what a name resolves to, all of it, and again where the socket is made, since a literal
+address is never resolved. What was looked at is what is connected to, so a name cannot change its mind in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+from yarl import URL
+
+from price_keeper.alerts.addresses import is_public
+
+TIMEOUT_SECONDS = 10.0  # from looking up the name to the head of the answer
+READ_BYTES = 4096  # of an answer, at a time: its body is of no interest
+
+_USER_AGENT = "bedrock-price-keeper"
+
+Allows: TypeAlias = Callable[[str], bool]
+
+
+class Forbidden(OSError):
+    """An OSError, as that is what aiohttp expects of resolvers and sockets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Without a status there was none, and `trouble` says why."""
+
+    status: int | None
+    trouble: str = ""
+
+    @property
+    def is_taken(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def is_final(self) -> bool:
+        """The receiver does not want it, and never will."""
+        return self.status is not None and 400 <= self.status < 500 and self.status not in (408, 429)
+
+    def __str__(self) -> str:
+        return self.trouble or f"it answered {self.status}"
+
+
+class Webhook:
+    """`place` is what may be told of the URL: who knows its path or query may often send in our name."""
+
+    def __init__(
+        self,
+        url: str,
+        secret: bytes,
+        now: Callable[[], float],
+        *,
+        allows: Allows = is_public,
+        resolver: AbstractResolver | None = None,
+        tls: ssl.SSLContext | None = None,
+        seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._url = URL(url, encoded=True)  # sent as it was written
+        if self._url.scheme != "https":
+            raise ValueError("a webhook's address begins with https://")
+        self.place = f"{self._url.host}:{self._url.port}"
+        self._secret = secret
+        self._now = now
+        self._allows = allows
+        self._resolver = resolver
+        self._tls = tls
+        self._seconds = seconds
+        self._session: ClientSession | None = None
+
+    async def send(self, name: str, body: bytes) -> Answer:
+        """Never raises, so that no traceback can show the URL."""
+        headers = self._headers(name, body)
+        try:
+            async with asyncio.timeout(self._seconds):
+                posting = self._opened().post(self._url, data=body, headers=headers, allow_redirects=False)
+                async with posting as answer:
+                    return Answer(answer.status)
+        except TimeoutError:
+            return Answer(None, f"no answer within {self._seconds:g} s")
+        except Exception as error:
+            return Answer(None, _why(error))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _headers(self, name: str, body: bytes) -> dict[str, str]:
+        timestamp = str(int(self._now()))
+        return {
+            "content-type": "application/json",
+            "user-agent": _USER_AGENT,
+            "accept-encoding": "identity",
+            "x-price-keeper-delivery": name,
+            "x-price-keeper-timestamp": timestamp,
+            "x-price-keeper-signature": signature(self._secret, timestamp, body),
+        }
+
+    def _opened(self) -> ClientSession:
+        if self._session is None:
+            connector = TCPConnector(
+                resolver=Checked(self._allows, self._resolver or ThreadedResolver()),
+                socket_factory=self._socket,
+                use_dns_cache=False,
+                force_close=True,  # alerts are few, and each connection is looked at
+                ssl=self._tls if self._tls is not None else True,
+            )
+            self._session = ClientSession(
+                connector=connector,
+                cookie_jar=DummyCookieJar(),
+                timeout=ClientTimeout(total=None),  # it is ours that counts
+                auto_decompress=False,
+                read_bufsize=READ_BYTES,
+                trust_env=False,  # a proxy would connect to what is not looked at
+            )
+        return self._session
+
+    def _socket(self, found: Any) -> socket.socket:
+        family, kind, protocol, _, address = found
+        _check(self._allows, str(address[0]))
+        return socket.socket(family, kind, protocol)
+
+
+class Checked(AbstractResolver):
+    """A name that resolves to one address it may not have is not believed in the others either."""
+
+    def __init__(self, allows: Allows, resolver: AbstractResolver) -> None:
+        self._allows = allows
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        for each in found:
+            _check(self._allows, each["host"])
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+def _check(allows: Allows, address: str) -> None:
+    if not allows(address):
+        raise Forbidden(f"its address is not a public one: {address}")
+
+
+def signature(secret: bytes, timestamp: str, body: bytes) -> str:
+    return f"v1={hmac.digest(secret, timestamp.encode() + b'.' + body, 'sha256').hex()}"
+
+
+def _why(error: Exception) -> str:
+    """In words without the URL, which aiohttp's own often name."""
+    if isinstance(error, ClientConnectorCertificateError):
+        return "its certificate is not trusted"
+    if isinstance(error, ClientConnectorError):
+        cause = error.os_error
+        return str(cause) if isinstance(cause, Forbidden) else f"not reached: {cause.strerror or type(cause).__name__}"
+    return f"no whole answer: {type(error).__name__}"

@@ -1,0 +1,91 @@
+"""The audit: one record of each administrative change, which nobody changes afterwards.
+
+A record is written in the transaction that makes the change, so neither is there without the other. What it holds are
+settings alone: no secret, hash, token or prompt is handed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+from price_keeper.model import Scope
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Item, ItemMissing, Page, Put, Query, Row, Store, Value
+
+KEEP_SECONDS = 400 * 86_400
+MOST_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who makes a change, in which request; `address` is where that came from."""
+
+    who: str
+    request_id: str
+    address: str = ""
+
+    def did(self, action: str, scope: Scope, before: Item | None, after: Item | None, now: float) -> Put:
+        """None stands for what is not there: before it was made, or after it is gone."""
+        item: dict[str, Value] = {
+            "action": action,
+            "who": self.who,
+            "request_id": self.request_id,
+            "at_epoch": Decimal(str(round(now, 6))),
+            EXPIRY: int(now) + KEEP_SECONDS,
+        }
+        told = {"app": scope.app, "address": self.address, "before": before, "after": after}
+        item |= {name: _kept(value) for name, value in told.items() if value not in (None, "")}
+        return Put(schema.audit_record(scope.org, f"{_moment(now)}#{uuid4().hex}"), item, ItemMissing())
+
+
+def only(item: Item | None, names: tuple[str, ...]) -> Item | None:
+    """Of an item with credentials on it, what may be told."""
+    return None if item is None else {name: item[name] for name in names if name in item}
+
+
+async def records(store: Store, org: str, limit: int, after: str | None = None) -> Page:
+    """The newest first. `after` is the cursor of the page before."""
+    partition = schema.audit_record(org, "")
+    return await store.query(
+        Query("audit", partition.pk, descending=True, limit=limit, after=after or None, consistent=True)
+    )
+
+
+def told(row: Row) -> dict[str, Any]:
+    """A record as a program reads it."""
+    item = row.item
+    return {
+        "id": row.key.sk,
+        "at": row.key.sk.partition("#")[0],
+        "action": item.get("action"),
+        "who": item.get("who"),
+        "address": item.get("address"),
+        "request_id": item.get("request_id"),
+        "app": item.get("app"),
+        "before": plain(item.get("before")),
+        "after": plain(item.get("after")),
+    }
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _kept(value: Any) -> Value:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _moment(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,66 @@
+"""The way from a sidecar to the control service, for credentials."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from price_keeper.auth.relayed import Ask, NoAnswer, Reply
+
+SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
+AT_ONCE = 32  # connections: more than strangers are given by `relayed.py`
+MOST_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
+
+
+@asynccontextmanager
+async def control_service(url: str) -> AsyncIterator[Ask]:
+    """It follows no redirection and asks no proxy: what is sent there is a secret."""
+    session = aiohttp.ClientSession(
+        # No connection is kept: aiohttp takes what comes on an idle one for the next answer, which would be credentials
+        # of somebody else's. They are fetched twice an hour.
+        connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=SECONDS),
+        auto_decompress=False,  # what is inflated is larger than what was read
+        trust_env=False,
+    )
+
+    async def ask(authorization: str) -> Reply:
+        headers = {"Authorization": authorization, "Accept-Encoding": "identity"}
+        try:
+            async with session.get(f"{url}/credentials", headers=headers, allow_redirects=False) as answer:
+                return Reply(answer.status, await _body(answer), _seconds(answer.headers.get("Retry-After", "")))
+        except TimeoutError:
+            raise NoAnswer(f"{url} gave no answer within {SECONDS:g} s", is_away=True) from None
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            is_away = isinstance(failure, aiohttp.ClientConnectionError | OSError)
+            raise NoAnswer(f"{url}: {_why(failure)}", is_away=is_away) from None
+
+    try:
+        yield ask
+    finally:
+        await session.close()
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    body = b""
+    async for part in answer.content.iter_chunked(MOST_BYTES):
+        body += part
+        if len(body) > MOST_BYTES:
+            raise ValueError("its answer is too large")
+    return body
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 6 else None
+
+
+def _why(failure: Exception) -> str:
+    """Without what was sent, which some messages quote."""
+    if isinstance(failure, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted"
+    if isinstance(failure, aiohttp.ClientConnectorError):
+        return failure.os_error.strerror or type(failure).__name__
+    return type(failure).__name__

@@ -1,0 +1,131 @@
+"""From a request to its caller."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final, Protocol
+
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.tokens import Claims, Tokens
+from price_keeper.errors import AccessDenied
+from price_keeper.exchange import Request
+from price_keeper.model import Caller
+
+SESSION_TOKEN: Final = b"x-amz-security-token"
+AUTHORIZATION: Final = b"authorization"
+_CREDENTIALS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
+_BEARER: Final = b"bearer "
+# How AWS's own keys begin: those that last long, and those that last for hours. No token of ours does.
+_BEDROCK_KEYS: Final = (b"ABSK", b"bedrock-api-key-")
+REMEMBERED = 1000  # headers
+
+
+class Identify(Protocol):
+    """Both raise AccessDenied or TokenExpired."""
+
+    def known(self, request: Request) -> Caller | None:
+        """Without asking anybody; None if somebody has to be asked first."""
+
+    async def learned(self, request: Request) -> Caller:
+        """Asks the store. Raises Busy if it cannot be told whether the caller is still welcome."""
+
+
+class ByToken:
+    """A token comes as the session token beside an AWS signature, or as a bearer."""
+
+    def __init__(self, tokens: Tokens, revocation: Revocation) -> None:
+        self._tokens = tokens
+        self._revocation = revocation
+        self._bearers: dict[bytes, str] = {}  # the tokens of headers that were good
+
+    def known(self, request: Request) -> Caller | None:
+        headers = request.headers
+        shown = headers.get(AUTHORIZATION)
+        token = None if shown is None else self._bearers.get(shown)
+        if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # as nearly always
+            claims = self._tokens.access(token)
+            return claims.caller if self._revocation.known(claims) else None
+        first, second = self._shown(request)
+        if not self._revocation.known(first) or (second is not None and not self._revocation.known(second)):
+            return None
+        return first.caller
+
+    async def learned(self, request: Request) -> Caller:
+        first, second = self._shown(request)
+        for each in (first, second):
+            if each is not None and not self._revocation.known(each):
+                await self._revocation.learned(each)
+        return first.caller
+
+    def _shown(self, request: Request) -> tuple[Claims, Claims | None]:
+        """The tokens of a request, if each is good by itself and they name one caller."""
+        if request.repeated and request.repeated & _CREDENTIALS:
+            raise AccessDenied("a header that says who calls comes only once")
+        session, bearer = request.headers.get(SESSION_TOKEN), _bearer(request)
+        if session is None and bearer is None:
+            raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
+        if session is None and bearer is not None:
+            return self._remembered(request.headers[AUTHORIZATION], bearer), None
+        if session is None or bearer is None:
+            return self._verified(session or b""), None
+        first, second = self._verified(session), self._verified(bearer)
+        if first.caller != second.caller:
+            raise AccessDenied("the two tokens of this request name different callers")
+        return first, second
+
+    def _remembered(self, header: bytes, bearer: bytes) -> Claims:
+        claims = self._verified(bearer)
+        if len(self._bearers) >= REMEMBERED:
+            self._bearers.clear()
+        self._bearers[header] = bearer.decode("latin-1")
+        return claims
+
+    def _verified(self, token: bytes) -> Claims:
+        try:
+            return self._tokens.access(token.decode("latin-1"))
+        except AccessDenied:
+            if token.startswith(_BEDROCK_KEYS):
+                raise AccessDenied(
+                    "a Bedrock API key of AWS is no token here, and an SDK that finds one sends nothing else: "
+                    "unset AWS_BEARER_TOKEN_BEDROCK, or put a token of Price Keeper there"
+                ) from None
+            raise
+
+
+def _bearer(request: Request) -> bytes | None:
+    value = request.headers.get(AUTHORIZATION)
+    if value is None or value[: len(_BEARER)].lower() != _BEARER:
+        return None
+    return value[len(_BEARER) :].strip()
+
+
+class Bound:
+    """Every caller is the one identity of this sidecar, so what a web page could send must not get through."""
+
+    def __init__(self, org: str, app: str) -> None:
+        self._caller = Caller(org, app, f"org-{org}-app-{app}")
+
+    def known(self, request: Request) -> Caller:
+        headers = request.headers
+        if b"origin" in headers or not _is_literal_loopback(headers.get(b"host", b"")):
+            raise AccessDenied("this sidecar serves programs on this machine, at http://127.0.0.1")
+        is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
+        if request.method == b"POST" and not is_json:
+            raise AccessDenied("this sidecar takes requests of content type application/json alone")
+        return self._caller
+
+    async def learned(self, request: Request) -> Caller:
+        return self.known(request)
+
+
+def _is_literal_loopback(host: bytes) -> bool:
+    """Names do not count: a web page's own name can be made to point here."""
+    name, _, _ = host.decode("latin-1").rpartition(":") if _has_port(host) else (host.decode("latin-1"), "", "")
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _has_port(host: bytes) -> bool:
+    return host.rpartition(b":")[2].isdigit() and (not host.startswith(b"[") or b"]:" in host)

@@ -1,0 +1,64 @@
+"""A keyed mark within each secret that is made here, by which an invented one is told apart without the store.
+
+A secret is 32 bytes: 24 random ones, and a keyed hash of them and of what the secret is for. The mark opens nothing:
+whoever shows a marked secret is looked up at once, and still has to be right; one without a mark, as older versions
+made them, waits for its turn among everybody's inventions (`lookups.py`). The keys follow from those that sign tokens,
+so every process that makes or checks secrets has them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from price_keeper.auth.keys import SigningKey
+
+_MARK_BYTES = 8  # 2**64 inventions for one that has to be looked up
+_RANDOM_BYTES = 24
+_LABEL = b"price-keeper marks of secrets"
+
+
+class Marks:
+    """Made with the first key that can sign, recognised with all of them; without any, nothing is marked."""
+
+    def __init__(self, keys: Iterable[SigningKey] = ()) -> None:
+        self._keys = [_derived(_material(key.signs_with)) for key in keys if key.signs_with is not None]
+
+    def new_secret(self, use: str) -> bytes:
+        """`use` is what the secret is for; a mark is good for nothing else."""
+        if not self._keys:
+            return secrets.token_bytes(_RANDOM_BYTES + _MARK_BYTES)
+        random = secrets.token_bytes(_RANDOM_BYTES)
+        return random + _mark(self._keys[0], use, random)
+
+    def is_marked(self, use: str, secret: bytes) -> bool:
+        """Whether it was made here, for this use."""
+        random, mark = secret[:_RANDOM_BYTES], secret[_RANDOM_BYTES:]
+        return any(hmac.compare_digest(mark, _mark(key, use, random)) for key in self._keys)
+
+
+UNMARKED = Marks()
+
+
+def _mark(key: bytes, use: str, random: bytes) -> bytes:
+    return hmac.digest(key, use.encode() + b"\0" + random, "sha256")[:_MARK_BYTES]
+
+
+def _derived(material: bytes) -> bytes:
+    return HKDF(SHA256(), length=32, salt=None, info=_LABEL).derive(material)
+
+
+def _material(private: object) -> bytes:
+    if isinstance(private, Ed25519PrivateKey):
+        return private.private_bytes_raw()
+    if isinstance(private, RSAPrivateKey):
+        return private.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    assert isinstance(private, (bytes, str))
+    return private.encode() if isinstance(private, str) else private

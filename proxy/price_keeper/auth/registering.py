@@ -1,0 +1,237 @@
+"""How an org or an app comes to its secret, and to the next one.
+
+The secret itself is nowhere but behind a retrieval token (see `retrieval.py`), which stands in the answer alone: the
+hash and what can be fetched are written together, on the item whose settings `selection/settings.py` writes. Neither
+touches what the other one owns, so a put and a rotation at once are both done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from price_keeper.auth import retrieval
+from price_keeper.auth.clients import (
+    CREATED,
+    GENERATION,
+    GRACE_ENDS,
+    HASH,
+    PREVIOUS_HASH,
+    credentials_key,
+    hash_secret,
+    new_secret,
+)
+from price_keeper.auth.marks import UNMARKED, Marks
+from price_keeper.auth.retrieval import RETRIEVED, ROW
+from price_keeper.clock import Clock
+from price_keeper.errors import InvalidRequest, NotThere, Overtaken, ReasonCode, StoreUnavailable, TransactionFailed
+from price_keeper.model import Scope, client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.again import until_nobody_was_faster
+from price_keeper.stores.contract import (
+    Condition,
+    Delete,
+    Item,
+    ItemExists,
+    Key,
+    Missing,
+    Put,
+    Store,
+    Update,
+    Value,
+    Write,
+    all_of,
+    equals,
+)
+
+MOST_GRACE_HOURS = 168
+
+_ROW = re.compile(r"[0-9a-f]{64}")
+
+Forget = Callable[[Scope], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """`retrieval_token` fetches the secret, once and until `expires`."""
+
+    client_id: str
+    retrieval_token: str = field(repr=False)
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    issued: Issued
+    hashed: str = field(repr=False)
+    attributes: dict[str, Value] = field(repr=False)
+    put: Put = field(repr=False)
+
+
+def credentials(scope: Scope, hashed: str, now: float) -> dict[str, Value]:
+    """The attributes of a client with one secret."""
+    return {
+        "client_id": client_id_of(scope.org, scope.app),
+        HASH: hashed,
+        CREATED: int(now),
+    }
+
+
+async def register(
+    store: Store,
+    clock: Clock,
+    scope: Scope,
+    forget: Forget | None = None,
+    beside: Sequence[Write] = (),
+    marks: Marks = UNMARKED,
+) -> Issued | None:
+    """None where there are credentials already, which are never issued again.
+
+    Safe to do again after any failure. Raises NotThere, or what a store may raise. `forget` is `Clients.forget`;
+    `beside` is written in the same transaction.
+    """
+    if HASH in await _item(store, scope):
+        return None
+    new = await _new(scope, clock, marks)
+    update = Update(
+        credentials_key(scope),
+        set=new.attributes,
+        remove=(PREVIOUS_HASH, GRACE_ENDS, RETRIEVED),
+        condition=all_of(ItemExists(), Missing(HASH)),
+    )
+    if await _is_written(store, clock, scope, [update, new.put, *beside], new.hashed, forget):
+        return new.issued
+    await _item(store, scope)
+    return None
+
+
+async def rotate(
+    store: Store,
+    clock: Clock,
+    scope: Scope,
+    grace_hours: int,
+    forget: Forget | None = None,
+    beside: Sequence[Write] = (),
+    marks: Marks = UNMARKED,
+) -> Issued:
+    """The secret so far stays good for the grace; one that was in its own grace ends now. Without a grace all sessions
+    begun so far are over, and no refresh token of theirs is good any more.
+
+    A secret that was never fetched is nobody's: it ends now, with its retrieval token, and the one before it is the one
+    that stays. So who lost a retrieval token in the middle of a rotation can rotate again without harm.
+
+    Raises InvalidRequest, NotThere, Overtaken (409) when somebody else rotated at the same time, or what a store may
+    raise. When it is not known whether it was written, rotating once more puts it right.
+    """
+    check_grace(grace_hours)
+    item = await _item(store, scope)
+    before = item.get(HASH)
+    if not isinstance(before, str):
+        raise NotThere(f"{_named(scope)} has no credentials to rotate; where there are none, a put makes them")
+    new = await _new(scope, clock, marks)
+    for _ in range(2):  # the secret so far may be fetched once meanwhile, and not again
+        update = _rotation(scope, item, new, clock.now(), grace_hours)
+        writes = [update, new.put, *_waiting(item), *beside]
+        if await _is_written(store, clock, scope, writes, new.hashed, forget):
+            return new.issued
+        item = await _item(store, scope)
+        if item.get(HASH) != before:
+            break
+    raise Overtaken(f"somebody else changed the credentials of {_named(scope)} at the same time, and those hold")
+
+
+def check_grace(hours: object) -> None:
+    if type(hours) is not int or not 0 <= hours <= MOST_GRACE_HOURS:
+        raise InvalidRequest(f"the grace is a whole number of hours from 0 to {MOST_GRACE_HOURS}")
+
+
+def _rotation(scope: Scope, item: Item, new: _New, now: float, grace_hours: int) -> Update:
+    conditions: list[Condition] = [equals(HASH, str(item[HASH]))]
+    previous: Value | None = item[HASH]
+    if _is_unfetched(item):
+        previous = _in_grace(item, now)
+        conditions.append(Missing(RETRIEVED))
+    kept: dict[str, Value] = {}
+    if grace_hours and previous is not None:
+        kept = {PREVIOUS_HASH: previous, GRACE_ENDS: int(now) + grace_hours * 3600}
+    gone = tuple(name for name in (PREVIOUS_HASH, GRACE_ENDS, RETRIEVED) if name not in kept)
+    ends_sessions = {} if grace_hours else {GENERATION: 1}  # without a grace the secret so far has leaked
+    return Update(
+        credentials_key(scope),
+        set={**new.attributes, **kept},
+        add=ends_sessions,
+        remove=gone,
+        condition=all_of(*conditions),
+    )
+
+
+def _is_unfetched(item: Item) -> bool:
+    """Certainly: of a secret that was written by hand nothing is known."""
+    return ROW in item and RETRIEVED not in item
+
+
+def _in_grace(item: Item, now: float) -> Value | None:
+    ends = item.get(GRACE_ENDS)
+    return item.get(PREVIOUS_HASH) if isinstance(ends, (int, Decimal)) and now < ends else None
+
+
+def _waiting(item: Item) -> list[Delete]:
+    """The secret before may be waiting to be fetched: by somebody it was not meant for, or in vain."""
+    row = item.get(ROW)
+    is_row = isinstance(row, str) and _ROW.fullmatch(row)
+    return [Delete(schema.retrieval_token(str(row)))] if is_row else []
+
+
+async def _item(store: Store, scope: Scope) -> Item:
+    item = await store.get(credentials_key(scope), consistent=True)
+    if item is None:
+        raise NotThere(f"there is no {_named(scope)}")
+    return item
+
+
+def _named(scope: Scope) -> str:
+    return f"org {scope.org}" if scope.app is None else f"app {scope.app} of org {scope.org}"
+
+
+async def _new(scope: Scope, clock: Clock, marks: Marks = UNMARKED) -> _New:
+    client_id = client_id_of(scope.org, scope.app)
+    secret = new_secret(client_id, marks)
+    hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
+    now = clock.now()
+    sealed = retrieval.seal(scope, secret, now, marks)
+    attributes = {**credentials(scope, hashed, now), ROW: sealed.row}
+    issued = Issued(client_id, sealed.token, sealed.expires)
+    return _New(issued, hashed, attributes, sealed.put)
+
+
+async def _is_written(
+    store: Store, clock: Clock, scope: Scope, writes: Sequence[Write], hashed: str, forget: Forget | None
+) -> bool:
+    """False if the item was changed first. What the instance knows of the client is forgotten, written or not."""
+
+    async def once() -> bool:
+        try:
+            await store.transact(writes)
+            return True
+        except TransactionFailed as failure:
+            if all(reason.code is not ReasonCode.CONDITION_FAILED for reason in failure.reasons):
+                raise
+        except StoreUnavailable as failure:
+            if not failure.maybe_applied or not await _is_ours(store, credentials_key(scope), hashed):
+                raise
+        return await _is_ours(store, credentials_key(scope), hashed)
+
+    try:
+        return await until_nobody_was_faster(clock, once)
+    finally:
+        if forget is not None:
+            forget(scope)
+
+
+async def _is_ours(store: Store, key: Key, hashed: str) -> bool:
+    """After a lost answer: nobody else knows this hash, so if it stands there we wrote it."""
+    item = await store.get(key, consistent=True)
+    return item is not None and item.get(HASH) == hashed

@@ -1,0 +1,70 @@
+"""What the store keeps of a session, and the writes that move it on or end it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Delete, Item, Missing, Put, Update, Write, equals
+
+HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = "refresh_hash", "began_us", "refreshed_at", "access_until", "version"
+GENERATION = "generation"  # the client's, as it was when the secret was checked
+ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
+AT = "at_epoch"  # since when
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    sid: str
+    began: float
+    refreshed: int
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session's row, with all that ending it takes."""
+
+    client: str
+    sid: str
+    item: Item
+
+    @property
+    def age(self) -> tuple[int, str]:
+        return int(self.number(BEGAN)), self.sid
+
+    @property
+    def generation(self) -> int:
+        value = self.item.get(GENERATION, 0)
+        return value if isinstance(value, int) else 0
+
+    def number(self, name: str) -> int:
+        value = self.item[name]
+        assert isinstance(value, int)
+        return value
+
+    def ended(self, why: str, now: float) -> list[Write]:
+        """On condition that it is there, and with the same refresh token: else another one would stay good."""
+        kept = str(self.item[HASH])
+        return [
+            Delete(schema.session(self.client, self.sid), equals(HASH, kept)),
+            refused(kept, self.number(EXPIRY), why, now, self.client, self.sid),
+        ]
+
+
+def moved_on(client: str, head: Item | None) -> Update:
+    version = (head or {}).get(VERSION)
+    stands = equals(VERSION, version) if isinstance(version, int) else Missing(VERSION)
+    return Update(schema.session_head(client), add={VERSION: 1}, condition=stands)
+
+
+def refused(token_hash: str, until: int, why: str, now: float, client: str, sid: str) -> Put:
+    """For as long as the token itself would be good."""
+    item: Item = {EXPIRY: until, "why": why, AT: int(now), "client_id": client, "sid": sid}
+    return Put(schema.refused_refresh_token(token_hash), item)
+
+
+def was_rotated_within(seconds: float, refusal: Item, now: float) -> bool:
+    """By either's clock, which may differ."""
+    at = refusal.get(AT)
+    return isinstance(at, int) and abs(now - at) < seconds

@@ -1,0 +1,387 @@
+"""Refresh sessions of clients: at most so many of each, of which the newest stay.
+
+A session is a row with the hash of the one refresh token that is good for it. Whatever happens to it is one
+transaction: it begins together with the end of those that must make room, it is refreshed on condition that it still
+lives, and it ends together with its refresh token. Where there is a limit, every login and every end moves on a version
+at the head of the client's sessions, so of logins at the same time one gets through and the others look again. Without
+the store there are no tokens.
+
+A client's item has a generation. Moving it on ends all sessions begun before, and all access tokens, in one write.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from uuid import uuid4
+
+from price_keeper.auth.clients import credentials_key, generation_of
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.session_memory import Spent
+from price_keeper.auth.session_rows import (
+    ACCESS_UNTIL,
+    BEGAN,
+    EVICTED,
+    GENERATION,
+    HASH,
+    REFRESHED,
+    REVOKED,
+    ROTATED,
+    VERSION,
+    Kept,
+    Session,
+    moved_on,
+    refused,
+    was_rotated_within,
+)
+from price_keeper.auth.session_writes import Lanes, Writing, is_condition, is_race, no_store_no_token
+from price_keeper.auth.tokens import Claims, Minted, Tokens
+from price_keeper.clock import Clock
+from price_keeper.errors import (
+    Busy,
+    NoGuess,
+    PriceKeeperError,
+    ReasonCode,
+    SessionLimitRace,
+    StoreUnavailable,
+    TransactionFailed,
+)
+from price_keeper.model import Scope, client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import (
+    EXPIRY,
+    Check,
+    Item,
+    ItemExists,
+    ItemMissing,
+    Prefix,
+    Put,
+    Query,
+    Store,
+    Update,
+    Write,
+    above,
+    all_of,
+    equals,
+    every_row,
+    live,
+)
+
+ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
+ENDED_AT_ONCE = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
+ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
+MICROS = 1_000_000
+AGAIN_SECONDS = 1  # when what was refused may do
+SECOND_SECONDS = 1.0  # so long one that came second is not looked up again
+RACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
+# After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment; or
+# it is ours that is wrong, by an hour or a zone.
+IN_DOUBT_SECONDS = 86_400.0
+
+_OVER = "the session is over: log in again"
+_USED = "the refresh token was used before, so its session is over: log in again"
+_SECOND = "the refresh token was used a moment ago: go on with the pair that came of it, or log in again"
+_UNSURE = "the store's answer was lost, and perhaps the refresh with it: log in again"
+
+_log = logging.getLogger("price_keeper.auth")
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What a client is given. Its access token may be revoked with the session, by `sid`."""
+
+    access: Minted
+    refresh: Minted
+    sid: str
+
+
+class Outdated(PriceKeeperError):
+    """All sessions of the client were ended since its secret was checked, so it has to be checked again."""
+
+
+class Sessions:
+    def __init__(
+        self,
+        store: Store,
+        tokens: Tokens,
+        revocation: Revocation,
+        clock: Clock,
+        max_sessions: int,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`max_sessions`: 0 is unlimited. `chance` gives a number in [0, 1) for each wait that is jittered."""
+        self._store = store
+        self._tokens = tokens
+        self._revocation = revocation
+        self._clock = clock
+        self._max = max_sessions
+        self._writing = Writing(store, clock, chance)
+        self._lanes = Lanes()
+        self._spent = Spent(clock)
+
+    # What clients ask for.
+
+    async def login(self, scope: Scope, generation: int = 0) -> Issued:
+        """For a client whose secret was checked. Raises SessionLimitRace, or Busy, also where none can mint.
+
+        `generation` is the client's, as it was with that secret. Raises Outdated if it is over by now.
+        """
+        client, sid = client_id_of(scope.org, scope.app), str(uuid4())
+        issued = self._issued(scope, sid, generation)
+        with no_store_no_token():
+            if not self._max:
+                _demand(generation, await self._store.get(credentials_key(scope), consistent=True))
+                await self._put([self._begun(client, issued, generation)], client, issued)
+                return issued
+            async with self._lanes.one(client):
+                await self._make_room_and_begin(scope, issued, generation)
+            return issued
+
+    async def refresh(self, token: str) -> Issued:
+        """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
+        claims = self._tokens.refresh(token)
+        caller, sid, used = claims.caller, _sid_of(claims), _hash(token)
+        self._spent.demand_hope(used)
+        issued: Issued | None = None
+        with no_store_no_token():
+            for attempt in range(ATTEMPTS):
+                await self._writing.pause(attempt)
+                kept = await self._refreshable(claims, used)
+                issued = issued or self._issued(Scope(caller.org, caller.app), sid, kept.generation)
+                try:
+                    await self._put(self._rotated(kept, used, claims.expires, issued), kept.client, issued)
+                    return issued
+                except TransactionFailed as failure:
+                    if is_condition(failure.reasons):
+                        raise NoGuess(_OVER) from None  # somebody else has refreshed or ended it this moment
+                except StoreUnavailable as failure:
+                    if failure.maybe_applied:  # tried again, it could pass for the token of a thief
+                        raise NoGuess(_UNSURE) from None
+                    raise
+        raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def revoke(self, scope: Scope, sid: str) -> None:
+        """Ends a session, its refresh token and all access tokens made from it, at once or not at all. Raises Busy.
+
+        Of a session that is over already, the access tokens are revoked. That the sid is the client's own is for the
+        caller to know: from a token, or from `live`.
+        """
+        client = client_id_of(scope.org, scope.app)
+        if self._spent.has_ended(client, sid):
+            return
+        if await self.end(scope, sid) is None:
+            # Of a session that is over no more tokens are made, so a row from after its end is for all of them.
+            enough = int(self._clock.now()) + self._tokens.access_seconds
+            await self._revocation.revoke_session(sid, self._longest(), enough)
+        self._spent.ended(client, sid)
+
+    async def end(self, scope: Scope, sid: str, beside: Sequence[Write] = ()) -> bool | None:
+        """As `revoke`, with `beside` in the same transaction; None where there is no row of such a session.
+
+        False of one whose row alone was left: its time was over, or all of its client's were ended.
+        """
+        client = client_id_of(scope.org, scope.app)
+        with no_store_no_token():
+            for attempt in range(ATTEMPTS):
+                await self._writing.pause(attempt)
+                keys = [schema.session(client, sid), credentials_key(scope)]
+                item, owner = await self._store.get_many(keys, consistent=True)
+                if item is None:
+                    return None
+                kept = Kept(client, sid, item)
+                is_live = live(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
+                if await self._is_ended(kept, beside):
+                    self._revocation.mark(schema.revoked_session(sid).pk)
+                    return is_live
+        raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def revoke_tokens(self, scope: Scope, sid: str, beside: Sequence[Write]) -> bool:
+        """Of a session that is over, the access tokens made from it, which may live on. False if there is no client.
+
+        That nobody else's session is called so is for the caller to know. Raises Busy.
+        """
+        key, until = schema.revoked_session(sid), self._longest()
+        with no_store_no_token():
+            before = await self._store.get(key, consistent=True) or {}
+            was = before.get(EXPIRY)
+            until = max(until, was) if isinstance(was, int) else until
+            try:
+                is_client = Check(credentials_key(scope), ItemExists())
+                await self._writing.transact([is_client, Put(key, {EXPIRY: until}), *beside])
+            except TransactionFailed as failure:
+                if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
+                    return False
+                raise
+        self._revocation.mark(key.pk)
+        return True
+
+    def all_ended(self) -> None:
+        """For who has moved a client's generation on: here that holds at once, and elsewhere within a minute."""
+        self._revocation.ask_anew()
+
+    def _longest(self) -> int:
+        """Until then no token made so far is good."""
+        return int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
+
+    async def give_back(self, token: str) -> None:
+        """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
+        claims = self._tokens.either(token)
+        if claims.purpose == "access":
+            await self._revocation.revoke_token(claims)
+        else:
+            await self.revoke(Scope(claims.caller.org, claims.caller.app), _sid_of(claims))
+
+    async def live(self, scope: Scope) -> list[Session]:
+        """The oldest first. Raises Busy."""
+        with no_store_no_token():
+            owner = await self._store.get(credentials_key(scope), consistent=True)
+            found = await self._rows(client_id_of(scope.org, scope.app), generation_of(owner), self._clock.now())
+        return [
+            Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY))
+            for kept in found
+        ]
+
+    # Beginning.
+
+    def _issued(self, scope: Scope, sid: str, generation: int) -> Issued:
+        access = self._tokens.mint(scope.org, scope.app, sid=sid, generation=generation)
+        return Issued(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
+
+    async def _make_room_and_begin(self, scope: Scope, issued: Issued, generation: int) -> None:
+        lost = 0
+        for _ in range(ROUNDS):
+            try:
+                if await self._is_begun(scope, issued, generation):
+                    return
+            except TransactionFailed as failure:
+                if not is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
+                    raise  # the last is the new session's own, which nobody else makes
+                lost += 1
+                if lost == ATTEMPTS:
+                    why = "others keep logging this client in at the same time; try again"
+                    raise SessionLimitRace(why, failure.reasons, retry_after=AGAIN_SECONDS) from None
+                await self._writing.pause(lost)
+        raise Busy("the client has more sessions than can be ended at once; try again", retry_after=AGAIN_SECONDS)
+
+    async def _is_begun(self, scope: Scope, issued: Issued, generation: int) -> bool:
+        """False when there were more to end first than fit into one transaction: those are ended by now."""
+        client, now = client_id_of(scope.org, scope.app), self._clock.now()
+        # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
+        keys = [schema.session_head(client), credentials_key(scope)]
+        head, owner = await self._store.get_many(keys, consistent=True)
+        _demand(generation, owner)
+        found = await self._rows(client, generation, now - IN_DOUBT_SECONDS)
+        alive = [kept for kept in found if live(kept.item, now) is not None]
+        in_doubt = [kept for kept in found if live(kept.item, now) is None]
+        surplus = in_doubt + alive[: max(0, len(alive) - (self._max - 1))]
+        writes: list[Write] = [moved_on(client, head)]
+        for kept in surplus[:ENDED_AT_ONCE]:
+            writes += kept.ended(EVICTED, now)
+        if len(surplus) > ENDED_AT_ONCE:
+            await self._writing.transact(writes)
+            return False
+        begun = self._begun(client, issued, generation, alive[-1].age[0] if alive else 0)
+        await self._put([*writes, begun], client, issued)
+        return True
+
+    def _begun(self, client: str, issued: Issued, generation: int, after: int = 0) -> Put:
+        """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
+        began = max(int(self._clock.now() * MICROS), after + 1)
+        item = {BEGAN: began, GENERATION: generation, **self._renewed(issued)}
+        return Put(schema.session(client, issued.sid), item, ItemMissing())
+
+    def _renewed(self, issued: Issued) -> dict[str, int | str]:
+        return {
+            HASH: _hash(issued.refresh.token),
+            REFRESHED: int(self._clock.now()),
+            EXPIRY: issued.refresh.expires,
+            ACCESS_UNTIL: issued.access.expires,
+        }
+
+    async def _rows(self, client: str, generation: int, since: float) -> list[Kept]:
+        """Those that were not over at that moment, the oldest first; none of an earlier generation.
+
+        Rows whose time is over do not count, though nobody may have deleted them yet.
+        """
+        query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
+        found = [
+            Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
+            async for row in every_row(self._store, query)
+            if live(row.item, since) is not None
+        ]
+        return sorted((kept for kept in found if kept.generation >= generation), key=lambda kept: kept.age)
+
+    # Refreshing.
+
+    async def _refreshable(self, claims: Claims, used: str) -> Kept:
+        client, sid = claims.caller.client_id, _sid_of(claims)
+        scope = Scope(claims.caller.org, claims.caller.app)
+        keys = [schema.refused_refresh_token(used), schema.session(client, sid), credentials_key(scope)]
+        refusal, item, owner = await self._store.get_many(keys, consistent=True)
+        item = live(item, self._clock.now())
+        if refusal is not None and item is not None and refusal.get("why") == ROTATED:
+            if was_rotated_within(RACE_SECONDS, refusal, self._clock.now()):
+                raise self._spent.refused(used, _SECOND, SECOND_SECONDS)
+            # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
+            _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
+            await self.revoke(scope, sid)
+            raise self._spent.refused(used, _USED)
+        if refusal is not None or item is None or item.get(HASH) != used:
+            raise self._spent.refused(used, _OVER)
+        kept = Kept(client, sid, item)
+        if kept.generation < generation_of(owner):  # of the time before all its client's sessions were ended
+            raise self._spent.refused(used, _OVER)
+        return kept
+
+    def _rotated(self, kept: Kept, used: str, until: int, issued: Issued) -> list[Write]:
+        is_live = all_of(equals(HASH, used), above(EXPIRY, int(self._clock.now())))
+        renewed = self._renewed(issued)
+        # Those minted before may have had longer to live than those of today.
+        renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
+        return [
+            Update(schema.session(kept.client, kept.sid), set=renewed, condition=is_live),
+            refused(used, until, ROTATED, self._clock.now(), kept.client, kept.sid),
+        ]
+
+    # Ending.
+
+    async def _is_ended(self, kept: Kept, beside: Sequence[Write]) -> bool:
+        """False if it was refreshed or ended meanwhile."""
+        until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY))
+        writes = [
+            *kept.ended(REVOKED, self._clock.now()),
+            Put(schema.revoked_session(kept.sid), {EXPIRY: until}),
+            Update(schema.session_head(kept.client), add={VERSION: 1}),
+            *beside,
+        ]
+        try:
+            await self._writing.transact(writes)
+        except TransactionFailed as failure:
+            if not is_race(failure.reasons):
+                raise
+            return False
+        return True
+
+    # How it is written.
+
+    async def _put(self, writes: Sequence[Write], client: str, issued: Issued) -> None:
+        """With a session's new row, which tells what became of it where all answers were lost."""
+        await self._writing.done(writes, schema.session(client, issued.sid), {HASH: _hash(issued.refresh.token)})
+
+
+def _demand(generation: int, owner: Item | None) -> None:
+    """Raises Outdated."""
+    if generation_of(owner) > generation:
+        raise Outdated("all sessions of the client were ended meanwhile")
+
+
+def _hash(token: str) -> str:
+    return sha256(token.encode()).hexdigest()
+
+
+def _sid_of(claims: Claims) -> str:
+    assert claims.sid is not None, "refresh tokens have one"
+    return claims.sid

@@ -1,0 +1,234 @@
+"""The room between who calls and what is sent: which label serves a call, who pays for it, and on which terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from price_keeper.aside import large_work
+from price_keeper.errors import QuotaSpent, Refusal
+from price_keeper.exchange import Header, Request
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.hard.purse import Held
+from price_keeper.hard.worst import Worst
+from price_keeper.metering.profiles import OwnChoice
+from price_keeper.model import Caller, Choice
+from price_keeper.recording.entries import Account
+from price_keeper.recording.meter import Terms
+from price_keeper.recording.metering import Metering
+from price_keeper.selection.hard_budgets import Asking, Candidate, HardBudgets
+from price_keeper.selection.labels import Labels
+from price_keeper.selection.payer import Payer
+from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
+from price_keeper.selection.standing import Decision
+from price_keeper.selection.standings import Standings
+from price_keeper.surface.calls import Asked, located
+from price_keeper.traffic import Lane, Traffic
+
+LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
+LABEL_TOLD: Final = b"x-price-keeper-label"
+
+# From a choice to the places that can carry it out; the path is the operation's, for the model of each.
+Targets = Callable[[Choice, Asked], list[Target]]
+Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Chosen(NamedTuple):
+    """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms. `metering`
+    is that of the configuration by which it was chosen."""
+
+    metering: Metering
+    choice: Choice
+    asked: Asked
+    body: bytes
+    targets: list[Target]
+    terms: Terms | None = None
+    account: Account | None = None
+    worst: Worst | None = None
+    held: Held | None = None
+
+
+class Road(NamedTuple):
+    """How calls of one operation come to one label, and where they count. `is_everybodys`: it is no app's own."""
+
+    choice: Choice
+    terms: Terms
+    targets: list[Target]
+    told: tuple[Header, ...]
+    lane: Lane
+    is_everybodys: bool
+
+
+class _Succeeded(Exception):
+    """The labels by which a call was named are not those of the standings any more."""
+
+
+class Choosing:
+    def __init__(
+        self,
+        labels: Labels,
+        standings: Standings,
+        metering: Metering,
+        targets: Targets,
+        admit: Callable[[], None],
+        hard: HardBudgets,
+        traffic: Traffic,
+    ) -> None:
+        """`admit` raises where what a call costs could not be recorded."""
+        self._labels = labels
+        self._standings = standings
+        self.metering = metering
+        self._targets = targets
+        self._admit = admit
+        self._hard = hard
+        self._traffic = traffic
+        self.successor: Choosing | None = None  # once another configuration is taken on
+
+    def configured(self, model: str) -> Choice | None:
+        return self._labels.configured(model)
+
+    def known(self, caller: Caller) -> Payer | None:
+        """Who pays, without asking anybody; None also where a call is paid for beforehand."""
+        payer = self._standings.known(caller)
+        return None if payer is None or payer.standing.plan.enforcement == "hard" else payer
+
+    def decided(self, payer: Payer, choice: Choice, terms: Terms, asked: Asked, told: Told) -> Decision:
+        """Of a budget that is not hard. `told` hears why not. Raises a Refusal."""
+        self._admit()
+        try:
+            return _decided(payer, choice, terms, asked)
+        except Refusal as refusal:
+            told += _refusal_told(choice, refusal)
+            raise
+
+    def road(
+        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
+    ) -> Road:
+        choice, terms = self._instead(payer, asked, request, choice, terms, decision)
+        targets = self._targets(choice, asked)
+        lane = self._traffic.lane(asked.operation.name, terms.counted_as)
+        return Road(choice, terms, targets, _choice_told(choice), lane, type(choice) is not OwnChoice)
+
+    async def named(self, caller: Caller, asked: Asked) -> Choice:
+        """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
+        choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
+        if choice is not None:
+            return choice
+        own = await self._standings.own_labels.of(caller)
+        if self.successor is not None:  # and a name may have gone from an app's own labels to those
+            return await self.successor.named(caller, asked)
+        return self._labels.choose(asked.model, own)
+
+    async def chosen(
+        self, caller: Caller, asked: Asked, request: Request, choice: Choice, terms: Terms | None, told: Told
+    ) -> Chosen:
+        """What it gets. `told` hears of it. Raises a Refusal."""
+        if terms is None:
+            told += _choice_told(choice)
+            return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked))
+        self._admit()
+        payer = self._standings.known(caller) or await self._standings.learned(caller)
+        if self.successor is not None:
+            return await self.successor._chosen_anew(caller, asked, request, told)
+        try:
+            if payer.standing.plan.enforcement == "hard":
+                return await self._held(payer, asked, request, choice, terms, told)
+            decision = _decided(payer, choice, terms, asked)
+        except _Succeeded:
+            assert self.successor is not None
+            return await self.successor._chosen_anew(caller, asked, request, told)
+        except Refusal as refusal:
+            told += _refusal_told(choice, refusal)
+            raise
+        choice, terms = self._instead(payer, asked, request, choice, terms, decision)
+        told += (*_choice_told(choice), *decision_told(decision))
+        account = payer.account(terms.counted_as)
+        return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), terms, account)
+
+    async def _chosen_anew(self, caller: Caller, asked: Asked, request: Request, told: Told) -> Chosen:
+        """For a call that had its name read by labels that are none any more when its budget was known. Standings know
+        one set of labels, so no decision mixes two."""
+        choice = await self.named(caller, asked)
+        terms = self.metering.terms(choice, asked.operation, request.method)
+        return await self.chosen(caller, asked, request, choice, terms, told)
+
+    def _instead(
+        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
+    ) -> tuple[Choice, Terms]:
+        """What was asked for, unless it was decided otherwise."""
+        if decision.label in (choice.label, terms.counted_as):
+            return choice, terms
+        choice = self._labels.instead_of(choice, decision.label, payer.standing.own)
+        return choice, self.metering.terms(choice, asked.operation, request.method) or terms
+
+    async def _held(
+        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, told: Told
+    ) -> Chosen:
+        def candidate(decision: Decision) -> Candidate:
+            instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
+            return Candidate(instead, its_terms, self._targets(instead, asked))
+
+        request.count_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
+        asking = Asking(asked.operation, request.headers, request.body)
+
+        def decide(dry: Collection[str]) -> Decision:
+            if self.successor is not None:  # and what is held has been let go by now
+                raise _Succeeded
+            return _decided_hard(payer, choice, terms, asked, dry)
+
+        decision, (choice, terms, targets), worst, held = await self._hard.paid(
+            payer.standing, asking, decide, candidate
+        )
+        told += (*_choice_told(choice), *decision_told(decision))
+        body = request.body
+        hold = None if held is None else self._hard.hold_counter(held, payer.standing.plan.shards)
+        account = payer.account(terms.counted_as, hold)
+        if worst is not None and worst.body is not body:  # it says now how long the answer may be
+            body = worst.body
+            try:
+                asked = await off_the_loop(body, located, asked, body)
+            except BaseException:
+                if held is not None:
+                    held.close()
+                raise
+        return Chosen(self.metering, choice, asked, body, [*targets], terms, account, worst, held)
+
+
+def _decided(payer: Payer, choice: Choice, terms: Terms, asked: Asked) -> Decision:
+    standing, is_specific = payer.standing, asked.operation in SPECIFIC
+    if terms.counted_as != choice.label:
+        return standing.allows(terms.counted_as)
+    if type(choice) is OwnChoice:
+        return standing.decide_own(choice.label, is_specific)
+    return standing.decide(choice.label, is_specific)
+
+
+def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: Asked, dry: Collection[str]) -> Decision:
+    standing = payer.standing
+    if terms.counted_as != choice.label:
+        return standing.allows_hard(terms.counted_as, dry)
+    return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)
+
+
+def _refusal_told(choice: Choice, refusal: Refusal) -> Told:
+    return [*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else [])]
+
+
+def _choice_told(choice: Choice) -> tuple[Header, ...]:
+    if not choice.requested:
+        return ()
+    return (
+        (b"x-price-keeper-requested", choice.requested.encode()),
+        (LABEL_TOLD, choice.label.encode()),
+        (b"x-price-keeper-model", choice.model.encode()),
+    )
+
+
+async def off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """In a thread if the body is large, as looking into it would keep everybody waiting."""
+    if len(body) < LARGE_BYTES:
+        return work(*arguments, **named)
+    return await large_work(work, *arguments, **named)

@@ -1,0 +1,112 @@
+"""The command line: `price-keeper`. The package `commandline` declares it, `commands` carries it out.
+
+Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the command or the configuration;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+
+from price_keeper import hangups
+from price_keeper.commandline.mending import with_next_step
+from price_keeper.commandline.parser import Misused
+from price_keeper.commandline.terminal import RED, painted
+from price_keeper.commandline.whole import PROGRAM, parser
+from price_keeper.errors import ConfigError, PriceKeeperError
+
+SERVES = ("run.serve", "dev.dev")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    tell = _tell_as_json if "--json" in words else _tell
+    try:
+        return _flushed(_carried_out(parser().parse_args(words)))
+    except Misused as failure:
+        return tell("usage", 2, [str(failure)], failure)
+    except ConfigError as failure:
+        return tell("mistake", 2, failure.problems, failure)
+    except PriceKeeperError as failure:
+        return tell("not_done", 1, [with_next_step(failure, words)], failure)
+    except BrokenPipeError:
+        return _unread()
+    except OSError as failure:
+        return tell("not_done", 1, [str(failure)], failure)
+    except KeyboardInterrupt:
+        return tell("interrupted", 130, [], None)
+
+
+def _carried_out(chosen: Namespace) -> int:
+    does = "version.version" if getattr(chosen, "version", False) else chosen.does
+    if not does:  # a command that has others
+        chosen.parser.print_help()
+        return 2
+    _prepare()
+    if does in SERVES:
+        hangups.noted()
+    module, _, name = does.partition(".")
+    command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), name)
+    return command(chosen)
+
+
+def _prepare() -> None:
+    import logging
+    import zoneinfo
+
+    # Every sidecar of a fleet must agree where a day ends, so the locked zone data go before the host's own.
+    zoneinfo.reset_tzpath(to=())
+    logging.getLogger("botocore").setLevel(logging.CRITICAL)  # its failures are told by us, without a traceback
+
+
+def _tell(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+    """A line for each: where, or by whom, and what is wrong."""
+    from price_keeper.config.problems import one_line
+
+    if isinstance(failure, Misused):
+        print(failure.parser.format_usage(), end="", file=sys.stderr)
+    for problem in problems:
+        line = one_line(problem)
+        where, colon, what = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
+        print(painted(where + colon, "" if " " in where else RED, sys.stderr) + what, file=sys.stderr)
+    if isinstance(failure, Misused):
+        print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
+    return code
+
+
+def _tell_as_json(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+    """On one line, the last of standard error: what was logged may stand before it."""
+    import json
+
+    told = {"error": kind, "message": "; ".join(problems), "details": list(problems), "exit_code": code}
+    status = getattr(failure, "status", None)
+    print(json.dumps(told if status is None else {**told, "status": status}), file=sys.stderr)
+    return code
+
+
+def _unread() -> int:
+    """The reader of our output has seen enough. What is still to be written at the end of the process goes nowhere."""
+    import os
+
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _flushed(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        print(f"{PROGRAM}: cannot write the output: {failure.strerror}", file=sys.stderr)
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Commands about who may call: `token`, `rotate`, `session`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from price_keeper.commandline import kinds
+from price_keeper.commandline.options import add_admin, add_api, add_json, add_org
+from price_keeper.commandline.parser import Parser
+from price_keeper.control.terms import USUAL_GRACE_HOURS
+
+HEADING = "Access"
+SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
+USUAL_DATA = "http://127.0.0.1:8080"
+_CLIENT = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
+
+
+def add_to(root: Parser) -> None:
+    _add_token(root)
+    _add_rotate(root)
+    _add_session(root)
+
+
+def _add_token(root: Parser) -> None:
+    token = root.command(
+        "token",
+        "log a client in and print its access token",
+        "The secret is never an argument, which every user of the machine could see.",
+        ("The token alone", f"price-keeper token {_CLIENT} --secret-file shop.secret"),
+        (
+            "Point this shell's AWS SDKs at the sidecar",
+            f'eval "$(price-keeper token {_CLIENT} --secret-file shop.secret --env)"',
+        ),
+        does="token.token",
+        heading=HEADING,
+    )
+    token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
+    text = f"the file with its secret; default: the variable {SECRET_VARIABLE}, or a question without echo"
+    token.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
+    shown = token.add_mutually_exclusive_group()
+    shown.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
+    text = "print all that was answered, the refresh token too; errors as JSON"
+    shown.add_argument("--json", action="store_true", help=text)
+    text = f"with --env: where the app sends its calls; default: {USUAL_DATA}"
+    token.add_argument("--data", default=USUAL_DATA, metavar="URL", help=text)
+    add_api(token)
+
+
+def _add_rotate(root: Parser) -> None:
+    rotate = root.command(
+        "rotate",
+        "make a client's next secret and print it",
+        "The secret so far stays good for a while, so that nothing stops. The new one alone goes to the output, so "
+        "that it can be sent on to where it is kept.",
+        ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
+        ("For somebody else to fetch", "price-keeper rotate Acme --app shop --token-only"),
+        does="rotate.rotate",
+        heading=HEADING,
+    )
+    add_org(rotate)
+    rotate.add_argument(
+        "--app", type=kinds.app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
+    )
+    text = f"how long the secret so far stays good, 0 to 168; default: {USUAL_GRACE_HOURS}"
+    rotate.add_argument("--grace", type=kinds.hours, default=USUAL_GRACE_HOURS, metavar="HOURS", help=text)
+    text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
+    rotate.add_argument("--token-only", action="store_true", help=text)
+    add_json(rotate)
+    add_admin(rotate)
+
+
+def _add_session(root: Parser) -> None:
+    session = root.command("session", "tell and end the sessions of a client", "", heading=HEADING)
+    listing = session.command(
+        "list",
+        "list the sessions of an org or one of its apps, the oldest first",
+        "",
+        ("Those of an app", "price-keeper session list Acme --app shop"),
+        does="session.list_all",
+    )
+    revoke = session.command(
+        "revoke",
+        "end a session, and with it the access tokens made from it",
+        "",
+        ("All of an app's", "price-keeper session revoke Acme --app shop all"),
+        does="session.revoke",
+    )
+    for parser in (listing, revoke):
+        add_org(parser)
+        parser.add_argument(
+            "--app", type=kinds.app_id, metavar="APP", help="one of its apps; without it, the org's own"
+        )
+        add_json(parser)
+        add_admin(parser)
+    text = f"its id, as session list tells it, or {kinds.ALL}"
+    revoke.add_argument("session", type=kinds.session_id, metavar="SESSION", help=text)
+    revoke.hints["SESSION"] = (kinds.ALL,)

@@ -1,0 +1,110 @@
+"""Commands that look at a configuration and at what it needs: `check-config`, `doctor`, `tables`, `keys`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from price_keeper.commandline import kinds
+from price_keeper.commandline.options import add_config, add_json, add_places, add_ports
+from price_keeper.commandline.parser import Parser
+
+HEADING = "Configure"
+
+
+def add_to(root: Parser) -> None:
+    _add_check_config(root)
+    _add_doctor(root)
+    _add_tables(root)
+    _add_keys(root)
+
+
+def _add_check_config(root: Parser) -> None:
+    check = root.command(
+        "check-config",
+        "say every mistake of a configuration, with its line",
+        "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
+        ("The config.yaml that is here", "price-keeper check-config"),
+        ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
+        does="check_config.check",
+        heading=HEADING,
+    )
+    add_config(check)
+    add_json(check)
+
+
+def _add_doctor(root: Parser) -> None:
+    doctor = root.command(
+        "doctor",
+        "look at all that a role needs here; exit code 1 if something is amiss",
+        "It changes nothing, and says how to mend what it finds. Run it where price-keeper serve is to run: as the "
+        "same user, with the same environment and the same role.",
+        ("For a sidecar", "price-keeper doctor --config sidecar.yaml --role sidecar"),
+        ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
+        ("For a program", "price-keeper doctor --data-dir data --json"),
+        does="doctor.doctor",
+        heading=HEADING,
+    )
+    add_places(doctor)
+    add_ports(doctor)
+    text = "of price-keeper serve, which is to run here; default: both"
+    doctor.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
+    add_json(doctor)
+
+
+def _add_tables(root: Parser) -> None:
+    tables = root.command(
+        "tables",
+        "make, check and describe the store's tables",
+        "Which store it is, the configuration says. With SQLite price-keeper serve makes them itself; with DynamoDB "
+        "they are made once, by this command or by the CloudFormation template.",
+        heading=HEADING,
+    )
+    create = tables.command(
+        "create",
+        "make the tables that are missing; safe to run again",
+        "In DynamoDB a new table takes some ten seconds.",
+        ("Those of the config.yaml that is here", "price-keeper tables create"),
+        does="tables.create",
+    )
+    check = tables.command(
+        "check",
+        "compare the tables with what they should be; exit code 1 if they differ",
+        "",
+        ("Those of the config.yaml that is here", "price-keeper tables check"),
+        ("For a program", "price-keeper tables check --json"),
+        does="tables.check",
+    )
+    describe = tables.command(
+        "describe",
+        "list the tables, their keys and what they are for",
+        "",
+        ("For a person", "price-keeper tables describe"),
+        ("For CloudFormation", "price-keeper tables describe --cloudformation > tables.yaml"),
+        does="tables.describe",
+    )
+    text = "print them as a CloudFormation template; YAML, or JSON with --json"
+    describe.add_argument("--cloudformation", action="store_true", help=text)
+    for parser in (create, check, describe):
+        add_config(parser)
+        add_json(parser)
+
+
+def _add_keys(root: Parser) -> None:
+    keys = root.command("keys", "make the keys that tokens are signed with", "", heading=HEADING)
+    new = keys.command(
+        "new",
+        "make a key, and tell what to write into config.yaml",
+        "It never writes over a file. It also tells how a new key takes the place of another without refusing anybody.",
+        ("A pair: control services sign, sidecars verify", "price-keeper keys new --kid 2026-11 --out keys"),
+        ("One secret, for one machine", "price-keeper keys new --kid k1 --alg HS256 --out keys"),
+        does="keys.new",
+    )
+    new.add_argument(
+        "--alg",
+        choices=("EdDSA", "RS256", "HS256"),
+        default="EdDSA",
+        help="HS256 for one machine; EdDSA or RS256 where sidecars verify and must not mint; default: EdDSA",
+    )
+    new.add_argument("--kid", type=kinds.kid, required=True, metavar="ID", help="its name, which stands in every token")
+    new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
+    add_json(new)

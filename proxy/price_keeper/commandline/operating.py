@@ -1,0 +1,92 @@
+"""Commands for whoever keeps it running: `audit`, `replay`, `completion`, `version`, `help`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from price_keeper.commandline import kinds
+from price_keeper.commandline.options import add_config, add_json, add_org, add_places
+from price_keeper.commandline.parser import Parser
+
+HEADING = "Operate"
+USUAL_CHANGES = 20
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_to(root: Parser) -> None:
+    _add_audit(root)
+    _add_replay(root)
+    _add_completion(root)
+    version = root.command(
+        "version",
+        "tell which version this is, and whether it is compiled",
+        "",
+        ("For a person", "price-keeper version"),
+        ("For a program", "price-keeper version --json"),
+        does="version.version",
+        heading=HEADING,
+    )
+    add_json(version)
+    helped = root.command(
+        "help",
+        "tell the commands, or all of one",
+        "",
+        ("Of one command", "price-keeper help org put"),
+        does="help.help_of",
+        heading=HEADING,
+    )
+    helped.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
+    helped.hints["COMMAND"] = root.verbs
+
+
+def _add_audit(root: Parser) -> None:
+    audit = root.command(
+        "audit",
+        "tell who changed the settings of an org and its apps, newest first",
+        "It reads the store.",
+        ("The last changes", "price-keeper audit Acme"),
+        ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
+        does="audit.audit",
+        heading=HEADING,
+    )
+    add_org(audit)
+    text = f"how many changes; default: {USUAL_CHANGES}"
+    audit.add_argument("--limit", type=kinds.changes, default=USUAL_CHANGES, metavar="NUMBER", help=text)
+    add_json(audit)
+    add_places(audit)
+
+
+def _add_replay(root: Parser) -> None:
+    replay = root.command(
+        "replay",
+        "bring a journal found on a dead node to the store",
+        "What is in the store already is not counted again, so it is safe to run again. A process that writes to it on "
+        "this machine is noticed; of a copy, or a disk from another machine, you have to say that there is none.",
+        ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
+        ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
+        does="replay.replay",
+        heading=HEADING,
+    )
+    replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
+    replay.add_argument(
+        "--owner-is-dead",
+        action="store_true",
+        help="the process that wrote this journal has ended, and wrote no more after this copy was made",
+    )
+    replay.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
+    add_config(replay)
+    add_json(replay)
+
+
+def _add_completion(root: Parser) -> None:
+    completion = root.command(
+        "completion",
+        "print the script by which a shell completes these commands",
+        "It completes commands, options, what they may be, files and folders, and asks nobody.",
+        ("bash, now and in every new shell", "echo 'eval \"$(price-keeper completion bash)\"' >> ~/.bashrc"),
+        ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
+        ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
+        does="completion.completion",
+        heading=HEADING,
+    )
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))

@@ -1,0 +1,59 @@
+"""What a stream can show: colours where a person looks at it and wants them, and how wide it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TextIO
+
+from price_keeper.reporting.letters import printable
+
+BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_colored(stream: TextIO) -> bool:
+    """Who wants none gets none; then who wants them gets them wherever the output goes."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return is_terminal(stream) or any(
+        os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")
+    )
+
+
+def width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def can_show(text: str, stream: TextIO) -> bool:
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Painted(str):
+    """What the terminal gets as it is: all that is not ours in it was made printable."""
+
+    __slots__ = ()
+
+    def __add__(self, text: str) -> Painted:
+        return Painted(f"{self}{_safe(text)}")
+
+    def __radd__(self, text: str) -> Painted:
+        return Painted(f"{_safe(text)}{self}")
+
+
+def painted(text: str, color: str, stream: TextIO | None = None) -> Painted:
+    """For standard output, unless it is for another one."""
+    shown = printable(text)
+    return Painted(f"\x1b[{color}m{shown}\x1b[0m" if color and is_colored(stream or sys.stdout) else shown)
+
+
+def _safe(text: str) -> str:
+    return text if isinstance(text, Painted) else printable(text)

@@ -1,0 +1,21 @@
+"""All of the command line, in groups."""
+
+from __future__ import annotations
+
+from price_keeper.commandline import access, budgets, configuring, operating, running
+from price_keeper.commandline.parser import EXIT_CODES, Parser
+
+PROGRAM = "price-keeper"
+
+
+def parser() -> Parser:
+    codes = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES)
+    root = Parser(
+        prog=PROGRAM,
+        description="Keeps every org and app on Amazon Bedrock inside its budget.",
+        epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",
+    )
+    root.add_argument("--version", action="store_true", help="the same as the command version")
+    for group in (running, configuring, budgets, access, operating):
+        group.add_to(root)
+    return root

@@ -1,0 +1,58 @@
+"""`price-keeper app`: what single apps of an org may spend, where that differs from what their org says."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from price_keeper.commands.admin import NO_ORG, Admin, app_found, org_found, scope_path
+from price_keeper.commands.asking import readable
+from price_keeper.commands.putting import tell_put, written
+from price_keeper.commands.settings_file import SettingsFile
+from price_keeper.commands.settings_shown import Shown
+from price_keeper.commands.shared import columns, print_json, say
+
+
+def put(chosen: Namespace) -> int:
+    admin, file = Admin(chosen), SettingsFile(chosen.file)
+    above = org_found(admin, chosen.org)
+    path = scope_path(above["org"], chosen.app)
+    is_new, told = written(admin, path, file)
+    tell_put(admin, path, told, above, is_new=is_new, as_json=chosen.json)
+    return 0
+
+
+def show(chosen: Namespace) -> int:
+    admin = Admin(chosen)
+    above = org_found(admin, chosen.org)
+    told = app_found(admin, above["org"], chosen.app)
+    if chosen.json:
+        print_json(told)
+        return 0
+    with readable(admin.api.url):
+        lines = Shown(told, above).lines()
+    say(lines)
+    return 0
+
+
+def list_all(chosen: Namespace) -> int:
+    admin = Admin(chosen)
+    above = org_found(admin, chosen.org)
+    apps = admin.every(f"{scope_path(above['org'])}/apps", "apps", NO_ORG)
+    if chosen.json:
+        print_json(apps)
+        return 0
+    with readable(admin.api.url):
+        rows = [_row(Shown(each, above)) for each in apps]
+        title = Shown(above).title
+    heads = ("App", "Id", "Ordering", "Enforcement")
+    say(columns(heads, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
+    return 0
+
+
+def _row(shown: Shown) -> tuple[str, ...]:
+    return (
+        shown.name,
+        str(shown.record["app"]),
+        shown.ordering or "no budget",
+        str(shown.record["in_force"]["enforcement"]),
+    )

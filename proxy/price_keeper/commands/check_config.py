@@ -1,0 +1,25 @@
+"""`price-keeper check-config`: says every mistake of a configuration, without starting anything."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+
+from price_keeper.commandline.terminal import GREEN, painted
+from price_keeper.commands.places import labels_told, loaded
+from price_keeper.commands.shared import print_json, say
+
+
+def check(chosen: Namespace) -> int:
+    config = loaded(chosen.config)
+    if config.alerts.webhook is not None:
+        from price_keeper.alerts.composed import (
+            checked_secret,  # with an HTTP client, which takes longer than all else here
+        )
+
+        checked_secret(config.alerts.webhook, os.environ)
+    if chosen.json:
+        print_json({"config": str(chosen.config), "is_good": True, "labels": list(config.labels)})
+    else:
+        say([f"{chosen.config}: " + painted("good", GREEN) + f", with {labels_told(config)}"])
+    return 0

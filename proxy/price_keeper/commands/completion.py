@@ -1,0 +1,15 @@
+"""`price-keeper completion`: prints the script by which a shell completes these commands."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib import import_module
+
+from price_keeper.commandline.completion import commands
+from price_keeper.commandline.whole import parser
+
+
+def completion(chosen: Namespace) -> int:
+    shell = import_module(f"price_keeper.commandline.completion_{chosen.shell}")
+    print(shell.script(commands(parser())), end="")
+    return 0

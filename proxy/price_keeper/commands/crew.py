@@ -1,0 +1,140 @@
+"""`price-keeper serve --workers N`: what its processes have in common, made before there is more than one."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import uvloop
+
+from price_keeper import app, dataplane, hangups, logs
+from price_keeper.commands.passing import Passing
+from price_keeper.config import Address, Config
+from price_keeper.config.renewal import renewed
+from price_keeper.errors import ConfigError, PriceKeeperError
+from price_keeper.surface.sockets import reserved
+from price_keeper.workers.place import Place
+from price_keeper.workers.supervisor import Supervisor, Tell
+
+LONGEST_PATH = 90  # characters of a socket's path that every system takes
+
+OnServed: TypeAlias = "Callable[[str | None, str], None]"  # where the data port is, and the control port
+
+
+def served(
+    config: Config, path: Path, environ: Mapping[str, str], on_served: OnServed, role: app.Role, count: int
+) -> int:
+    """The exit code. `path` is the configuration's. Raises PriceKeeperError."""
+    _check(config, role)
+    with ExitStack() as held:
+        host = config.listen.data.host
+        sockets = reserved(host, config.listen.data.port)
+        for each in sockets:
+            held.callback(each.close)
+        _preload(config)
+        with suppress(OSError):  # a worker that needs it tells why it cannot be made
+            Path(config.journal.dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+        listen = replace(config.listen, data=Address(host, sockets[0].getsockname()[1]))
+        place = Place(0, count, held.enter_context(_folder_for_sockets()))
+        passing = Passing(config, path, environ, place.sockets)
+        serving = _Serving(replace(config, listen=listen), passing, environ, on_served, role, os.getpid())
+        return Supervisor(place, serving.work, serving.started, passing.pass_on).run()
+
+
+def _check(config: Config, role: app.Role) -> None:
+    if not (hasattr(os, "fork") and hasattr(socket, "SO_REUSEPORT")):
+        raise PriceKeeperError("--workers: this system has no fork, or no SO_REUSEPORT, which several processes need")
+    if role == "control":
+        raise ConfigError(["--workers: they share a data port, and a control service has none"])
+    if config.upstream.endpoint == dataplane.SIMULATED:
+        why = "each worker would simulate a Bedrock of its own, with the jobs of its own calls alone"
+        raise ConfigError([f"--workers: upstream.endpoint is {dataplane.SIMULATED}, and {why}"])
+
+
+def _preload(config: Config) -> None:
+    """What every worker would read for itself is read once, and its pages are shared."""
+    names = ["price_keeper.stores.dynamodb"] if config.store.engine == "dynamodb" else []
+    names += ["botocore.session", "botocore.credentials"] if config.upstream.auth == "sigv4" else []
+    for name in names:
+        importlib.import_module(name)
+
+
+@contextmanager
+def _folder_for_sockets() -> Iterator[Path]:
+    """For this user alone."""
+    try:
+        folder = tempfile.mkdtemp(prefix="price-keeper-")
+        if len(folder) > LONGEST_PATH:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="price-keeper-", dir="/tmp")  # made for us alone
+    except OSError as failure:
+        why = f"{failure.strerror}; name a folder that can be written to in TMPDIR"
+        raise PriceKeeperError(f"--workers: no folder for the sockets between the workers: {why}") from None
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Serving:
+    """What a worker does, in the place that it is given."""
+
+    def __init__(
+        self,
+        config: Config,
+        passing: Passing,
+        environ: Mapping[str, str],
+        on_served: OnServed,
+        role: app.Role,
+        supervisor: int,
+    ) -> None:
+        self._config = config
+        self._passing = passing
+        self._environ = environ
+        self._on_served = on_served
+        self._role = role
+        self._supervisor = supervisor
+
+    def started(self, told: dict[str, str]) -> None:
+        """All of them. A first worker that takes the place of this one has the same control port."""
+        listen = self._config.listen
+        control = Address(listen.control.host, int(told["control"].rpartition(":")[2]))
+        self._config = replace(self._config, listen=replace(listen, control=control))
+        self._on_served(str(listen.data), told["control"])
+
+    def work(self, place: Place, tell: Tell) -> None:
+        async def on_started(started: app.Started) -> None:
+            tell({"control": str(started.control)})
+
+        logs.of_worker(place.number)
+        passing = self._passing
+        config = renewed(self._config, passing.config)
+        own = place.configured(config)
+
+        def read() -> Config | None:
+            found = passing.passed_on()
+            if found is None:
+                return None
+            os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
+            return renewed(own, found)
+
+        run = partial(app.run, role=self._role, place=place, read=read, is_refused=passing.is_refused)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(run(config, self._environ, on_started))
+        finally:
+            hangups.ignored()
+            if os.getppid() != self._supervisor:  # which would have removed it
+                with suppress(OSError):  # others are still there
+                    place.sockets.rmdir()

@@ -1,0 +1,221 @@
+"""`price-keeper dev`: everything on this machine alone, with a caller made up for trying things."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import secrets
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from price_keeper import app, logs
+from price_keeper.auth.clients import hash_secret, new_secret
+from price_keeper.auth.registering import credentials
+from price_keeper.clock import SystemClock
+from price_keeper.commandline.options import API_VARIABLE, KEY_VARIABLE
+from price_keeper.commands.run import leave_no_core, run_until_stopped
+from price_keeper.commands.whole_file import whole_file
+from price_keeper.config import Address, Config
+from price_keeper.config.keys import Key, Tls
+from price_keeper.errors import PriceKeeperError
+from price_keeper.memory import release_large_blocks
+from price_keeper.model import Scope, client_id_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
+from price_keeper.surface.tls import local_authority
+
+ORG = "d0000000-0000-4000-8000-000000000001"
+APP = "demo"
+ADMIN_KEY = "admin-key"  # the file in the data folder
+# curl, botocore and Node each have a variable of their own for whom to trust.
+_TRUST = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
+TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
+
+# In micro-USD: some hundreds of calls for each label, so that one can see what happens then.
+_DEMO_ORG: dict[str, Value] = {
+    "org_name": "demo",
+    "timezone": "UTC",
+    "model_ordering": ["premium", "standard", "economy"],
+    "quotas": {"premium": 1_000_000, "standard": 500_000, "economy": 500_000},
+}
+
+_GUIDE = """\
+Bedrock Price Keeper is ready; Bedrock is simulated.
+  data port     {data}
+  control port  {control}  (health and readiness: {control}/ready)
+  status page   {control}/status  (sign in with the admin key)
+  admin key     in {admin_key}, for the control API: {control}/openapi.json
+
+Paste into another shell:
+
+unset AWS_BEARER_TOKEN_BEDROCK
+export {api}={control} {key}="$(cat {key_file})"
+export AWS_ENDPOINT_URL_BEDROCK_RUNTIME={data} AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1
+export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any
+export AWS_SESSION_TOKEN={token}{trust}
+
+The token lasts a day. Ask with any AWS SDK as it is, for example with Python's:
+
+{python} -c 'import boto3; print(boto3.client("bedrock-runtime").converse(modelId="premium",
+  messages=[dict(role="user", content=[dict(text="Hello")])])["output"])'
+
+A second or two later, see what that cost, and how much may be spent in a day:
+
+{price_keeper} spend --data-dir {folder}
+{price_keeper} org show {org}
+"""
+
+# Not over https: botocore checks the address of these against the public authorities alone.
+_RENEWING = """
+For credentials that renew themselves, paste these as well:
+
+unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN
+export AWS_CONTAINER_CREDENTIALS_FULL_URI={data}/credentials
+export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
+"""
+
+
+def dev(chosen: Namespace) -> int:
+    folder: Path = chosen.data_dir
+    leave_no_core()
+    release_large_blocks()
+    _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
+    _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
+    secret = _kept(folder / "demo-secret", new_secret)
+    authority, tls = _tls(folder) if chosen.tls else (None, None)
+
+    async def tell(started: app.Started) -> None:
+        await _make_demo_client(started.store, secret)
+        token = started.tokens.mint(ORG, APP, TOKEN_SECONDS).token
+        ready = _Ready(started, secret, authority, folder, token)
+        print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
+
+    logs.set_up("text")
+    run_until_stopped(config_in(folder, chosen.port, chosen.control_port, tls), os.environ, tell)
+    return 0
+
+
+def _tls(folder: Path) -> tuple[Path, Tls]:
+    authority, certificate, key = local_authority((folder / "tls").absolute(), SystemClock().now())
+    return authority, Tls(str(certificate), str(key))
+
+
+def config_in(folder: Path, data_port: int, control_port: int, tls: Tls | None) -> Config:
+    config = Config.development()
+    return dataclasses.replace(
+        config,
+        listen=dataclasses.replace(
+            config.listen,
+            data=Address("127.0.0.1", data_port),
+            control=Address("127.0.0.1", control_port),
+            tls=tls,
+        ),
+        store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
+        # What a call cost can be asked for at once; to save writes is of no use here.
+        journal=dataclasses.replace(config.journal, dir=str(folder / "journal"), flush_interval_max_secs=1),
+        auth=dataclasses.replace(
+            config.auth,
+            keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),),
+            admin_api_key_file=str(folder / ADMIN_KEY),
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ready:
+    """What whoever tries it needs to know."""
+
+    started: app.Started
+    secret: str
+    authority: Path | None
+    folder: Path
+    token: str
+
+    @property
+    def data(self) -> str:
+        return f"{'https' if self.authority else 'http'}://{self.started.data}"
+
+    @property
+    def control(self) -> str:
+        return f"http://{self.started.control}"
+
+    def guide(self) -> str:
+        authority = shlex.quote(str(self.authority))
+        trust = "\nexport " + " ".join(f"{name}={authority}" for name in _TRUST) if self.authority else ""
+        return (_GUIDE if self.authority else _GUIDE + _RENEWING).format(
+            trust=trust,
+            python=shlex.quote(sys.executable),
+            price_keeper=_price_keeper(),
+            folder=shlex.quote(str(self.folder.absolute())),
+            admin_key=self.folder.absolute() / ADMIN_KEY,
+            api=API_VARIABLE,
+            key=KEY_VARIABLE,
+            key_file=shlex.quote(str((self.folder / ADMIN_KEY).absolute())),
+            org=ORG,
+            data=self.data,
+            control=self.control,
+            token=self.token,
+            client_id=client_id_of(ORG, APP),
+            secret=self.secret,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """`environment` is what the guide would have exported, but for the admin key, which stays in its file."""
+        calls = {
+            "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": self.data,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_SESSION_TOKEN": self.token,
+        }
+        trust = {name: str(self.authority) for name in _TRUST} if self.authority else {}
+        return {
+            "data": self.data,
+            "control": self.control,
+            "admin_key_file": str((self.folder / ADMIN_KEY).absolute()),
+            "environment": {API_VARIABLE: self.control, **calls, **trust},
+            "client_id": client_id_of(ORG, APP),
+            "client_secret": self.secret,
+        }
+
+
+def _price_keeper() -> str:
+    """This program as a shell in any folder can call it, without its being on the path."""
+    script = Path(sys.executable).with_name("price-keeper")
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m price_keeper.cli"
+
+
+async def _make_demo_client(store: Store, secret: str) -> None:
+    key = schema.app_config(ORG, APP)
+    if await store.get(key, consistent=True) is None:
+        hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
+        made = credentials(Scope(ORG, APP), hashed, SystemClock().now())
+        await store.transact(
+            [
+                Put(key, {"app_name": "demo", **made}, ItemMissing()),
+                Update(schema.org_config(ORG), set_if_missing=_DEMO_ORG),
+                Update(schema.org_entry(ORG), set_if_missing={"org_name": "demo"}),
+            ]
+        )
+
+
+def _kept(path: Path, make: Callable[[], str]) -> str:
+    """What was made at the first start and is the same ever after; readable by its owner alone."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            with suppress(FileExistsError), whole_file(path, 0o600) as file:
+                file.write(make())  # of two processes that make it at once, the first one's stays
+        return path.read_text().strip()
+    except OSError as failure:
+        raise PriceKeeperError(
+            f"cannot keep {path}: {failure.strerror}; name a folder that can be written to with --data-dir DIR"
+        ) from None

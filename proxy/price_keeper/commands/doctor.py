@@ -1,0 +1,100 @@
+"""`price-keeper doctor`: looks at everything that a role needs on this machine, and tells how to mend the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+
+from price_keeper.aside import Aside
+from price_keeper.clock import SystemClock
+from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
+from price_keeper.commands.dev import config_in
+from price_keeper.commands.places import config_of, labels_told
+from price_keeper.commands.shared import NotAsked, print_json, say
+from price_keeper.config import Config
+from price_keeper.doctor.findings import Status, Told, carried_out, ok
+from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.table import checks_of
+from price_keeper.reporting.letters import printable
+
+LEAST_ROOM = 20  # columns: narrower, and lines are as long as they are
+_WORDS = {Status.SKIPPED: "-"}  # for what is not needed here, little is said
+_COLORS = {Status.OK: GREEN, Status.WARNING: YELLOW, Status.TROUBLE: RED, Status.SKIPPED: DIM}
+_ORDER = (Status.TROUBLE, Status.WARNING, Status.SKIPPED, Status.OK)  # the worst first
+
+
+def doctor(chosen: Namespace) -> int:
+    config, source, words = _config(chosen)
+    if chosen.data_dir is not None and chosen.role != "both":
+        raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
+    found = asyncio.run(_looked(Patient(config, os.environ, SystemClock(), source, chosen.role)))
+    told = [Told("configuration", ok(words)), *found]
+    if chosen.json:
+        print_json(_record(told))
+    else:
+        say(_lines(told))
+    return 1 if any(each.finding.status is Status.TROUBLE for each in told) else 0
+
+
+def _config(chosen: Namespace) -> tuple[Config, str, str]:
+    """With how another command is told to use it, and words for people."""
+    if chosen.data_dir is None:
+        config = config_of(chosen)
+        source = "" if chosen.config is None else f" --config {chosen.config}"
+        return config, source, f"{chosen.config or 'config.yaml'}: good, with {labels_told(config)}"
+    folder: Path = chosen.data_dir
+    if not folder.is_dir():
+        raise NotAsked(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")
+    return config_in(folder, chosen.port, chosen.control_port, None), "", f"of dev, in {folder}"
+
+
+async def _looked(patient: Patient) -> list[Told]:
+    asyncio.get_running_loop().set_default_executor(Aside())
+    if patient.needs_aws:
+        import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
+    try:
+        return await carried_out(checks_of(patient), patient)
+    finally:
+        await patient.close()
+
+
+def _lines(told: Sequence[Told]) -> list[str]:
+    longest = max(len(each.name) for each in told)
+    lines: list[str] = []
+    for name, finding in told:
+        status = painted(f"{_WORDS.get(finding.status, finding.status.value):7}", _COLORS.get(finding.status, ""))
+        first, *more = _fitting(finding.found, longest + 11)
+        lines.append(status + f"  {name:{longest}}  {first}")
+        if finding.mend:
+            more += _fitting(f"to mend it: {finding.mend}", longest + 11)
+        lines += [f"{'':{longest + 11}}{line}" for line in more]
+    return [*lines, "", _summary(told)]
+
+
+def _fitting(text: str, indent: int) -> list[str]:
+    """On a terminal, in lines that fit it behind the other columns."""
+    room = width() - indent
+    if not is_terminal(sys.stdout) or room < LEAST_ROOM:
+        return [text]
+    return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _summary(told: Sequence[Told]) -> str:
+    counts = Counter(each.finding.status for each in told)
+    return ", ".join(f"{status.value}: {counts[status]}" for status in _ORDER if counts[status])
+
+
+def _record(told: Sequence[Told]) -> dict[str, object]:
+    statuses = {each.finding.status for each in told} - {Status.SKIPPED}
+    worst = next(status for status in _ORDER if status in statuses)
+    checks = [
+        {"name": name, "status": finding.status.value, "found": finding.found, "mend": finding.mend or None}
+        for name, finding in told
+    ]
+    return {"status": worst.value, "checks": checks}

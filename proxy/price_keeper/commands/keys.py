@@ -1,0 +1,107 @@
+"""`price-keeper keys`: makes the keys that tokens are signed with, and tells how one takes the place of another."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from price_keeper.auth.tokens import REFRESH_SECONDS
+from price_keeper.commands.shared import print_json
+from price_keeper.errors import PriceKeeperError
+
+RSA_BITS = 3072  # as strong as Ed25519's 128 bits
+SECRET_BYTES = 48
+
+_PAIR = """\
+{private}: the private key, which nobody but the control service gets
+{public}: its public half, for whoever verifies tokens
+
+For the control service, in config.yaml:
+
+{signing}
+For sidecars, which verify and cannot mint:
+
+{verifying}"""
+
+_SHARED = """\
+{private}: the secret; whoever has it can mint tokens, so HS256 is for one machine
+
+In config.yaml:
+
+{signing}"""
+
+_ROTATION = """\
+To let it take the place of another key without refusing anybody:
+1. Add it as the second of auth.keys, everywhere, and restart: all verify with it, and the other one still signs.
+2. When all have it, move it to the first place where tokens are signed, and restart: now it signs.
+3. When the longest-lived tokens are gone (auth.refresh_seconds; {days} days, if nothing is said), take the other key
+   out everywhere, and delete its file."""
+
+
+def new(chosen: Namespace) -> int:
+    kid, alg, folder = chosen.kid, chosen.alg, chosen.out.absolute()
+    public = folder / f"{kid}.pub.pem"
+    if alg == "HS256":
+        private = folder / f"{kid}.secret"
+        _write({private: (secrets.token_urlsafe(SECRET_BYTES) + "\n").encode()})
+        told = _SHARED.format(private=private, signing=_lines(kid, alg, "secret_file", private))
+        files = {"secret_file": private}
+    else:
+        private = folder / f"{kid}.pem"
+        _write(dict(zip((private, public), _pair(alg), strict=True)))
+        signing = _lines(kid, alg, "private_key_file", private)
+        verifying = _lines(kid, alg, "public_key_file", public)
+        told = _PAIR.format(private=private, public=public, signing=signing, verifying=verifying)
+        files = {"private_key_file": private, "public_key_file": public}
+    if chosen.json:
+        print_json({"kid": kid, "alg": alg, **{name: str(path) for name, path in files.items()}})
+    else:
+        print(f"{told}\n{_ROTATION.format(days=-(-REFRESH_SECONDS // 86_400))}")
+    return 0
+
+
+def _pair(alg: str) -> tuple[bytes, bytes]:
+    key: Ed25519PrivateKey | RSAPrivateKey
+    key = Ed25519PrivateKey.generate() if alg == "EdDSA" else generate_private_key(65_537, RSA_BITS)
+    return (
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+    )
+
+
+def _write(files: dict[Path, bytes]) -> None:
+    """All of them or none, and never over what is there: the tokens of an overwritten key would all be refused."""
+    made: list[Path] = []
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(path, "xb", opener=_opener(0o600 if not made else 0o644)) as file:
+                made.append(path)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as failure:
+        for each in made:
+            with suppress(OSError):
+                each.unlink()
+        if isinstance(failure, FileExistsError) and not path.parent.is_file():
+            raise PriceKeeperError(f"{path} is there already; name another key, or take that file away") from None
+        raise PriceKeeperError(f"cannot write {path}: {failure.strerror}") from None
+
+
+def _opener(mode: int) -> Callable[[str, int], int]:
+    return lambda path, flags: os.open(path, flags, mode)
+
+
+def _lines(kid: str, alg: str, source: str, file: Path) -> str:
+    keys = [{"kid": kid, "alg": alg, source: str(file)}]
+    return yaml.safe_dump({"auth": {"keys": keys}}, sort_keys=False, allow_unicode=True, width=10_000)

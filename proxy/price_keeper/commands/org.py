@@ -1,0 +1,75 @@
+"""`price-keeper org`: what orgs may spend, on which labels, and when their day begins."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from uuid import uuid4
+
+from price_keeper.commands.admin import NO_ORG, Admin, Record, org_found, org_named, scope_path
+from price_keeper.commands.asking import readable
+from price_keeper.commands.putting import tell_put, written
+from price_keeper.commands.settings_file import SettingsFile
+from price_keeper.commands.settings_shown import Shown, warning
+from price_keeper.commands.shared import NotAsked, columns, print_json, say
+
+
+def put(chosen: Namespace) -> int:
+    admin, file = Admin(chosen), SettingsFile(chosen.file)
+    path = scope_path(_org_to_put(admin, chosen.org))
+    is_new, told = written(admin, path, file)
+    tell_put(admin, path, told, is_new=is_new, as_json=chosen.json)
+    if not chosen.json:
+        _warn_of_apps(admin, path, told)
+    return 0
+
+
+def _org_to_put(admin: Admin, text: str) -> str:
+    try:
+        return org_named(admin, text)
+    except NotAsked as failure:
+        raise NotAsked(f"{failure}. A new org needs an id of its own, a UUID such as {uuid4()}") from None
+
+
+def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
+    """Quotas of an app's own stand in the place of all of its org's, whose ordering may have outgrown them."""
+    apps = admin.every(f"{path}/apps", "apps", NO_ORG)
+    with readable(admin.api.url):
+        known = Shown(told).passed_over
+        lines = [
+            warning(f"app {each['app']}: {line}")
+            for each in apps
+            for line in Shown(each, told).passed_over
+            if line not in known
+        ]
+    say(lines)
+
+
+def show(chosen: Namespace) -> int:
+    admin = Admin(chosen)
+    told = org_found(admin, chosen.org)
+    if chosen.json:
+        print_json(told)
+        return 0
+    with readable(admin.api.url):
+        lines = Shown(told).lines()
+    say(lines)
+    return 0
+
+
+def list_all(chosen: Namespace) -> int:
+    admin = Admin(chosen)
+    orgs = admin.every("/api/v1/orgs", "orgs")
+    if chosen.json:
+        print_json(orgs)
+        return 0
+    with readable(admin.api.url):
+        rows = [_row(Shown(each)) for each in orgs]
+    heads = ("Org", "Id", "Time zone", "Quotas", "Ordering")
+    say(columns(heads, rows) if rows else ["no orgs yet; price-keeper org put makes one"])
+    return 0
+
+
+def _row(shown: Shown) -> tuple[str, ...]:
+    holds = shown.record["in_force"]
+    quotas = f"{'for the org' if shown.applies_to_org else 'for each app'}, by {holds['period']}"
+    return shown.name, str(shown.record["org"]), str(holds["timezone"]), quotas, shown.ordering or "no budget"

@@ -1,0 +1,139 @@
+"""`price-keeper override`: a person says which label is in force, for the rest of the period at most."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from price_keeper.commands.admin import Admin, Record, app_found, apps_there, org_found, scope_path
+from price_keeper.commands.asking import readable
+from price_keeper.commands.settings_shown import Shown, epoch, local
+from price_keeper.commands.shared import NotAsked, print_json, say
+from price_keeper.errors import ConfigError, PriceKeeperError
+from price_keeper.selection.overrides import LONGEST_REASON, LONGEST_WHO
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_WAIT = re.compile(r"\+([0-9]{1,6})([smhd])")
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    admin: Admin
+    path: str
+    title: str
+    zone: ZoneInfo
+
+    def ask(self, method: str, below: str, body: Any = None) -> Record:
+        with self.admin.mistakes():
+            return self.admin.ask(method, f"{self.path}/{below}", body)
+
+
+def _where(chosen: Namespace) -> _Where:
+    admin = Admin(chosen)
+    above = org_found(admin, chosen.org)
+    with readable(admin.api.url):
+        shown = _of_the_quotas(admin, Shown(above), chosen.app)
+        return _Where(admin, scope_path(above["org"], chosen.app), shown.title, shown.zone)
+
+
+def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
+    """The org or app to which quotas apply, as asked for."""
+    org = above.record["org"]
+    if above.applies_to_org:
+        if app is not None:
+            raise NotAsked(f"quotas apply to the org {above.title} as a whole: leave out --app")
+        return above
+    if app is None:
+        there = apps_there(admin, org)
+        raise NotAsked(f"quotas apply to each app of {above.title}: name one with --app; there are: {there}")
+    return Shown(app_found(admin, org, app), above.record)
+
+
+def put(chosen: Namespace) -> int:
+    where = _where(chosen)
+    until = None if chosen.until is None else _until(chosen.until, where.zone)
+    who = _user() if chosen.who is None else chosen.who
+    _check_length("--reason", chosen.reason, LONGEST_REASON)
+    _check_length("--who", who, LONGEST_WHO)
+    wanted = {"label": chosen.label, "reason": chosen.reason, "who": who}
+    told = where.ask("PUT", "override", wanted if until is None else {**wanted, "until": _utc(until)})
+    _tell(where, told, as_json=chosen.json)
+    with readable(where.admin.api.url):
+        is_cut = until is not None and epoch(told["override"]["until"]) < until
+    if is_cut and not chosen.json:
+        say(["It cannot last longer than the period, and was cut to its end."])
+    return 0
+
+
+def _check_length(option: str, text: str, longest: int) -> None:
+    """Of what is far too long the API reads nothing, and may not get to say so."""
+    if len(text) > longest:
+        raise NotAsked(f"{option}: expected 1 to {longest} printable characters, found {len(text)}")
+
+
+def clear(chosen: Namespace) -> int:
+    where = _where(chosen)
+    told = where.ask("DELETE", "override")
+    with readable(where.admin.api.url):
+        is_cleared = bool(told["is_cleared"])
+    if chosen.json:
+        print_json(told)
+    else:
+        say([f"{where.title}: {'the quotas decide again' if is_cleared else 'there was no override'}"])
+    return 0 if is_cleared else 1
+
+
+def show(chosen: Namespace) -> int:
+    where = _where(chosen)
+    selection = where.ask("GET", "model-selection?force_check=true")
+    with readable(where.admin.api.url):
+        if selection["is_stale"]:
+            raise PriceKeeperError("the store did not answer, so nobody knows which override is in force; try again")
+        told = {**selection["scope"], "period": selection["period"], "override": selection["override"]}
+    _tell(where, told, as_json=chosen.json)
+    return 0
+
+
+def _tell(where: _Where, told: Record, *, as_json: bool) -> None:
+    if as_json:
+        print_json(told)
+        return
+    with readable(where.admin.api.url):
+        override = told["override"]
+        if override is None:
+            line = "no override; the quotas decide"
+        else:
+            until = local(epoch(override["until"]), where.zone)
+            line = f"{override['label']} until {until}, said {override['who']}: {override['reason']}"
+    say([f"{where.title}: {line}"])
+
+
+def _until(text: str, zone: ZoneInfo) -> float:
+    wait = _WAIT.fullmatch(text)
+    if wait is not None:
+        return time.time() + int(wait[1]) * _SECONDS[wait[2]]
+    try:
+        at = datetime.fromisoformat(text)
+        return (at.replace(tzinfo=zone) if at.tzinfo is None else at).timestamp()
+    except (ValueError, OverflowError):
+        raise ConfigError(["--until: expected a time as 2026-11-18T15:00, or a wait as +90m, +2h"]) from None
+
+
+def _utc(at_epoch: float) -> str:
+    try:
+        return datetime.fromtimestamp(at_epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    except (ValueError, OverflowError):
+        raise ConfigError(["--until: expected a time of this age"]) from None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        raise ConfigError(["--who: this system has no name for its user; say who you are"]) from None

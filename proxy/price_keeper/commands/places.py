@@ -1,0 +1,68 @@
+"""Which store a command works on: that of a configuration, or the one of `price-keeper dev`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from price_keeper.clock import Clock
+from price_keeper.commands.shared import NotAsked
+from price_keeper.config import Config, load
+from price_keeper.config.keys import Store as StoreConfig
+from price_keeper.errors import StoreMisconfigured
+from price_keeper.stores.contract import Store
+from price_keeper.stores.schema import TABLES
+from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.stores.sqlite_file import missing_tables
+
+
+def loaded(path: Path) -> Config:
+    if not path.exists():
+        raise NotAsked(f"{path}: cannot be read: there is no such file; name one with --config FILE")
+    return load(path, os.environ)
+
+
+def labels_told(config: Config) -> str:
+    return f"{len(config.labels)} label{'s'[: len(config.labels) != 1]}: {', '.join(config.labels)}"
+
+
+def config_of(chosen: Namespace) -> Config:
+    if chosen.data_dir is None:
+        return loaded(chosen.config or _config_here())
+    config = Config.development()
+    path = str(chosen.data_dir / "price-keeper.db")
+    return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
+
+
+def _config_here() -> Path:
+    path = Path("config.yaml")
+    if not path.exists():
+        raise NotAsked("there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR")
+    return path
+
+
+@asynccontextmanager
+async def opened(config: StoreConfig, clock: Clock) -> AsyncIterator[Store]:
+    store = await _open(config, clock)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _open(config: StoreConfig, clock: Clock) -> Store:
+    if config.engine == "dynamodb":
+        from price_keeper.app import open_dynamodb  # with all of the product, which takes longer than most reports
+
+        return await open_dynamodb(config, clock)
+    # Opening would make what is missing, and a mistaken path would look like an empty store.
+    if len(missing_tables(Path(config.path))) == len(TABLES):
+        raise StoreMisconfigured(
+            f"there is no store in {config.path}: price-keeper serve or dev makes it, as does tables create; "
+            "name another with --config FILE or --data-dir DIR"
+        )
+    return await SqliteStore(Path(config.path), clock.now).open()

@@ -1,0 +1,56 @@
+"""How far a command is that takes long: one line that moves on a terminal, else a plain line now and then.
+
+It goes to standard error, so what the command prints stays what it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from price_keeper.commandline.terminal import is_terminal, width
+from price_keeper.reporting.letters import cut, printable
+
+MOVES_SECONDS = 0.1
+PLAIN_SECONDS = 10.0  # a log of an hour has some hundred lines of it
+
+
+class Progress:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._moves = is_terminal(sys.stderr)
+        self._next = now() + (0 if self._moves else PLAIN_SECONDS)
+        self._is_shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def tell(self, text: str) -> None:
+        now = self._now()
+        if now < self._next:
+            return
+        self._next = now + (MOVES_SECONDS if self._moves else PLAIN_SECONDS)
+        if self._moves:
+            line = cut(printable(text), width() - 1, "~")
+            self._write(f"\r{line}\x1b[K")
+            self._is_shown = True
+        else:
+            self._write(f"{printable(text)}\n")
+
+    def clear(self) -> None:
+        """Before anything else is printed."""
+        if self._is_shown:
+            self._write("\r\x1b[K")
+            self._is_shown = False
+            self._next = self._now()
+
+    def _write(self, text: str) -> None:
+        encoding = sys.stderr.encoding or "ascii"
+        sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stderr.flush()

@@ -1,0 +1,54 @@
+"""What putting an org and putting an app share: the settings go out, and a first secret may come back."""
+
+from __future__ import annotations
+
+import shlex
+
+from price_keeper.commands.admin import NO_ORG, Admin, Record
+from price_keeper.commands.asking import Unanswered, readable
+from price_keeper.commands.settings_file import SettingsFile
+from price_keeper.commands.settings_shown import Shown
+from price_keeper.commands.shared import print_json, say
+from price_keeper.control.terms import RETRIEVAL_TOKEN
+
+_LOST = (
+    "{why}. Put it again; if no way to fetch a secret is told then, the answer that was lost had it, and "
+    "price-keeper rotate makes another secret"
+)
+
+
+def written(admin: Admin, path: str, file: SettingsFile) -> tuple[bool, Record]:
+    """Whether it is new, and what is told of it."""
+    try:
+        with file.located():
+            status, told = admin.exchange("PUT", path, file.body, NO_ORG)
+    except Unanswered as failure:
+        raise Unanswered(_LOST.format(why=failure)) from None
+    return status == 201, told
+
+
+def tell_put(
+    admin: Admin, path: str, told: Record, above: Record | None = None, *, is_new: bool, as_json: bool
+) -> None:
+    if as_json:
+        print_json(told)
+        return
+    try:
+        with readable(admin.api.url):
+            shown = Shown(told, above)
+            lines = [f"{shown.title}: {'made' if is_new else 'changed'}", *shown.lines()[1:]]
+        say(lines)
+    finally:  # it is told once, whatever else cannot be read
+        if "secret_retrieval_token" in told:
+            say(_how_to_fetch(f"{admin.api.url}{path}/credentials/secret", told))
+
+
+def _how_to_fetch(url: str, told: Record) -> list[str]:
+    """What is secret goes to curl by its input: the arguments of a process are for all to see."""
+    shown = shlex.quote(f"{RETRIEVAL_TOKEN}: {told['secret_retrieval_token']}")
+    until = told.get("secret_retrieval_expires_at")
+    return [
+        "",
+        f"The secret of {told.get('client_id')} can be fetched once, until {until}:",
+        f"echo {shown} | curl -sf -H @- {shlex.quote(url)}",
+    ]

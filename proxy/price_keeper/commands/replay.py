@@ -1,0 +1,133 @@
+"""`price-keeper replay`: brings what a process left in its journal to the store, wherever that journal was found."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from price_keeper.app import opened_store
+from price_keeper.clock import Clock, SystemClock
+from price_keeper.commands.places import loaded
+from price_keeper.commands.progress import Progress
+from price_keeper.commands.shared import print_json
+from price_keeper.config import Config
+from price_keeper.errors import JournalUnusable, OwnerUnknown
+from price_keeper.hard.holds import give_back_former
+from price_keeper.recording.adoption import folders_of_workers
+from price_keeper.recording.entries import PICO_PER_USD
+from price_keeper.recording.folder import is_certainly_nobodys, locked
+from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.sender import Sender
+from price_keeper.reporting import money
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+
+
+def replay(chosen: Namespace) -> int:
+    config = loaded(chosen.config)
+    work = _replayed(
+        config,
+        chosen.folder,
+        SystemClock(),
+        force=chosen.force,
+        as_json=chosen.json,
+        is_owner_dead=chosen.owner_is_dead,
+    )
+    return asyncio.run(work)
+
+
+async def _replayed(
+    config: Config, folder: Path, clock: Clock, *, force: bool, as_json: bool = False, is_owner_dead: bool = False
+) -> int:
+    with ExitStack() as held:
+        progress = held.enter_context(Progress(clock.monotonic))
+        held.enter_context(locked(folder, make=False))
+        folders = [folder, *folders_of_workers(folder)]
+        for each in folders[1:]:
+            held.enter_context(locked(each, make=False))
+        for each in folders:
+            if not is_certainly_nobodys(each) and not is_owner_dead:
+                raise OwnerUnknown(
+                    f"the journal in {each} was written on another machine, or is a copy: from here nobody can tell "
+                    "whether the process that writes it still runs"
+                )
+        progress.tell(f"reading the journal in {folder}")
+        left = [await asyncio.to_thread(_recovered, each) for each in folders]
+        async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+            sender, back, whole = Sender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
+            for each, found in zip(folders, left, strict=True):
+                back += await _brought(each, found, sender, store, clock, _telling(progress, sender, whole))
+    told = _Told(sender, sum(found.estimated for found in left), back, sorted(map(str, sender.outdated)))
+    if as_json:
+        print_json(told.record())
+    else:
+        print("\n".join(told.lines()))
+    return 1 if sender.refused else 0
+
+
+def _telling(progress: Progress, sender: Sender, whole: int) -> Callable[[], None]:
+    def tell() -> None:
+        done = sender.sent + len(sender.left)
+        progress.tell(f"{done} of {whole} segments, {sender.requests:,} calls are in the store")
+
+    return tell
+
+
+async def _brought(
+    folder: Path, left: Leftovers, sender: Sender, store: Store, clock: Clock, tell: Callable[[], None]
+) -> int:
+    """What came back of hard budgets, in pico-dollars. Nothing, where more was spent than this journal says."""
+    refused = len(sender.left)
+    for sealed in left.sealed:
+        tell()
+        await sender.send(sealed)
+    is_all = len(sender.left) == refused and folder not in sender.outdated
+    return await give_back_former(store, clock, folder) if is_all else 0
+
+
+def _recovered(folder: Path) -> Leftovers:
+    """Each segment gets its seal, and goes when it is in the store: so the disk must take writes."""
+    try:
+        return recover(folder)
+    except OSError as failure:
+        raise JournalUnusable(f"cannot bring the journal in {folder} to its end: {failure.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    sender: Sender
+    estimated: int
+    back: int  # of hard budgets, in pico-dollars
+    outdated: list[str]  # journals
+
+    def lines(self) -> Iterator[str]:
+        sender = self.sender
+        usd = sender.pico / PICO_PER_USD
+        yield f"{sender.requests} calls of {usd:f} USD are in the store; {self.estimated} of them are estimated"
+        if sender.repeats:
+            yield f"{sender.repeats} parts had been in the store before, and were not counted again"
+        if sender.late:
+            yield f"{sender.late} calls stay estimated: a copy of the journal was replayed while they were under way"
+        for folder in self.outdated:
+            yield f"{folder} is an old copy: a later one is in the store, and what is held of hard budgets stays held"
+        if sender.refused:
+            yield f"left where they are, as the log says: {', '.join(sender.refused)}"
+        if self.back:
+            yield f"{self.back / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back"
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "requests": self.sender.requests,
+            "estimated_requests": self.estimated,
+            "cost_usd_micros": money.exact_micros(self.sender.pico),
+            "repeated_parts": self.sender.repeats,
+            "recorded_after_estimate": self.sender.late,
+            "outdated": self.outdated,
+            "left": self.sender.refused,
+            "given_back_usd_micros": money.exact_micros(self.back),
+        }

@@ -1,0 +1,74 @@
+"""`price-keeper rotate`: makes a client's next secret, and fetches it once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from typing import Any
+
+from price_keeper.commands.admin import NO_ORG, Admin, Hints, org_named, scope_path
+from price_keeper.commands.asking import Api, Refused, Unanswered, visible
+from price_keeper.commands.shared import print_json
+from price_keeper.control.terms import RETRIEVAL_TOKEN
+from price_keeper.errors import PriceKeeperError
+
+FETCHES = 3  # while the store is away the retrieval token stays good
+LONGEST_WAIT_SECONDS = 10
+
+_AGAIN = "Rotate again with the same grace: a secret that nobody fetched pushes nothing out"
+_UNFETCHED = "the credentials are rotated, but the new secret could not be fetched: {why}. " + _AGAIN
+_UNTOLD = "{why}; the credentials may be rotated all the same. " + _AGAIN
+_LOST = "{why}. " + _AGAIN
+_RETRIEVAL, _SECRET = "secret_retrieval_token", "client_secret"
+
+
+def rotate(chosen: Namespace) -> int:
+    admin = Admin(chosen)
+    org = org_named(admin, chosen.org)
+    path = f"{scope_path(org, chosen.app)}/credentials"
+    there = NO_ORG if chosen.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
+    issued = _issued(admin, path, chosen.grace, there)
+    _tell(chosen, issued if chosen.token_only else _fetched(admin.api, path, issued))
+    return 0
+
+
+def _issued(admin: Admin, path: str, grace: int, hints: Hints) -> dict[str, Any]:
+    try:
+        issued = admin.ask("POST", f"{path}/rotate", {"grace_hours": grace}, hints)
+    except Unanswered as failure:
+        raise Unanswered(_LOST.format(why=failure)) from None
+    try:
+        return _checked(issued, _RETRIEVAL, admin.api)
+    except PriceKeeperError as failure:
+        raise PriceKeeperError(_UNTOLD.format(why=failure)) from None
+
+
+def _checked(told: dict[str, Any], name: str, api: Api) -> dict[str, Any]:
+    visible(told, "client_id", api.url)
+    visible(told, name, api.url)
+    return told
+
+
+def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:
+    shown = {RETRIEVAL_TOKEN: issued[_RETRIEVAL]}
+    for left in reversed(range(FETCHES)):
+        try:
+            return _checked(api.ask("GET", f"{path}/secret", headers=shown), _SECRET, api)
+        except Refused as failure:
+            if failure.status != 503 or not left:
+                raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
+            time.sleep(min(failure.wait or 1, LONGEST_WAIT_SECONDS))
+        except PriceKeeperError as failure:
+            raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
+    raise AssertionError("the last one answers or raises")
+
+
+def _tell(chosen: Namespace, told: dict[str, Any]) -> None:
+    """What is secret alone goes to the output, so that it can be sent on to where it is kept."""
+    if chosen.json:
+        print_json({**told, "grace_hours": chosen.grace})
+        return
+    print(told[_RETRIEVAL if chosen.token_only else _SECRET])
+    hours = "ends now" if not chosen.grace else f"stays good for {chosen.grace} h"
+    print(f"{told['client_id']}: rotated; the secret so far {hours}", file=sys.stderr)

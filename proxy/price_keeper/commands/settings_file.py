@@ -1,0 +1,115 @@
+"""The settings of an org or an app as a person writes them: YAML or JSON, in a file or on standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any
+
+from price_keeper.commands.asking import Refused
+from price_keeper.config.kinds import read_leaf
+from price_keeper.config.problems import Origin, one_line
+from price_keeper.config.reader import origin_of
+from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
+from price_keeper.control.terms import LONGEST_NAME
+from price_keeper.errors import ConfigError
+from price_keeper.selection.settings import told
+
+
+class SettingsFile:
+    """Raises ConfigError where it cannot be read."""
+
+    def __init__(self, name: str) -> None:
+        self._source = "standard input" if name == "-" else name
+        self._root = self._composed(_text(name, self._source))
+        lost = list(_lost(self._root))
+        if lost:
+            raise ConfigError([one_line(f"{origin}: {key}: {reason}") for origin, key, reason in lost])
+
+    @property
+    def body(self) -> Any:
+        value = _value(self._root)
+        return {} if value is None else value
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Mistakes of which the control API tells get the lines on which they were made."""
+        try:
+            yield
+        except Refused as refused:
+            if refused.status != 400:
+                raise
+            raise ConfigError(self._lines(refused.details)) from None
+
+    def _lines(self, details: tuple[tuple[str, str], ...]) -> list[str]:
+        mistakes = [(_path(self._root, dotted), text) for dotted, text in details]
+        # In the order of the lines; what is said of all of it, such as how many more there are, comes last.
+        mistakes.sort(key=lambda mistake: (not mistake[0], origin_of(self._root, mistake[0]).rank))
+        return [f"{origin_of(self._root, path)}: {told(path, text)}" for path, text in mistakes]
+
+    def _composed(self, text: str) -> Node:
+        try:
+            return compose(text, lambda line: Origin(self._source, line))
+        except NotYaml as failure:
+            raise ConfigError([one_line(f"{failure.origin}: {failure}")]) from None
+
+
+def _path(node: Node, dotted: str) -> tuple[str, ...]:
+    """The names of which the API joined the path by dots, shortened: a label may have dots of its own."""
+    if not dotted:
+        return ()
+    children = node.children if isinstance(node, Branch) else {}
+    fitting = [name for name in children if f"{dotted}.".startswith(f"{name[:LONGEST_NAME]}.")]
+    if not fitting:
+        return (dotted,)
+    name = max(fitting, key=len)
+    return (name, *_path(children[name], dotted[len(name[:LONGEST_NAME]) + 1 :]))
+
+
+def _text(name: str, source: str) -> str:
+    enough = 4 * MAX_CHARS + 1  # to see that it is too long, however long it is
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(enough).decode()
+        with open(name, "rb") as file:
+            return file.read(enough).decode()
+    except UnicodeDecodeError:
+        raise ConfigError([one_line(f"{source}: not UTF-8 text")]) from None
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or "not a path"
+        raise ConfigError([one_line(f"{source}: cannot be read: {reason}")]) from None
+
+
+def _lost(node: Node) -> Iterator[tuple[Origin, str, str]]:
+    if isinstance(node, Branch):
+        yield from node.lost
+        for child in node.children.values():
+            yield from _lost(child)
+
+
+def _value(node: Node) -> Any:
+    if isinstance(node, Branch):
+        values = {name: _value(child) for name, child in node.children.items()}
+        return list(values.values()) if node.is_list else values
+    return _leaf(node)
+
+
+def _leaf(leaf: Leaf) -> Any:
+    """Text where it is nothing else for certain: 010 is eight to YAML, and ten to whoever wrote it."""
+    if leaf.is_null:
+        return None
+    for kind in {"bool": (bool,), "int": (int,), "float": (Decimal,)}.get(leaf.tag, ()):
+        try:
+            value = read_leaf(kind, leaf)
+        except ValueError:
+            break
+        return _as_json(value, leaf.text) if isinstance(value, Decimal) else value
+    return leaf.text
+
+
+def _as_json(value: Decimal, text: str) -> float | str:
+    """A number that JSON would say otherwise stays text, so that it is refused as it was written."""
+    number = float(value)
+    return number if Decimal(repr(number)) == value else text

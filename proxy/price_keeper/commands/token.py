@@ -1,0 +1,70 @@
+"""`price-keeper token`: logs a client in, and prints what an app needs of it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from price_keeper.commandline.access import SECRET_VARIABLE
+from price_keeper.commands.asking import Api, checked, secret_of, visible
+from price_keeper.commands.shared import NotAsked, print_json
+from price_keeper.config.checks import url as url_complaint
+from price_keeper.model import scope_of_client
+
+USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
+
+
+def token(chosen: Namespace) -> int:
+    if scope_of_client(chosen.client_id) is None:
+        raise NotAsked("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
+    complaint = url_complaint(chosen.data)
+    if complaint:
+        raise NotAsked(f"--data: {complaint}")
+    api = Api(chosen.api)
+    given = {"client_id": chosen.client_id, "client_secret": _secret(chosen)}
+    told = api.ask("POST", "/auth/token", given)
+    visible(told, "access_token", api.url)
+    _print(chosen, told)
+    return 0
+
+
+def _print(chosen: Namespace, told: Mapping[str, Any]) -> None:
+    if chosen.json:
+        print_json(told)
+    elif chosen.env:
+        print("\n".join(_exports(chosen.data, told["access_token"])))
+    else:
+        print(told["access_token"])
+
+
+def _exports(data: str, token: str) -> list[str]:
+    """Lines for a shell. SDKs send a Bedrock API key that it has set, and then no session token."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or USUAL_REGION
+    variables = {
+        "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": data,
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_SESSION_TOKEN": token,
+    }
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return ["unset AWS_BEARER_TOKEN_BEDROCK", *exports]
+
+
+def _secret(chosen: Namespace) -> str:
+    what = "a client secret"
+    found = secret_of(chosen.secret_file, SECRET_VARIABLE, what)
+    if found is not None:
+        return found
+    if not sys.stdin.isatty():
+        raise NotAsked(f"the client's secret comes from the variable {SECRET_VARIABLE}, or from --secret-file FILE")
+    try:
+        return checked(getpass.getpass(f"Secret of {chosen.client_id}: ").strip(), "what was typed", what)
+    except EOFError:
+        raise NotAsked("no secret was typed") from None

@@ -1,0 +1,201 @@
+"""What single values of the configuration must be: each check answers with a complaint, or None."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from ipaddress import ip_address
+from zoneinfo import available_timezones
+
+from price_keeper.config.problems import did_you_mean
+from price_keeper.config.reader import Check
+from price_keeper.model import is_app_id, is_label, is_org_id
+
+_DAY_SECS = 86_400
+_MAX_PRICE = 1_000_000  # USD, for whatever is sold: a dollar a token is a slip of the pen
+
+
+def matching(pattern: str, complaint: str) -> Check:
+    compiled = re.compile(pattern)
+    return lambda text: None if compiled.fullmatch(text) else complaint
+
+
+def between(low: int, high: int) -> Check:
+    return lambda number: None if low <= number <= high else f"expected {low} to {high}"
+
+
+def at_least(low: int) -> Check:
+    return lambda number: None if number >= low else f"expected at least {low}"
+
+
+def positive(number: float | Decimal) -> str | None:
+    return None if number > 0 else "expected more than 0"
+
+
+def seconds(number: float) -> str | None:
+    return None if 0.001 <= number <= _DAY_SECS else f"expected 0.001 to {_DAY_SECS} seconds"
+
+
+def not_empty(complaint: str) -> Callable[[Sized], str | None]:
+    return lambda items: None if len(items) else complaint
+
+
+region = matching(r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}", "expected an AWS region, such as us-east-1")
+variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "expected the name of an environment variable")
+path = matching(r"[^\x00-\x1f\x7f]{1,4096}", "expected a path")
+name = matching(r"[A-Za-z0-9._:/-]{1,128}", "expected 1 to 128 letters, digits or any of ._:/-")
+table_prefix = matching(r"[A-Za-z0-9_.-]{0,100}", "expected at most 100 letters, digits or any of _.-")
+model = matching(
+    r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._:/-]{0,2047}", "expected a Bedrock model id or inference-profile ARN"
+)
+
+
+def org_id(text: str) -> str | None:
+    return None if is_org_id(text) else "expected a UUID in lower case"
+
+
+def app_id(text: str) -> str | None:
+    return None if is_app_id(text) else "expected 1 to 64 letters, digits or any of ._-, and neither . nor .."
+
+
+def label_name(text: str) -> str | None:
+    good = "1 to 64 letters, digits or any of ._-, beginning with a letter or digit"
+    return None if is_label(text) else f"a label is named by {good}"
+
+
+def time_zone(name: str) -> str | None:
+    known = _time_zones()
+    if name in known:
+        return None
+    hint = did_you_mean(name, known)
+    return f"expected an IANA time zone{f' ({hint})' if hint else ''}"
+
+
+@lru_cache(maxsize=1)
+def _time_zones() -> frozenset[str]:
+    return frozenset(available_timezones())  # it searches the disk
+
+
+def price(usd_per_1m: Decimal) -> str | None:
+    return _price(usd_per_1m, "USD for a million tokens", pico_per_token)
+
+
+def unit_price(usd_per_1000: Decimal) -> str | None:
+    return _price(usd_per_1000, "USD for a thousand units", pico_per_unit)
+
+
+def job_price(usd: Decimal) -> str | None:
+    return _price(usd, "USD for a job", pico_per_job)
+
+
+def _price(usd: Decimal, what: str, pico: Callable[[Decimal], int]) -> str | None:
+    if not 0 <= usd <= _MAX_PRICE:
+        return f"expected 0 to {_MAX_PRICE} {what}"
+    try:
+        pico(usd)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def pico_per_token(usd_per_1m: Decimal) -> int:
+    """One USD for a million tokens is 10**6 pico-dollars for each."""
+    return _whole(Fraction(usd_per_1m) * 10**6, "six")
+
+
+def pico_per_unit(usd_per_1000: Decimal) -> int:
+    return _whole(Fraction(usd_per_1000) * 10**9, "nine")
+
+
+def pico_per_job(usd: Decimal) -> int:
+    return _whole(Fraction(usd) * 10**12, "twelve")
+
+
+def _whole(pico: Fraction, decimals: str) -> int:
+    """A part of a pico-dollar would be lost money."""
+    if pico.denominator != 1:
+        raise ValueError(f"expected at most {decimals} decimals")
+    return pico.numerator
+
+
+def _is_host(text: str) -> bool:
+    """A literal IP address, or a hostname whose last part is no number, which only an address may have."""
+    if len(text) > 253:
+        return False
+    try:
+        return getattr(ip_address(text), "scope_id", None) is None
+    except ValueError:
+        part = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+        is_name = re.fullmatch(rf"({part}\.)*(?![0-9]+$){part}", text)
+        return is_name is not None
+
+
+def _host_of(text: str) -> str | None:
+    """Without the brackets that an IPv6 address, and it alone, is written in."""
+    is_bracketed = text.startswith("[") and text.endswith("]")
+    host = text[1:-1] if is_bracketed else text
+    return host if (":" in host) is is_bracketed and _is_host(host) else None
+
+
+def url(text: str) -> str | None:
+    found = re.fullmatch(r"https?://(\[[^\]]*\]|[^\[\]:/]*)(:([0-9]{1,5}))?", text)
+    if found is None or _host_of(found[1]) is None or not 1 <= int(found[3] or 80) <= 65535:
+        return "expected http(s)://host or http(s)://host:port and nothing after it"
+    return None
+
+
+def control_url(text: str) -> str | None:
+    complaint = url(text)
+    if complaint is None and is_plain_remote(text):
+        return "expected https: secrets travel there; http is for loopback alone"
+    return complaint
+
+
+def is_plain_remote(text: str) -> bool:
+    """Whether a URL's bytes travel unencrypted, and not only on this machine. Read as botocore's client does: it skips
+    blanks and controls, and takes a URL without a scheme for http."""
+    text = re.sub(r"[\x00-\x20]", "", text)
+    found = re.fullmatch(r"(?:http:)?//(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
+    if found is None:
+        return text.lower().startswith(("http:", "//"))
+    host = _host_of(found[1])
+    return host is None or not Address(host, 0).is_loopback
+
+
+def upstream_endpoint(text: str) -> str | None:
+    complaint = url(text)
+    return f'{complaint}, or "simulated"' if complaint and text != "simulated" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens. Port 0 is any free port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def from_text(cls, text: str) -> Address:
+        host, _, port = text.rpartition(":")
+        literal = _host_of(host)
+        if literal is None or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+            raise ValueError("expected host:port, such as 127.0.0.1:8080 or [::1]:8080")
+        return cls(literal, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """`localhost` counts: the name is reserved for loopback (RFC 6761), and who can make the machine
+        resolve it to something else needs no sidecar to spend its money."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,0 +1,104 @@
+"""Puts the value of each variable PREFIX + path into the tree, as if it had been written there.
+
+A path is the keys joined by `__`, in upper or lower case; a `-` or `.` in a key may be written `_`. The entries of
+a mapping and the items of a list (0, 1, ...) can be overridden where they exist, or the whole at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from price_keeper.config.kinds import is_branching, is_text, item_kind, without_none
+from price_keeper.config.problems import Origin, Problems, Spot, listed
+from price_keeper.config.tree import Branch, Leaf, Node, NotYaml, compose
+
+
+def apply_overrides(schema: Any, root: Branch, environ: Mapping[str, str], prefix: str, problems: Problems) -> None:
+    overrides = _Overrides(schema, root, problems)
+    names = [name for name in environ if name.upper().startswith(prefix)]
+    for name in sorted(names, key=lambda name: (name.count("__"), name)):  # a section before the keys in it
+        overrides.apply(Origin(name), name[len(prefix) :], environ[name])
+
+
+class _Overrides:
+    def __init__(self, schema: Any, root: Branch, problems: Problems) -> None:
+        self._schema, self._root, self._problems = schema, root, problems
+        self._set_by: dict[str, str] = {}
+
+    def apply(self, origin: Origin, rest: str, raw: str) -> None:
+        kind, node, path = self._schema, self._root, list[str]()
+        while (name := self._first_key(kind, node, rest, origin, Spot().below(path))) is not None:
+            rest = rest[len(name) + 2 :]
+            path.append(name)
+            kind = _kind_below(kind, name)
+            if not rest:
+                self._set(path, kind, origin, raw)
+                break
+            node = _branch_below(node, name) or Branch(origin)
+
+    def _first_key(self, kind: Any, node: Branch, rest: str, origin: Origin, spot: Spot) -> str | None:
+        """The key that `rest` begins with: as spelled, else in any case, else with `_` for `-` and `.`."""
+        names = _keys(kind, node)
+        for spelled in (str, str.upper, _as_variable):
+            matches = [name for name in names if f"{spelled(rest)}__".startswith(f"{spelled(name)}__")]
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                self._problems.add(origin, spot, f"ambiguous, may mean {listed(sorted(matches))}")
+                return None
+        self._problems.unknown_key(origin, spot, rest.split("__")[0].lower(), names)
+        return None
+
+    def _set(self, path: list[str], kind: Any, origin: Origin, raw: str) -> None:
+        spot = Spot().below(path)
+        earlier = self._set_by.setdefault(spot.path, origin.name)
+        if earlier != origin.name:
+            self._problems.add(origin, spot, f"already set by {earlier}")
+            return
+        try:
+            value = _from_variable(kind, raw, origin)
+        except NotYaml as error:
+            self._problems.add(origin, spot, str(error))
+        else:
+            _section(self._root, path[:-1], origin).children[path[-1]] = value
+
+
+def _as_variable(name: str) -> str:
+    return name.upper().replace("-", "_").replace(".", "_")
+
+
+def _from_variable(kind: Any, raw: str, origin: Origin) -> Node:
+    """Text is taken as it stands, so that nobody has to quote it twice; all else is YAML."""
+    kind, is_optional = without_none(kind)
+    if is_text(kind) and not (is_optional and raw == ""):
+        return Leaf(origin, raw, "str")
+    return compose(raw, lambda _: origin)
+
+
+def _section(node: Branch, path: list[str], origin: Origin) -> Branch:
+    """The section at the end of the path, with those on the way that nobody has written yet."""
+    for name in path:
+        below = node.children.get(name)
+        if below is None or (isinstance(below, Leaf) and below.is_null):
+            node.children[name] = Branch(origin)
+        node = _branch_below(node, name) or Branch(origin)  # text in its place stays: the reader reports it
+    return node
+
+
+def _branch_below(node: Branch, name: str) -> Branch | None:
+    below = node.children.get(name)
+    return below if isinstance(below, Branch) else None
+
+
+def _keys(kind: Any, node: Branch) -> list[str]:
+    kind, _ = without_none(kind)
+    if not is_branching(kind):
+        return []
+    return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(node.children)
+
+
+def _kind_below(kind: Any, name: str) -> Any:
+    kind, _ = without_none(kind)
+    return get_type_hints(kind)[name] if dataclasses.is_dataclass(kind) else item_kind(kind)

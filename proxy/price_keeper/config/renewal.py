@@ -1,0 +1,81 @@
+"""What a running process takes on of another configuration: what is sold, and at what price. Pure.
+
+All else is what it was started with, and what the configuration says of it otherwise needs a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final
+
+from price_keeper.config.keys import Config
+
+# They go together: what may stand in one of them depends on no key but these (`Config.rules`).
+RENEWED: Final = ("labels", "unlabelled", "default_price", "guardrails")
+MOST_NAMED: Final = 20  # in a line
+
+
+def renewed(running: Config, found: Config) -> Config:
+    """As `running`, with what `found` says of labels and prices."""
+    return replace(running, **{name: getattr(found, name) for name in RENEWED})
+
+
+def fixed(running: Config, found: Config) -> list[str]:
+    """The keys that only a restart takes on, as they stand in config.yaml."""
+    return [path for path in differing(running, found) if path.split(".")[0] not in RENEWED]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Between what was sold before, and what is sold now."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # labels that stay, each with the keys that are others now
+    others: tuple[str, ...] = ()  # keys
+
+    def __str__(self) -> str:
+        parts = {"added": self.added, "removed": self.removed, "changed": self.changed, "other keys": self.others}
+        told = [f"{what}: {few(names)}" for what, names in parts.items() if names]
+        return "; ".join(told) or "nothing in them is another"
+
+
+def changes(before: Config, after: Config) -> Changes:
+    both = [name for name in after.labels if name in before.labels]
+    found = {name: _tops(differing(before.labels[name], after.labels[name])) for name in both}
+    return Changes(
+        tuple(name for name in after.labels if name not in before.labels),
+        tuple(name for name in before.labels if name not in after.labels),
+        tuple(f"{name} ({few(keys)})" for name, keys in found.items() if keys),
+        tuple(path for name in RENEWED[1:] for path in differing(getattr(before, name), getattr(after, name), name)),
+    )
+
+
+def _tops(paths: Iterable[str]) -> list[str]:
+    """Each once."""
+    return list(dict.fromkeys(path.split(".")[0] for path in paths))
+
+
+def differing(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """The paths at which two values differ, as deep as both have them."""
+    if one == other:
+        return
+    if is_dataclass(one) and type(one) is type(other) and not hasattr(one, "from_text"):
+        names: Iterable[str] = [each.name for each in fields(one)]
+        pairs = ((name, getattr(one, name), getattr(other, name)) for name in names)
+    elif isinstance(one, Mapping) and isinstance(other, Mapping):
+        pairs = ((name, one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other)))
+    elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        pairs = ((str(number), *pair) for number, pair in enumerate(zip(one, other, strict=True)))
+    else:
+        yield path
+        return
+    for name, before, after in pairs:
+        yield from differing(before, after, f"{path}.{name}" if path else name)
+
+
+def few(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    return ", ".join(listed[:MOST_NAMED]) + more

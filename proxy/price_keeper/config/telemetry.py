@@ -1,0 +1,34 @@
+"""The keys of what can be seen from outside: traces and the log. Metrics need none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from price_keeper.config import checks as must_be
+from price_keeper.config.reader import reads
+
+_URL = re.compile(r"(?P<origin>https?://[^/?#@\\\s]+)(?P<path>(?:/[A-Za-z0-9._~-]+)*)/?", re.ASCII)
+_LONGEST_URL = 2048
+
+
+def _collector(text: str) -> str | None:
+    found = _URL.fullmatch(text) if len(text) <= _LONGEST_URL else None
+    if found is None or must_be.url(found["origin"]) is not None:
+        return "expected http(s)://host[:port][/path] of an OTLP receiver, without a user, a query or a fragment"
+    if found["path"].endswith("/v1/traces"):
+        return "expected the address without /v1/traces at its end, which is added to it"
+    return None
+
+
+def _ratio(number: float) -> str | None:
+    return None if 0 <= number <= 1 else "expected 0 to 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    otlp_endpoint: str | None = field(default=None, metadata=reads(_collector, private=True))
+    sample_ratio: float = field(default=1.0, metadata=reads(_ratio))
+    logs: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"

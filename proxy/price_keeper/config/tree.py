@@ -1,0 +1,182 @@
+"""YAML text as a tree in which every node knows where it was written.
+
+The text is composed but never constructed: no object is made from a tag, and a leaf keeps its characters, so
+that a price is read from "3.10" and not from a binary float. What a text may cost is bounded before it is
+believed: its size, how deep it nests, and how many nodes its aliases unfold to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import yaml
+
+from price_keeper.config.problems import Origin
+
+# A thousand labels fit into these bounds. The parser is slow, and it recurses: without them the wrong file could
+# hang a start, and ten lines of aliases could stand for billions of nodes.
+MAX_CHARS = 512 * 1024
+MAX_DEPTH = 24
+MAX_NODES = 30_000  # as written, and again with aliases unfolded
+
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_TAGS = {"str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map"}
+
+
+@dataclass(slots=True)
+class Leaf:
+    origin: Origin
+    text: str
+    tag: str  # what YAML takes the text for: str, int, bool, null, ...
+    is_plain: bool = True  # written without quotes
+
+    @property
+    def is_null(self) -> bool:
+        return self.tag == "null"
+
+
+@dataclass(slots=True)
+class Branch:
+    """A mapping, or a list whose keys are "0", "1", ... so that a path can lead through it."""
+
+    origin: Origin
+    is_list: bool = False
+    children: dict[str, Node] = field(default_factory=dict)
+    lost: list[tuple[Origin, str, str]] = field(default_factory=list)  # key and reason of what was not kept
+
+
+Node = Leaf | Branch
+Locate = Callable[[int], Origin]
+
+
+class NotYaml(ValueError):
+    """The text has no tree. The message never quotes the text, which may hold a secret."""
+
+    def __init__(self, origin: Origin, message: str) -> None:
+        self.origin = origin
+        super().__init__(message)
+
+
+def compose(text: str, locate: Locate) -> Node:
+    """The tree of one YAML document; `locate` says what a line number of the text is called."""
+    if len(text) > MAX_CHARS:
+        raise NotYaml(locate(1), f"longer than {MAX_CHARS} characters")
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        return Leaf(locate(1), "", "null") if root is None else _Converter(locate).node(root)
+    except yaml.MarkedYAMLError as error:
+        raise _marked(error, locate) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise NotYaml(locate(line), "not valid YAML: a character that may not stand in YAML text") from None
+    except (ValueError, OverflowError):  # what PyYAML lets through: an escape or a %YAML version out of range
+        line = loader.line + 1 if loader else 1
+        raise NotYaml(locate(line), "not valid YAML: a number or an escape out of range") from None
+
+
+class _Budget:
+    """How many nodes, and how deep, one reading of a text may go."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+        self._depth = 0
+
+    @contextmanager
+    def node(self, mark: yaml.Mark) -> Iterator[None]:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise _refusal(f"more than {MAX_NODES} nodes", mark)
+        if self._depth > MAX_DEPTH:
+            raise _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+
+class _Loader(yaml.SafeLoader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._budget = _Budget()
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        with self._budget.node(self.peek_event().start_mark):  # type: ignore[no-untyped-call]
+            return super().compose_node(parent, index)
+
+
+class _Converter:
+    """Copies PyYAML's nodes, unfolding aliases, for as long as the budget lasts."""
+
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+        self._budget = _Budget()
+
+    def node(self, node: yaml.Node) -> Node:
+        tag = node.tag.removeprefix(_TAG_PREFIX)
+        if tag not in _TAGS:
+            raise _refusal("a tag of this kind is not supported", node.start_mark)
+        with self._budget.node(node.start_mark):
+            if isinstance(node, yaml.ScalarNode):
+                return Leaf(self._origin(node), node.value, tag, is_plain=node.style is None)
+            return self._list(node) if isinstance(node, yaml.SequenceNode) else self._mapping(node)
+
+    def _list(self, node: yaml.Node) -> Branch:
+        items = (self.node(item) for item in node.value)
+        return Branch(self._origin(node), True, {str(index): item for index, item in enumerate(items)})
+
+    def _mapping(self, node: yaml.Node) -> Branch:
+        branch = Branch(self._origin(node))
+        first_lines: dict[str, int] = {}
+        for key, value in node.value:
+            origin, child = self._origin(key), self.node(value)
+            name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else ""
+            reason = _why_no_key(key, first_lines.get(name))
+            if reason:
+                branch.lost.append((origin, name, reason))
+                continue
+            if isinstance(child, Branch):
+                child.origin = origin  # a section is where its key is, not where its first entry is
+            first_lines[name] = key.start_mark.line + 1
+            branch.children[name] = child
+        return branch
+
+    def _origin(self, node: yaml.Node) -> Origin:
+        return self._locate(node.start_mark.line + 1)
+
+
+def _why_no_key(key: yaml.Node, first_line: int | None) -> str | None:
+    if key.tag == _TAG_PREFIX + "merge":
+        return "merge keys are not supported; repeat the keys, or name a whole section by an alias"
+    if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG_PREFIX + "str":
+        return "a key must be text; put it in quotes"
+    return None if first_line is None else f"duplicate key, first on line {first_line}"
+
+
+def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(None, None, problem, mark)
+
+
+def _marked(error: yaml.MarkedYAMLError, locate: Locate) -> NotYaml:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    said = error.problem or "it cannot be read"
+    if error.context:
+        said = f"{error.context}{_since(error.context_mark, line)}, {said}"
+    return NotYaml(locate(line), f"not valid YAML at column {column}: {_without_quotations(said)}")
+
+
+def _since(mark: yaml.Mark | None, line: int) -> str:
+    return f" that begins on line {mark.line + 1}" if mark and mark.line + 1 != line else ""
+
+
+def _without_quotations(said: str) -> str:
+    """PyYAML quotes characters and its own <tokens>, but also names: `password: *hunter2` must stay unsaid."""
+    return re.sub(r"'([^']*)'", lambda quoted: quoted[0] if _is_harmless(quoted[1]) else "'...'", said)
+
+
+def _is_harmless(quoted: str) -> bool:
+    return len(quoted) < 2 or quoted.startswith("<")

@@ -1,0 +1,151 @@
+"""Who calls the control API, and whether he may: the administrator by his key, all others by their token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from multidict import MultiMapping
+
+from price_keeper.auth.failures import ADMIN, WrongSecrets
+from price_keeper.auth.page_sessions import PageSession, PageSessions
+from price_keeper.clock import Clock
+from price_keeper.config.keys import Auth
+from price_keeper.control.calls import Principal, Route, Who
+from price_keeper.control.page.same_origin import check_same_origin, says_page
+from price_keeper.control.problems import forbidden, invalid, unauthorized
+from price_keeper.control.terms import API_KEY, AUTHORIZATION
+from price_keeper.errors import AccessDenied, ConfigError, NoGuess, TokenExpired
+from price_keeper.model import Caller
+
+SHORTEST_KEY = 24  # characters, so that guessing is hopeless and need not lock anybody out
+
+_BEARER = "bearer "
+
+T = TypeVar("T")
+
+Verify = Callable[[str], Awaitable[Caller]]
+
+
+def cookie_name(headers: MultiMapping[str]) -> str:
+    """Cookies know no ports, so two of us on one machine have their own by name."""
+    port = (headers.getall("Host", []) or [""])[0].rpartition(":")[2]
+    return f"price-keeper-{port}" if port.isascii() and port.isdigit() else "price-keeper"
+
+
+def cookie_of(headers: MultiMapping[str]) -> str | None:
+    """That of the page; None where there is none, or nobody can say which one is meant."""
+    pairs = (part.partition("=") for line in headers.getall("Cookie", []) for part in line.split(";"))
+    name = cookie_name(headers)
+    found = [value.strip() for own, _, value in pairs if own.strip() == name]
+    return found[0] if len(found) == 1 and found[0] else None
+
+
+def admin_mark(key: str | None) -> str | None:
+    """By which sessions know the key that they were begun with."""
+    return None if key is None else hmac.new(_digest(key), b"sessions of the status page", sha256).hexdigest()[:32]
+
+
+def load_admin_key(config: Auth, environ: Mapping[str, str]) -> str | None:
+    """None where there is none, and so no administrator. Raises ConfigError, which never says what was found."""
+    if config.admin_api_key_file is None:
+        key, source = environ.get(config.admin_api_key_env, ""), f"the variable {config.admin_api_key_env}"
+    else:
+        key, source = _read(config.admin_api_key_file), config.admin_api_key_file
+    key = key.strip()
+    if not key and config.admin_api_key_file is None:
+        return None
+    if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable():
+        raise ConfigError([f"{source}: an admin key has at least {SHORTEST_KEY} printable ASCII characters"])
+    return key
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None) or "not UTF-8 text"
+        raise ConfigError([f"auth.admin_api_key_file: cannot read {file}: {reason}"]) from None
+
+
+class Access:
+    def __init__(
+        self, admin_key: str | None, verify: Verify, wrong: WrongSecrets, sessions: PageSessions, clock: Clock
+    ) -> None:
+        self._admin = None if admin_key is None else _digest(admin_key)
+        self._verify = verify
+        self._wrong = wrong
+        self._sessions = sessions
+        self._clock = clock
+
+    async def who(self, headers: MultiMapping[str], address: str, *, is_change: bool = True) -> Principal:
+        """Raises Problem, or SlowDown. Of a key or a token nothing is told, nor which part of it is wrong."""
+        keys, tokens = headers.getall(API_KEY, []), headers.getall(AUTHORIZATION, [])
+        if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
+            raise invalid(f"who calls is said once: by {API_KEY} or by {AUTHORIZATION}")
+        if keys:
+            return self._admin_by(keys[0], address)
+        if tokens:
+            return await self._client_by(tokens[0], address)
+        cookie = cookie_of(headers)
+        if cookie is None or not says_page(headers):
+            raise unauthorized(f"say who calls: by {API_KEY}, or by {AUTHORIZATION} with a bearer token")
+        check_same_origin(headers, is_change=is_change)
+        return principal_of(await self.session(cookie, address))
+
+    async def session(self, cookie: str, address: str) -> PageSession:
+        """Raises Problem, or SlowDown."""
+        return await self._known(self._sessions.checked(cookie, self._clock.now()), address)
+
+    def _admin_by(self, key: str, address: str) -> Principal:
+        if self._admin is None:
+            raise forbidden("no admin key is configured here")
+        if hmac.compare_digest(_digest(key), self._admin):
+            return Principal(ADMIN, is_admin=True)
+        self._wrong.count(ADMIN, address)
+        raise unauthorized("the admin key is wrong")
+
+    async def _client_by(self, authorization: str, address: str) -> Principal:
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            self._wrong.count(None, address)
+            raise unauthorized(f"{AUTHORIZATION} has a bearer token, and nothing else")
+        caller = await self._known(self._verify(authorization[len(_BEARER) :].strip()), address)
+        return Principal(caller.client_id, caller.org, caller.app)
+
+    async def _known(self, looking: Awaitable[T], address: str) -> T:
+        try:
+            return await looking
+        except (TokenExpired, NoGuess) as failure:  # it was ours, and nobody's guess
+            raise unauthorized(failure.message) from None
+        except AccessDenied as failure:
+            self._wrong.count(None, address)
+            raise unauthorized(failure.message) from None
+
+
+def principal_of(session: PageSession) -> Principal:
+    caller = session.caller
+    if caller is None:
+        return Principal(ADMIN, is_admin=True)
+    return Principal(caller.client_id, caller.org, caller.app)
+
+
+def check(principal: Principal, route: Route, path: Mapping[str, str]) -> None:
+    """Raises Problem where this is not for him, be it there or not."""
+    if principal.is_admin or route.who in (Who.ANYBODY, Who.KNOWN):
+        return
+    if route.who is Who.ADMIN:
+        raise forbidden("this is for the administrator alone")
+    if principal.org != path["org"]:
+        raise forbidden("a token acts on its own org and app alone")
+    if principal.app is None and (route.who is Who.ORG or route.is_read):
+        return
+    if route.who is not Who.APP or principal.app != path.get("app"):
+        raise forbidden("a token acts on its own org and app alone")
+
+
+def _digest(text: str) -> bytes:
+    """Of one length, so that comparing takes the same time whatever was sent."""
+    return sha256(text.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,91 @@
+"""What was spent, by day."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from price_keeper.calendar_days import known_zone
+from price_keeper.control.calls import ASK_AGAIN, Answer, Call, Handler, Route, Who, read
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import invalid
+from price_keeper.reporting.days import Asked, check, parse
+from price_keeper.reporting.query import report
+from price_keeper.reporting.records import as_json
+from price_keeper.reporting.totals import DIMENSIONS, only, rows
+
+MOST_DAYS = 92  # at once, so that what one request reads is bounded
+FINAL_SECONDS = 300  # even what is final may be added to, by a journal that turns up late
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+async def today(parts: Parts, call: Call) -> Answer:
+    return await _spent(parts, call, parse("today"))
+
+
+async def of_day(parts: Parts, call: Call) -> Answer:
+    return await _spent(parts, call, _asked(parts, call.path["day"], call.path["day"], ("day", "day")))
+
+
+async def of_range(parts: Parts, call: Call) -> Answer:
+    lacking = [(name, "required, but missing") for name in ("from", "to") if name not in call.query]
+    if lacking:
+        raise invalid("the query cannot be used", *lacking)
+    return await _spent(parts, call, _asked(parts, call.query["from"], call.query["to"], ("from", "to")))
+
+
+def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked:
+    """Raises Problem."""
+    mistakes = [
+        (name, "expected a day as 2026-11-18")
+        for name, text in zip(names, (first, last), strict=True)
+        if not _DAY.fullmatch(text)
+    ]
+    if mistakes:
+        raise invalid("these are no days", *dict.fromkeys(mistakes))
+    try:
+        asked = parse(first if first == last else f"{first}..{last}")
+        check(asked, parts.clock.now())
+    except ValueError as failure:
+        raise invalid("these days cannot be asked for", (names[0], str(failure))) from None
+    if isinstance(asked.first, date) and isinstance(asked.last, date) and (asked.last - asked.first).days >= MOST_DAYS:
+        raise invalid("these days cannot be asked for", (names[1], f"at most {MOST_DAYS} days at once"))
+    return asked
+
+
+async def _spent(parts: Parts, call: Call, asked: Asked) -> Answer:
+    """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
+    org, app, now = call.path["org"], call.path.get("app"), parts.clock.now()
+    found = await report(parts.store, asked, org, {}, known_zone(parts.config.defaults.timezone), now, app)
+    told = rows(only(found.spent, app, None), DIMENSIONS)
+    value = as_json(found, told, DIMENSIONS, {"org": org, "app": app, "label": None}, found.notes)
+    del value["as_of"], value["by"], value["filters"]
+    cache = f"private, max-age={FINAL_SECONDS}" if found.is_final else ASK_AGAIN
+    return read({"org": org, "app": app, **value}, cache)
+
+
+_RANGE = {name: {"type": "string", "format": "date"} for name in ("from", "to")}
+_KINDS: tuple[tuple[str, str, str, Handler, Mapping[str, Mapping[str, Any]]], ...] = (
+    ("/today", "Today", "of the org's day so far", today, {}),
+    ("/{day}", "OfDay", "of one of the org's days", of_day, {}),
+    ("", "", f"of some days, at most {MOST_DAYS} at once", of_range, _RANGE),
+)
+
+ROUTES = tuple(
+    Route(
+        "GET",
+        f"/api/v1/orgs/{{org}}{below}/aggregates{path}",
+        who,
+        f"get{of}Aggregates{name}",
+        f"What was spent {summary}, by app, label and day",
+        handle,
+        {200: "Aggregates"},
+        query=query,
+        group="spend",
+    )
+    for below, of, who in (("", "Org", Who.ORG), ("/apps/{app}", "App", Who.APP))
+    for path, name, summary, handle, query in _KINDS
+)

@@ -1,0 +1,47 @@
+"""The control API: one table of routes, which serves the requests and is what the OpenAPI document is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from price_keeper.control import (
+    aggregates,
+    auditing,
+    auth,
+    credentials,
+    orgs,
+    overrides,
+    profiles,
+    selecting,
+    sessions,
+    usage,
+)
+from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.front import front
+from price_keeper.control.health import Readiness
+from price_keeper.control.openapi import document
+from price_keeper.control.page import routes as page
+from price_keeper.control.parts import Parts
+from price_keeper.control.probes import probes
+from price_keeper.telemetry import Telemetry
+
+_GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
+
+
+def routes(readiness: Readiness, telemetry: Telemetry, role: str = "both") -> Sequence[Route]:
+    """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
+    table = [front(readiness, role), *probes(readiness, telemetry)]
+    if role == "sidecar":
+        return table
+    table += [route for group in _GROUPS for route in group.ROUTES]
+    table += page.routes(readiness)
+
+    async def described(_: Parts, __: Call) -> Answer:
+        return told
+
+    summary = "This description of all that can be asked for here"
+    table.append(
+        Route("GET", "/openapi.json", Who.ANYBODY, "openapi", summary, described, {200: "OpenApi"}, group="about")
+    )
+    told = read(document(table), "public, no-cache")
+    return table

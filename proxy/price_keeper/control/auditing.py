@@ -1,0 +1,28 @@
+"""The audit of an org, read."""
+
+from __future__ import annotations
+
+from price_keeper.audit import MOST_AT_ONCE, records, told
+from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.orgs import PAGED, limit_of
+from price_keeper.control.parts import Parts
+
+
+async def get(parts: Parts, call: Call) -> Answer:
+    limit = limit_of(call, MOST_AT_ONCE)
+    page = await records(parts.store, call.path["org"], limit, call.query.get("cursor"))
+    return read({"records": [told(row) for row in page.rows], "cursor": page.cursor})
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/api/v1/orgs/{org}/audit",
+        Who.ORG,
+        "listAudit",
+        "Every administrative change of an org and its apps, the newest first",
+        get,
+        {200: "Audit"},
+        query=PAGED,
+    ),
+)

@@ -1,0 +1,175 @@
+"""Tokens: for a client's secret, for a refresh token, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from price_keeper.auth.clients import LOOKS
+from price_keeper.auth.container import NO_KEY_SECONDS
+from price_keeper.auth.sessions import Issued, Outdated
+from price_keeper.control.bodies import OF_STRANGERS
+from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.fields import Fields, Text
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import ERRORS, Problem, unauthorized
+from price_keeper.errors import AccessDenied, Busy, NoGuess, TokenExpired
+
+_TOKEN = Text(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
+LOGIN = Fields(
+    {
+        "grant_type": Text("client_credentials", 18, "client_credentials"),
+        "client_id": Text(r"[!-~]+", 128, "a client id"),
+        "client_secret": Text(r"[!-~]+", 128, "a secret", is_secret=True),
+    },
+    ("client_id", "client_secret"),
+)
+REFRESH = Fields({"refresh_token": _TOKEN}, ("refresh_token",))
+REVOKE = Fields({"token": _TOKEN}, ("token",))
+
+
+async def login(parts: Parts, call: Call) -> Answer:
+    given = LOGIN.read(call.body)
+    _demand_key(parts)
+    for _ in range(LOOKS):
+        with wrong_counted(parts, call, given["client_id"]):
+            checked = await parts.clients.checked(given["client_id"], given["client_secret"], call.address)
+        try:
+            return _told(parts, await parts.sessions.login(*checked))
+        except Outdated:  # what is known here of the client is from before that
+            parts.clients.forget(checked[0])
+    raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
+
+
+async def refresh(parts: Parts, call: Call) -> Answer:
+    given = REFRESH.read(call.body)
+    _demand_key(parts)
+    with wrong_counted(parts, call):
+        return _told(parts, await parts.sessions.refresh(given["refresh_token"]))
+
+
+async def revoke(parts: Parts, call: Call) -> Answer:
+    """Whoever has a token may end it, and with a refresh token its whole session."""
+    given = REVOKE.read(call.body)
+    with wrong_counted(parts, call):
+        await parts.sessions.give_back(given["token"])
+    return Answer({"is_revoked": True})
+
+
+async def credentials(parts: Parts, call: Call) -> Answer:
+    """For sidecars that cannot mint; they show what an app showed them."""
+    _demand_key(parts)
+    authorization = call.headers.get("Authorization", "")
+    client_id = authorization.partition(":")[0]
+    with wrong_counted(parts, call, client_id):
+        return Answer(dict(await parts.credentials.told(authorization, call.address)))
+
+
+def _login_may_be_invented(parts: Parts, call: Call) -> bool:
+    given = call.body if isinstance(call.body, Mapping) else {}
+    return parts.clients.may_be_invented(str(given.get("client_id")), str(given.get("client_secret")))
+
+
+def _pair_may_be_invented(parts: Parts, call: Call) -> bool:
+    client_id, _, secret = call.headers.get("Authorization", "").partition(":")
+    return parts.clients.may_be_invented(client_id, secret)
+
+
+async def jwks(parts: Parts, _: Call) -> Answer:
+    return read(parts.tokens.jwks(), "public, max-age=300")
+
+
+def _demand_key(parts: Parts) -> None:
+    """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
+    if not parts.tokens.can_mint:
+        message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
+        raise Problem(503, ERRORS[503], message, wait=NO_KEY_SECONDS)
+
+
+def _told(parts: Parts, issued: Issued) -> Answer:
+    told: dict[str, Any] = {
+        "access_token": issued.access.token,
+        "refresh_token": issued.refresh.token,
+        "token_type": "Bearer",
+        "expires_in": max(0, int(issued.access.expires - parts.clock.now())),
+        "refresh_expires_in": max(0, int(issued.refresh.expires - parts.clock.now())),
+        "session_id": issued.sid,
+    }
+    return Answer(told)
+
+
+@contextmanager
+def wrong_counted(parts: Parts, call: Call, client_id: str | None = None) -> Iterator[None]:
+    """Raises Problem for what is refused inside, and SlowDown for too much of it."""
+    try:
+        yield
+    except (TokenExpired, NoGuess) as failure:  # it was ours, and nobody's guess
+        raise unauthorized(failure.message) from None
+    except AccessDenied as failure:
+        parts.wrong_secrets.count(client_id, call.address)
+        raise unauthorized(failure.message) from None
+
+
+_NO_KEY: Mapping[int, str] = {
+    503: "Service Unavailable: too much at once, the store is away, or there is no key to sign tokens with here"
+}
+
+
+def _post(path: str, name: str, summary: str, handle: Any, answer: str, body: str, **more: Any) -> Route:
+    return Route(
+        "POST",
+        path,
+        Who.ANYBODY,
+        name,
+        summary,
+        handle,
+        {200: answer},
+        (401,),
+        body=body,
+        body_bytes=OF_STRANGERS,
+        reasons={} if handle is revoke else _NO_KEY,
+        group="auth",
+        by_secret=True,
+        **more,
+    )
+
+
+ROUTES = (
+    _post(
+        "/auth/token",
+        "login",
+        "Tokens for a client's id and secret",
+        login,
+        "Tokens",
+        "Login",
+        may_be_invented=_login_may_be_invented,
+    ),
+    _post("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
+    _post("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
+    Route(
+        "GET",
+        "/credentials",
+        Who.ANYBODY,
+        "getContainerCredentials",
+        "AWS credentials with an access token, for client_id:client_secret as Authorization",
+        credentials,
+        {200: "ContainerCredentials"},
+        (401,),
+        reasons=_NO_KEY,
+        group="auth",
+        by_secret=True,
+        may_be_invented=_pair_may_be_invented,
+    ),
+    Route(
+        "GET",
+        "/.well-known/jwks.json",
+        Who.ANYBODY,
+        "jwks",
+        "The public halves of the keys that sign tokens",
+        jwks,
+        {200: "Jwks"},
+        group="auth",
+        is_unlimited=True,
+    ),
+)

@@ -1,0 +1,162 @@
+"""A call of the control API as its handlers see it, the answer, and the route that joins the two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from multidict import MultiMapping
+
+from price_keeper.audit import Actor
+from price_keeper.control.problems import Problem
+from price_keeper.control.terms import MOST_BYTES
+
+if TYPE_CHECKING:
+    from price_keeper.control.parts import Parts
+
+JSON = "application/json"
+HTML = "text/html; charset=utf-8"
+NO_STORE = "no-store"
+ASK_AGAIN = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
+
+
+class Who(Enum):
+    """Who may: always the administrator, and ANYBODY even without saying who he is."""
+
+    ANYBODY = "anybody"
+    ADMIN = "the administrator"
+    ORG = "the org's own token"
+    APP = "the app's own token, and to read its org's"
+    KNOWN = "any client's token, and tells each what is its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls: the administrator, or a client of an org or an app. None in all is nobody in particular."""
+
+    name: str
+    org: str | None = None
+    app: str | None = None
+    is_admin: bool = False
+
+    def may_read(self, org: str, app: str | None) -> bool:
+        return self.is_admin or (self.org == org and self.app in (None, app))
+
+
+@dataclass(slots=True)
+class Call:
+    request_id: str
+    principal: Principal
+    address: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: MultiMapping[str]
+    body: Any = None
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(self.principal.name, self.request_id, self.address)
+
+    def demand_match(self, tag: str | None) -> None:
+        """Raises Problem where the caller wants another state than the one that is there; None is no state at all."""
+        wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+        if wanted is not None and not names_tag(wanted, tag):
+            raise Problem(412, "precondition_failed", "it is not any more what If-Match says; read it again")
+        if unwanted is not None and names_tag(unwanted, tag):
+            raise Problem(412, "precondition_failed", "it is there already, as If-None-Match says it must not be")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    value: Any = None  # None has no body; bytes are sent as they are
+    status: int = 200
+    cache: str = NO_STORE
+    tag: str | None = None
+    content_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer that goes on. Of `parts` an empty one says nothing: whether its reader is still there is looked at."""
+
+    parts: Callable[[], AsyncGenerator[bytes, None]]
+    content_type: str
+
+
+Handler = Callable[["Parts", Call], Awaitable[Answer | Stream]]
+
+
+def is_never_invented(_: Parts, __: Call) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`answers` are the statuses of success with the names of their schemas, `problems` those of failure that are
+    special to it. One table of these serves the requests and describes them."""
+
+    method: str
+    path: str
+    who: Who
+    name: str
+    summary: str
+    handle: Handler
+    answers: Mapping[int, str]
+    problems: tuple[int, ...] = ()
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of statuses that mean more here than usual
+    body: str | None = None
+    body_bytes: int = MOST_BYTES
+    group: str = "orgs"
+    is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
+    by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
+    may_be_invented: Callable[[Parts, Call], bool] = is_never_invented  # and so asks the store only in its turn
+    is_page: bool = False  # for whoever does not ask for JSON
+    media: tuple[str, ...] = ()  # what success comes as, where that is no JSON
+
+    @property
+    def is_read(self) -> bool:
+        return self.method == "GET"
+
+    def serves(self, method: str) -> bool:
+        """A secret is told once, so nobody may ask how it would be told."""
+        return method == self.method or (method == "HEAD" and self.is_read and not self.by_secret)
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return tuple(self.path.split("/")[1:])
+
+
+def dumped(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a number of more than 64 bits, or half a character
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def tag_of(value: Any) -> str:
+    """Strong: equal tags mean equal bytes."""
+    return tag_of_bytes(dumped(value))
+
+
+def tag_of_bytes(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def read(value: Any, cache: str = ASK_AGAIN) -> Answer:
+    """What may be asked for again by its tag."""
+    body = dumped(value)
+    return Answer(body, cache=cache, tag=tag_of_bytes(body))
+
+
+def names_tag(header: str, tag: str | None) -> bool:
+    """Whether one of the tags of If-Match or If-None-Match is this one; `*` is any."""
+    names = [name.strip() for name in header.split(",")]
+    return tag is not None and ("*" in names or tag in names)

@@ -1,0 +1,118 @@
+"""How clients come to their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from price_keeper.auth.registering import MOST_GRACE_HOURS, Issued, register, rotate
+from price_keeper.auth.retrieval import is_marked, retrieve
+from price_keeper.control.auth import wrong_counted
+from price_keeper.control.bodies import SMALL_BYTES
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.fields import Fields, Whole
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import unauthorized
+from price_keeper.control.terms import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
+from price_keeper.errors import AccessDenied
+from price_keeper.model import Scope, client_id_of
+from price_keeper.reporting.settings_shown import utc
+
+BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
+
+
+async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
+    """Nothing of those that are there already: they are never issued again."""
+    done = call.actor.did("credentials.make", scope, None, None, parts.clock.now())
+    issued = await register(parts.store, parts.clock, scope, parts.clients.forget, [done], parts.tokens.marks)
+    return {} if issued is None else _made(parts, issued)
+
+
+async def rotated(parts: Parts, call: Call) -> Answer:
+    scope = Scope(call.path["org"], call.path.get("app"))
+    hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
+    done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
+    try:
+        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done], parts.tokens.marks)
+    finally:  # also where the store's answer was lost: it may have been carried out
+        if not hours:
+            parts.sessions.all_ended()
+    return Answer(_made(parts, issued))
+
+
+async def fetched(parts: Parts, call: Call) -> Answer:
+    """The token is all it takes: who has no secret yet has nothing else to show."""
+    token = call.headers.get(RETRIEVAL_TOKEN)
+    if token is None:
+        raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
+    scope = Scope(call.path["org"], call.path.get("app"))
+    client_id = client_id_of(scope.org, scope.app)
+    with wrong_counted(parts, call, client_id):
+        if is_marked(parts.tokens.marks, scope, token):
+            await parts.marked_retrieval_pace.turn_of(token)
+            turns = parts.marked_retrievals
+        else:
+            await parts.retrieval_pace.turn(call.address)
+            turns = parts.retrievals
+        async with turns:
+            secret = await _retrieved(parts, scope, token)
+    return Answer({"client_id": client_id, "client_secret": secret})
+
+
+def _may_be_invented(parts: Parts, call: Call) -> bool:
+    token = call.headers.get(RETRIEVAL_TOKEN)
+    return token is not None and not is_marked(parts.tokens.marks, Scope(call.path["org"], call.path.get("app")), token)
+
+
+async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:
+    try:
+        secret = await retrieve(parts.store, parts.clock, scope, token)
+    except AccessDenied:
+        parts.retrieval_tokens["refused"] += 1
+        raise
+    parts.retrieval_tokens["used"] += 1
+    return secret
+
+
+def _made(parts: Parts, issued: Issued) -> dict[str, Any]:
+    parts.retrieval_tokens["made"] += 1
+    return {
+        "client_id": issued.client_id,
+        "secret_retrieval_token": issued.retrieval_token,
+        "secret_retrieval_expires_at": utc(issued.expires),
+    }
+
+
+def _routes(path: str, of: str) -> tuple[Route, Route]:
+    return (
+        Route(
+            "POST",
+            f"{path}/credentials/rotate",
+            Who.ADMIN,
+            f"rotate{of}Credentials",
+            "Make a new secret; the one so far stays good for the grace",
+            rotated,
+            {200: "Issued"},
+            (404, 409),
+            body="Rotation",
+            body_bytes=SMALL_BYTES,
+            group="credentials",
+        ),
+        Route(
+            "GET",
+            f"{path}/credentials/secret",
+            Who.ANYBODY,
+            f"get{of}Secret",
+            "The secret, once, for the retrieval token that making or rotating it answered",
+            fetched,
+            {200: "Secret"},
+            (401,),
+            headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
+            group="credentials",
+            by_secret=True,
+            may_be_invented=_may_be_invented,
+        ),
+    )
+
+
+ROUTES = (*_routes("/api/v1/orgs/{org}", "Org"), *_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

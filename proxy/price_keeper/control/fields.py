@@ -1,0 +1,154 @@
+"""The fields of a body: one table checks what comes and describes it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from price_keeper.control.problems import invalid
+from price_keeper.control.terms import LONGEST_NAME
+from price_keeper.selection.plan import shown
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+class Kind(Protocol):
+    def read(self, value: Any) -> Any:
+        """Raises ValueError that says what is expected."""
+
+    @property
+    def schema(self) -> Mapping[str, Any]: ...
+
+
+def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what may be left out: null leaves it out as well."""
+    more = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return {**schema, "type": [schema["type"], "null"], **more} if "type" in schema else dict(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    pattern: str
+    longest: int
+    what: str
+    is_secret: bool = False  # then what was found instead may be one, but for a slip, and is not told
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or len(value) > self.longest or not re.fullmatch(self.pattern, value, re.ASCII):
+            found = "something else" if self.is_secret else shown(value)
+            raise ValueError(f"expected {self.what}, found {found}")
+        return value
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{self.pattern}$", "maxLength": self.longest}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    low: int
+    high: int
+
+    def read(self, value: Any) -> int:
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise ValueError(f"expected a whole number from {self.low} to {self.high}, found {shown(value)}")
+        return value
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a person writes."""
+
+    longest: int
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self.longest or not value.isprintable():
+            raise ValueError(f"expected 1 to {self.longest} printable characters, found {shown(value)}")
+        return value
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1, "maxLength": self.longest}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    def read(self, value: Any) -> float:
+        try:
+            if isinstance(value, str) and _MOMENT.fullmatch(value):
+                return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError):
+            pass
+        raise ValueError(f"expected a time with its zone, as 2026-11-18T15:00:00Z, found {shown(value)}")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "format": "date-time"}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    words: tuple[str, ...]
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            raise ValueError(f"expected one of {', '.join(self.words)}, found {shown(value)}")
+        return value
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Checked elsewhere."""
+
+    schema: Mapping[str, Any]
+
+    def read(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    kinds: Mapping[str, Kind]
+    required: tuple[str, ...]
+
+    def read(self, body: Any, below: str = "") -> dict[str, Any]:
+        """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
+        if not isinstance(body, Mapping):
+            raise invalid("the body cannot be used", (below.rstrip("."), f"expected an object, found {shown(body)}"))
+        unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
+        given = {name: body[name] for name in self.kinds if body.get(name) is not None}
+        mistakes = [(name, "required, but missing") for name in self.required if name not in given]
+        mistakes += [(name[:LONGEST_NAME], "unknown") for name in unknown]
+        found = {}
+        for name, kind in self.kinds.items():
+            try:
+                if name in given:
+                    found[name] = kind.read(given[name])
+            except ValueError as failure:
+                mistakes.append((name, str(failure)))
+        if mistakes:
+            raise invalid("the body cannot be used", *((f"{below}{name}", text) for name, text in mistakes))
+        return found
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                name: dict(kind.schema) if name in self.required else or_null(kind.schema)
+                for name, kind in self.kinds.items()
+            },
+            "required": list(self.required),
+            "additionalProperties": False,
+        }

@@ -1,0 +1,121 @@
+"""What `GET /` answers: what this is and how it does, as a page for people or as JSON, with the way to the rest.
+
+Anybody may see it, so it tells what /ready tells, and nothing of orgs, apps or the configuration.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from html import escape
+from typing import Any
+
+from price_keeper.build import own_version
+from price_keeper.control.calls import HTML, JSON, Answer, Call, Route, Who
+from price_keeper.control.health import Readiness
+
+PRODUCT = "Bedrock Price Keeper"
+_ROLES: Mapping[str, str] = {
+    "both": "serves calls, and the control API",
+    "sidecar": "serves calls; the control API is elsewhere",
+    "control": "serves the control API; calls go to sidecars",
+}
+_PROBES: Mapping[str, str] = {
+    "/health": "whether the process lives",
+    "/ready": "whether it can do its work",
+    "/metrics": "what it has counted, for Prometheus",
+}
+_API: Mapping[str, str] = {
+    "/status": "the status page: what is spent, which label serves, when a quota will be reached",
+    "/openapi.json": "the documentation of the control API, as OpenAPI 3.1",
+    "/.well-known/jwks.json": "the public halves of the keys that sign tokens",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --dim: #5b6067; --line: #d8dbdf; --link: #0b57d0;
+  --good: #17693a; --bad: #b3261e }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e7e9; --paper: #17191c; --dim: #a2a8af; --line: #3a3f45; --link: #8ab4f8;
+    --good: #7fd39b; --bad: #ff9a92 }
+}
+body { margin: 3rem auto; max-width: 40rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
+  font: 1rem/1.5 system-ui, sans-serif }
+h1 { font-size: 1.5rem; margin: 0 }
+h2 { font-size: 1rem; margin: 2rem 0 .5rem }
+p { margin: .25rem 0; color: var(--dim) }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .4rem 1.5rem; margin: 0;
+  border-top: 1px solid var(--line); padding-top: .6rem }
+dd { margin: 0; overflow-wrap: anywhere }
+a { color: var(--link) }
+.good { color: var(--good) }
+.bad { color: var(--bad) }
+"""
+# No script, nothing from elsewhere, and no style but the one above: whatever a check says, it stays text.
+POLICY = (
+    "default-src 'none'; style-src 'sha256-" + b64encode(sha256(_STYLE.encode()).digest()).decode() + "'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_OF_PAGES = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Vary": "Accept"}
+
+
+def front(readiness: Readiness, role: str) -> Route:
+    links = _PROBES if role == "sidecar" else {**_PROBES, **_API}
+
+    async def handle(_: object, call: Call) -> Answer:
+        told = {
+            "product": PRODUCT,
+            "version": own_version(),
+            "role": role,
+            **await readiness.told(),
+            "links": dict(links),
+        }
+        if prefers_json(call.headers.get("Accept", "")):
+            return Answer(told, headers={"Vary": "Accept"})
+        return Answer(page(told).encode(), content_type=HTML, headers=_OF_PAGES)
+
+    summary = "What this is and how it does, as a page or as JSON"
+    return Route("GET", "/", Who.ANYBODY, "front", summary, handle, {200: "Front"}, group="probes", is_page=True)
+
+
+def prefers_json(accept: str) -> bool:
+    """Whoever names JSON, and pages not at all or less."""
+    weights: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, _, rest = part.partition(";")
+        weights[kind.strip().lower()] = _weight(rest)
+    return weights.get(JSON, 0.0) > weights.get("text/html", 0.0)
+
+
+def _weight(parameters: str) -> float:
+    for each in parameters.split(";"):
+        name, _, value = each.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def page(told: Mapping[str, Any]) -> str:
+    kind = "good" if told["status"] == "ready" else "bad"
+    rows = [_row(escape(name), escape(text)) for name, text in told["checks"].items()]
+    links = [_row(f'<a href="{escape(path)}">{escape(path)}</a>', escape(text)) for path, text in told["links"].items()]
+    return "".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{PRODUCT}: {escape(told['status'])}</title><style>{_STYLE}</style></head><body>",
+            f'<h1>{PRODUCT} is <span class="{kind}">{escape(told["status"])}</span></h1>',
+            "<p>It stands between apps and Amazon Bedrock, and keeps what they spend within their budgets.</p>",
+            f"<p>Version {escape(told['version'])}, role {escape(told['role'])}: {_ROLES[told['role']]}.</p>",
+            f"<h2>What it needs</h2><dl>{''.join(rows)}</dl>" if rows else "",
+            f"<h2>What can be asked for here</h2><dl>{''.join(links)}</dl>",
+            "</body></html>\n",
+        )
+    )
+
+
+def _row(name: str, text: str) -> str:
+    return f"<dt>{name}</dt><dd>{text}</dd>"

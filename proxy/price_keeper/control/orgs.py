@@ -1,0 +1,214 @@
+"""Orgs and their apps: what they are told to do, and what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from price_keeper.audit import only
+from price_keeper.auth.clients import HASH
+from price_keeper.control.calls import Answer, Call, Route, Who, read, tag_of
+from price_keeper.control.credentials import made_credentials
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import invalid, not_found
+from price_keeper.control.terms import MOST_AT_ONCE
+from price_keeper.model import Scope
+from price_keeper.reporting.settings_shown import Shown
+from price_keeper.selection.settings import (
+    APP_SETTINGS,
+    ORG_SETTINGS,
+    Beside,
+    Change,
+    Written,
+    audited,
+    put_app,
+    put_org,
+)
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Page, Prefix, Query, Write
+
+PAGED = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MOST_AT_ONCE},
+    "cursor": {"type": "string", "maxLength": 200},
+}
+
+
+def shown_org(parts: Parts, org: str, item: Item) -> Shown:
+    return Shown(org, item, parts.config.defaults, parts.clock.now())
+
+
+def shown_app(above: Shown, app: str, item: Item) -> Shown:
+    return Shown(above.org, above.org_item, above.defaults, above.now, app, item)
+
+
+async def found_org(parts: Parts, org: str) -> Shown:
+    """Raises Problem."""
+    item = await parts.store.get(schema.org_config(org), consistent=True)
+    if item is None:
+        raise not_found(f"there is no org {org}")
+    return shown_org(parts, org, item)
+
+
+async def found_app(parts: Parts, org: str, app: str) -> Shown:
+    """Raises Problem."""
+    keys = [schema.org_config(org), schema.app_config(org, app)]
+    above, own = await parts.store.get_many(keys, consistent=True)
+    if own is None:
+        raise not_found(f"there is no app {app} of an org {org}")
+    return shown_app(shown_org(parts, org, above or {}), app, own)
+
+
+async def get_org(parts: Parts, call: Call) -> Answer:
+    return read((await found_org(parts, call.path["org"])).record())
+
+
+async def get_app(parts: Parts, call: Call) -> Answer:
+    return read((await found_app(parts, call.path["org"], call.path["app"])).record())
+
+
+async def put_an_org(parts: Parts, call: Call) -> Answer:
+    org = call.path["org"]
+
+    def record(change: Change) -> Mapping[str, Any] | None:
+        return None if change.before is None else shown_org(parts, org, change.before).record()
+
+    beside = _told(parts, call, "org.put", Scope(org), record)
+    config = parts.config
+    written = await put_org(parts.store, parts.clock, org, call.body, parts.labels, config.defaults, beside)
+    parts.standings.unknown_orgs.forget(org)
+    return await _written(parts, call, Scope(org), written, shown_org(parts, org, written.item))
+
+
+async def put_an_app(parts: Parts, call: Call) -> Answer:
+    org, app = call.path["org"], call.path["app"]
+    above = await found_org(parts, org)
+
+    def record(change: Change) -> Mapping[str, Any] | None:
+        if change.before is None:
+            return None
+        return shown_app(shown_org(parts, org, change.org or {}), app, change.before).record()
+
+    beside = _told(parts, call, "app.put", Scope(org, app), record)
+    written = await put_app(parts.store, parts.clock, org, app, call.body, parts.labels, beside)
+    return await _written(parts, call, Scope(org, app), written, shown_app(above, app, written.item))
+
+
+def _told(parts: Parts, call: Call, action: str, scope: Scope, record: Callable[[Change], Any]) -> Beside:
+    """The audit's record, once it is certain that the caller knows what he changes."""
+    told = audited(call.actor, action, scope, parts.clock)
+
+    def beside(change: Change) -> Sequence[Write]:
+        before = record(change)
+        if not _is_the_same_again(call, scope, change):
+            call.demand_match(None if before is None else tag_of(before))
+        return told(change)
+
+    return beside
+
+
+def _is_the_same_again(call: Call, scope: Scope, change: Change) -> bool:
+    """Whether a put that must make something was cut off before it made credentials, and now comes once more.
+
+    Whoever makes something else at the same time is told that it is there.
+    """
+    names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
+    is_made = change.before is None or HASH in change.before
+    is_same = only(change.before, names) == only(change.after, names)
+    return is_same and not is_made and "If-Match" not in call.headers
+
+
+async def _written(parts: Parts, call: Call, scope: Scope, written: Written, shown: Shown) -> Answer:
+    """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
+    record = shown.record()
+    issued = await made_credentials(parts, call, scope)
+    headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
+    return Answer({**record, **issued}, 201 if written.is_new else 200, tag=tag_of(record), headers=headers)
+
+
+async def list_orgs(parts: Parts, call: Call) -> Answer:
+    page = await _page(parts, call, schema.ORG_REGISTRY, "ORG#")
+    orgs = [Scope.of_key(row.key.sk).org for row in page.rows]
+    items = await parts.store.get_many([schema.org_config(org) for org in orgs])
+    found = [
+        {"org_name": row.item.get("org_name"), **shown_org(parts, org, item or {}).record()}
+        for row, org, item in zip(page.rows, orgs, items, strict=True)
+    ]
+    return read({"orgs": found, "cursor": _cursor(page)})
+
+
+async def list_apps(parts: Parts, call: Call) -> Answer:
+    above = await found_org(parts, call.path["org"])
+    page = await _page(parts, call, schema.org_config(above.org).pk, schema.APPS_PREFIX)
+    found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
+    return read({"apps": found, "cursor": _cursor(page)})
+
+
+async def _page(parts: Parts, call: Call, partition: str, prefix: str) -> Page:
+    """A cursor is the id behind which the next page begins."""
+    cursor = call.query.get("cursor")
+    after = None if not cursor else f"{prefix}{cursor}"
+    query = Query("config", partition, Prefix(prefix), limit=limit_of(call, MOST_AT_ONCE), after=after, consistent=True)
+    return await parts.store.query(query)
+
+
+def _cursor(page: Page) -> str | None:
+    return None if page.cursor is None else page.cursor.partition("#")[2]
+
+
+def limit_of(call: Call, most: int) -> int:
+    """Raises Problem."""
+    text = call.query.get("limit", str(most))
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= most):
+        raise invalid("the query cannot be used", ("limit", f"expected a whole number from 1 to {most}"))
+    return int(text)
+
+
+_ORG, _APP = "/api/v1/orgs/{org}", "/api/v1/orgs/{org}/apps/{app}"
+_MATCHES = {
+    "If-Match": "the ETag of what is to be replaced, or *: 412 if it is not there any more",
+    "If-None-Match": "*: 412 if it is there already",
+}
+_PUT = {201: "Settings", 200: "Settings"}
+
+ROUTES = (
+    Route(
+        "GET", "/api/v1/orgs", Who.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query=PAGED
+    ),
+    Route("GET", _ORG, Who.ORG, "getOrg", "An org's settings, and what holds now", get_org, {200: "Settings"}, (404,)),
+    Route(
+        "PUT",
+        _ORG,
+        Who.ADMIN,
+        "putOrg",
+        "Make an org, or put new settings in the place of its own",
+        put_an_org,
+        _PUT,
+        (412,),
+        headers=_MATCHES,
+        body="OrgSettings",
+    ),
+    Route(
+        "GET",
+        f"{_ORG}/apps",
+        Who.ORG,
+        "listApps",
+        "The apps of an org, by their ids",
+        list_apps,
+        {200: "Apps"},
+        (404,),
+        query=PAGED,
+    ),
+    Route("GET", _APP, Who.APP, "getApp", "An app's settings, and what holds", get_app, {200: "Settings"}, (404,)),
+    Route(
+        "PUT",
+        _APP,
+        Who.ADMIN,
+        "putApp",
+        "Make an app, or put new settings in the place of its own",
+        put_an_app,
+        _PUT,
+        (404, 412),
+        headers=_MATCHES,
+        body="AppSettings",
+    ),
+)

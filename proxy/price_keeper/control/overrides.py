@@ -1,0 +1,94 @@
+"""Which label is in force, said by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from price_keeper.calendar_days import Span, span
+from price_keeper.control.bodies import SMALL_BYTES
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.fields import Fields, Moment, Text, Words
+from price_keeper.control.orgs import found_app, found_org
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import ERRORS, Problem
+from price_keeper.model import Scope
+from price_keeper.reporting.settings_shown import Shown, utc
+from price_keeper.selection.overrides import (
+    LONGEST_REASON,
+    LONGEST_WHO,
+    Override,
+    audited,
+    clear_override,
+    set_override,
+)
+
+LABEL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
+BODY = Fields(
+    {"label": LABEL, "reason": Words(LONGEST_REASON), "until": Moment(), "who": Words(LONGEST_WHO)},
+    ("label", "reason"),
+)
+
+
+async def put(parts: Parts, call: Call) -> Answer:
+    given = BODY.read(call.body)
+    scope, period, shown = await _where(parts, call)
+    override = await set_override(
+        parts.store,
+        parts.clock,
+        scope,
+        period,
+        given["label"],
+        given["reason"],
+        given.get("who", call.principal.name),
+        given.get("until"),
+        ordering=shown.plan.ordering,
+        beside=audited(call.actor, "override.set", scope, parts.clock),
+    )
+    return Answer({**_of(scope, period), "override": override_told(override)})
+
+
+async def delete(parts: Parts, call: Call) -> Answer:
+    scope, period, _ = await _where(parts, call)
+    beside = audited(call.actor, "override.clear", scope, parts.clock)
+    is_cleared = await clear_override(parts.store, scope, period, parts.clock, beside)
+    return Answer({**_of(scope, period), "override": None, "is_cleared": is_cleared})
+
+
+def override_told(override: Override | None) -> dict[str, Any] | None:
+    if override is None:
+        return None
+    told = {"label": override.label, "reason": override.reason, "who": override.who}
+    return {**told, "until": utc(override.until), "version": override.version}
+
+
+async def _where(parts: Parts, call: Call) -> tuple[Scope, Span, Shown]:
+    """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
+    org, app = call.path["org"], call.path.get("app")
+    shown = await found_org(parts, org) if app is None else await found_app(parts, org, app)
+    plan = shown.plan
+    if (plan.quota_scope == "APP") is (app is None):
+        where = "each app" if app is None else "the org as a whole"
+        raise Problem(409, ERRORS[409], f"the quotas of this org apply to {where}, and so do overrides")
+    return Scope(org, app), span(plan.period, shown.now, plan.zone), shown
+
+
+def _of(scope: Scope, period: Span) -> dict[str, Any]:
+    return {"org": scope.org, "app": scope.app, "period": period.key}
+
+
+def _route(method: str, path: str, of: str) -> Route:
+    if method == "PUT":
+        summary = "Put a label in force, up or down the ordering, until the period ends"
+        name, handle, answer, body = f"put{of}Override", put, "Overridden", "Override"
+        route = Route(method, path, Who.ADMIN, name, summary, handle, {200: answer}, (404, 409), body=body)
+        return replace(route, body_bytes=SMALL_BYTES)
+    name, summary = f"delete{of}Override", "Let the quotas decide again"
+    return Route(method, path, Who.ADMIN, name, summary, delete, {200: "Overridden"}, (404, 409))
+
+
+ROUTES = tuple(
+    _route(method, f"/api/v1/orgs/{{org}}{below}/override", of)
+    for below, of in (("", "Org"), ("/apps/{app}", "App"))
+    for method in ("PUT", "DELETE")
+)

@@ -1,0 +1,180 @@
+"""What the page shows, as data: the budgets that somebody may see, and one of them in full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from price_keeper.control.page import places
+from price_keeper.control.page.happened import happened
+from price_keeper.control.page.history import Course
+from price_keeper.control.page.outlook import View, figures, pace, reached
+from price_keeper.control.page.places import Place
+from price_keeper.control.parts import Parts
+from price_keeper.control.selecting import selection_told
+from price_keeper.errors import StoreError
+from price_keeper.model import PICO_PER_MICRO, Caller, client_id_of
+from price_keeper.recording.entries import Counter
+from price_keeper.reporting.settings_shown import utc
+from price_keeper.selection.overrides import Override
+from price_keeper.selection.standing import Standing
+
+MOST_DRAWN = 120  # points of a course that a page is sent
+AWAY = "the store is away; what is shown is what this process knows"
+
+
+class Topic(NamedTuple):
+    """What a page shows, and of whose: those who show the same share what is found out for it."""
+
+    org: str | None  # whose budgets are listed; all orgs' for the administrator
+    app: str | None
+    search: str
+    after: str
+    chosen: tuple[str, str | None] | None  # the one that is shown in full
+
+
+async def board(parts: Parts, topic: Topic) -> dict[str, Any]:
+    """The parts of a page; of one that the store cannot tell now there is none."""
+
+    async def make() -> dict[str, Any]:
+        return await _made(parts, topic)
+
+    return await parts.page.boards.of(topic, make, parts.clock.monotonic())
+
+
+async def _made(parts: Parts, topic: Topic) -> dict[str, Any]:
+    told: dict[str, Any] = {"trouble": None}
+    try:
+        told["list"] = await _list(parts, topic)
+        if topic.chosen is not None:
+            told |= await _chosen(parts, *topic.chosen)
+    except StoreError:
+        told["trouble"] = AWAY
+    return told
+
+
+async def _list(parts: Parts, topic: Topic) -> dict[str, Any]:
+    async def find() -> places.Found:
+        if topic.org is not None and topic.app is not None:
+            return places.Found([await places.one(parts, topic.org, topic.app)], None)
+        return await places.found(parts, topic.org, topic.search, topic.after)
+
+    now = parts.clock.monotonic()
+    found = await parts.page.places.of(topic._replace(chosen=None), find, now)
+    rows = await asyncio.gather(*(_row(parts, place) for place in found.places))
+    return {"rows": rows, "cursor": found.cursor}
+
+
+async def _row(parts: Parts, place: Place) -> dict[str, Any]:
+    standing, override = await seen(parts, place.org, place.app)
+    plan, view = standing.plan, view_of(parts, standing)
+    return {
+        **place._asdict(),
+        "active_label": plan.ordering[standing.active] if plan.ordering else None,
+        "serves": standing.would_serve(plan.ordering[0]) if plan.ordering else None,
+        "is_overridden": override is not None,
+        "is_stale": standing.is_stale,
+        "labels": [figures(view, label, quota) for label, quota in view.quotas.items()],
+    }
+
+
+async def _chosen(parts: Parts, org: str, app: str | None) -> dict[str, Any]:
+    async def name() -> Place:
+        return await places.one(parts, org, app)
+
+    now = parts.clock.monotonic()
+    place = await parts.page.places.of((org, app), name, now)
+    standing, override = await seen(parts, org, app)
+    view = view_of(parts, standing)
+
+    async def look() -> list[dict[str, Any]]:
+        return await happened(parts.store, standing)
+
+    told = await _scope(parts, place, standing, override, view)
+    course = {label: _drawn(each) for label, each in view.courses.items()}
+    return {
+        "scope": told,
+        "course": course,
+        "happened": await parts.page.happened.of((standing.scope, standing.span.key), look, now),
+    }
+
+
+async def _scope(
+    parts: Parts, place: Place, standing: Standing, override: Override | None, view: View
+) -> dict[str, Any]:
+    own = await parts.standings.own_labels.of(_caller(place.org, place.app))
+    plan = standing.plan
+    return {
+        **place._asdict(),
+        **selection_told(standing, override, parts.labels, own),
+        "starts_at": utc(standing.span.start),
+        "timezone": plan.zone.key,
+        "ordering": list(plan.ordering),
+        "is_sticky": plan.is_sticky,
+        "serves": standing.would_serve(plan.ordering[0]) if plan.ordering else None,
+        "known_since": _since(view),
+        "reached": {label: reached(view, label, quota) for label, quota in view.quotas.items()},
+        "pace": {label: _pace(view, label) for label in view.quotas},
+    }
+
+
+def _since(view: View) -> str | None:
+    return utc(min(course.points[0].at for course in view.courses.values())) if view.courses else None
+
+
+def _pace(view: View, label: str) -> dict[str, int] | None:
+    found = pace(view.courses.get(label), view.now)
+    if found is None:
+        return None
+    return {
+        "usd_micros_per_hour": round(found.pico_per_hour / PICO_PER_MICRO),
+        "over_seconds": round(found.seconds),
+    }
+
+
+def _drawn(course: Course) -> list[tuple[int, int]]:
+    """The last point stands for all the time until it was last seen so."""
+    step = -(-len(course.points) // MOST_DRAWN)
+    points = [*course.points[::step], course.points[-1]._replace(at=course.seen)]
+    return [(round(each.at), each.pico // PICO_PER_MICRO) for each in points]
+
+
+# How a scope stands.
+
+
+def _caller(org: str, app: str | None) -> Caller:
+    return Caller(org, app, client_id_of(org, app))
+
+
+async def seen(parts: Parts, org: str, app: str | None) -> tuple[Standing, Override | None]:
+    """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
+    standing, override = await parts.standings.told(_caller(org, app), is_forced=False)
+    now, history = parts.clock.now(), parts.page.history
+    for label in standing.plan.quotas:
+        counter, known = _counter(standing, label), standing.spent(label).known
+        course = history.of(*counter[:3])
+        if course is not None and course.is_news(known):
+            parts.standings.spent_elsewhere(counter)
+        history.learn(counter, known, now)
+    return standing, override
+
+
+def _counter(standing: Standing, label: str) -> Counter:
+    return Counter(standing.scope.key, label, standing.span.key, standing.plan.shards)
+
+
+def view_of(parts: Parts, standing: Standing) -> View:
+    plan = standing.plan
+    quotas: Mapping[str, int] = plan.quotas
+    return View(
+        ordering=plan.ordering,
+        quotas=quotas,
+        spent={label: max(0, standing.spent(label).known) for label in quotas},
+        active=standing.active,
+        is_sticky=plan.is_sticky,
+        tight_pct=plan.tight_pct,
+        courses=parts.page.history.courses(standing.scope.key, standing.span.key, quotas),
+        now=parts.clock.now(),
+        ends=standing.span.end,
+    )

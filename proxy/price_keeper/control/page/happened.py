@@ -1,0 +1,39 @@
+"""What happened in a scope's period, as the store knows it: the active label moved on, thresholds were reached."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from price_keeper.reporting.settings_shown import utc
+from price_keeper.selection import sticky
+from price_keeper.selection.plan import is_number
+from price_keeper.selection.standing import Standing
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Store
+
+MOST_ALERTS = 99  # looked for at once, with the sticky state in one read
+
+
+async def happened(store: Store, standing: Standing) -> list[dict[str, Any]]:
+    """The newest first. Of several moves the store keeps the last one alone. Raises StoreError."""
+    scope, period, plan = standing.scope, standing.span.key, standing.plan
+    thresholds = [(label, pct) for label in plan.quotas for pct in plan.thresholds][:MOST_ALERTS]
+    keys = [schema.sticky_state(scope, period)]
+    keys += [schema.alert_marker(scope, label, period, pct) for label, pct in thresholds]
+    item, *markers = await store.get_many(keys)
+    moves = [_at(item, "activated_at_epoch", {"kind": "moved", **_move(item)})] if item and sticky.LABEL in item else []
+    alerts = [
+        _at(marker, "raised_at_epoch", {"kind": "threshold", "label": label, "threshold_pct": pct})
+        for (label, pct), marker in zip(thresholds, markers, strict=True)
+        if marker is not None
+    ]
+    return sorted([*moves, *alerts], key=lambda each: each["at"] or "", reverse=True)
+
+
+def _move(item: Item) -> dict[str, Any]:
+    return {"label": str(item[sticky.LABEL]), "before": str(item.get("previous_model_label", ""))}
+
+
+def _at(item: Item, name: str, told: dict[str, Any]) -> dict[str, Any]:
+    at = item.get(name)
+    return {"at": utc(float(cast(int, at))) if is_number(at) else None, **told}

@@ -1,0 +1,114 @@
+"""Keeps a page up to date: what changed of what it shows, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from price_keeper.control.calls import Answer, Call, Handler, Principal, Stream, dumped
+from price_keeper.control.health import Readiness
+from price_keeper.control.page.board import Topic, board
+from price_keeper.control.page.state import PageState
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import Problem, forbidden, invalid
+from price_keeper.errors import Refusal
+from price_keeper.model import is_app_id, is_org_id
+from price_keeper.reporting.settings_shown import utc
+
+EVENTS = "text/event-stream"
+HEARTBEAT_TICKS = 7  # without anything new, so that whatever stands between does not take it for dead
+CHECKED_TICKS = 15  # whether whoever listens still may
+AGAIN_MS = 3000
+QUERY = {
+    "org": {"type": "string", "maxLength": 36, "description": "of the budget that is shown in full"},
+    "app": {"type": "string", "maxLength": 64, "description": "as `org`, where apps have budgets of their own"},
+    "search": {"type": "string", "maxLength": 100, "description": "a part of an id or a name"},
+    "after": {"type": "string", "maxLength": 128, "description": "the cursor of the page before"},
+}
+
+Told = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def handlers(readiness: Readiness) -> tuple[Handler, Handler]:
+    """For the page once, and for one that is kept up to date."""
+
+    async def once(parts: Parts, call: Call) -> Answer:
+        told = await _told(parts, readiness, topic_of(call))
+        return Answer({"at": utc(parts.clock.now()), **told})
+
+    async def kept_up(parts: Parts, call: Call) -> Stream:
+        topic = topic_of(call)
+
+        async def told() -> dict[str, Any]:
+            return await _told(parts, readiness, topic)
+
+        return Stream(lambda: _events(parts, call, told), EVENTS)
+
+    return once, kept_up
+
+
+async def _told(parts: Parts, readiness: Readiness, topic: Topic) -> dict[str, Any]:
+    return {"health": await readiness.told(), **await board(parts, topic)}
+
+
+def topic_of(call: Call) -> Topic:
+    """Raises Problem."""
+    principal, query = call.principal, call.query
+    org, app = query.get("org"), query.get("app")
+    mistakes = []
+    if org is not None and not is_org_id(org):
+        mistakes.append(("org", "an org id is a UUID in lower case"))
+    if app is not None and (org is None or not is_app_id(app)):
+        mistakes.append(("app", "an app id, and that of its org with it"))
+    after = query.get("after", "")
+    if after and not _is_cursor(after):
+        mistakes.append(("after", "a cursor of the page before"))
+    if mistakes:
+        raise invalid("the query cannot be used", *mistakes)
+    if org is not None and not principal.may_read(org, app):
+        raise forbidden("a token acts on its own org and app alone")
+    return Topic(principal.org, principal.app, query.get("search", ""), after, None if org is None else (org, app))
+
+
+def _is_cursor(text: str) -> bool:
+    org, found, app = text.partition("/")
+    return is_org_id(org) and (not found or is_app_id(app))
+
+
+async def _events(parts: Parts, call: Call, told: Told) -> AsyncGenerator[bytes, None]:
+    """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
+    page, sent, quiet = parts.page, dict[str, Any](), 0
+    with page.listeners.one_more(call.principal):
+        yield f"retry: {AGAIN_MS}\n\n".encode()
+        turns = 0
+        while not page.closed.is_set():
+            if turns % CHECKED_TICKS == CHECKED_TICKS - 1 and not await _still_may(parts, call):
+                break
+            found = await told()
+            new = {name: value for name, value in found.items() if name not in sent or sent[name] != value}
+            quiet = 0 if new else quiet + 1
+            if new:
+                yield b"data: " + dumped({"at": utc(parts.clock.now()), **new}) + b"\n\n"
+            else:
+                yield b"" if quiet % HEARTBEAT_TICKS else b": still here\n\n"
+            sent = {**sent, **new}
+            turns += 1
+            await _tick(page)
+        yield b"event: end\ndata: {}\n\n"
+
+
+async def _still_may(parts: Parts, call: Call) -> bool:
+    """His token or session may be over, or revoked."""
+    try:
+        now: Principal = await parts.access.who(call.headers, call.address, is_change=False)
+    except (Problem, Refusal):
+        return False
+    return now == call.principal
+
+
+async def _tick(page: PageState) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(page.tick_seconds):
+            await page.closed.wait()

@@ -1,0 +1,133 @@
+"""Signing in to the status page: a key or a token is shown once, and a cookie stands for it from then on.
+
+No script can read the cookie, no other site has it sent, and it is good for requests of the page alone (`same_origin`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from multidict import CIMultiDict
+
+from price_keeper.auth.page_sessions import PageSession
+from price_keeper.control.access import cookie_name, cookie_of, principal_of
+from price_keeper.control.auth import wrong_counted
+from price_keeper.control.bodies import OF_STRANGERS
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.fields import Fields, OneOf, Text
+from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, says_page
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import ERRORS, Problem
+from price_keeper.control.terms import API_KEY, AUTHORIZATION
+from price_keeper.errors import Busy, SlowDown
+from price_keeper.reporting.settings_shown import utc
+
+ADMIN, CLIENT = "admin", "client"
+_SECRET = Text(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
+BODY = Fields({"kind": OneOf((ADMIN, CLIENT)), "secret": _SECRET}, ("kind", "secret"))
+NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
+_PATH = "/status/session"
+
+
+async def begin(parts: Parts, call: Call) -> Answer:
+    check_same_origin(call.headers, is_change=True)
+    given = BODY.read(call.body)
+    if not parts.page_sessions.can_begin:
+        raise Problem(503, ERRORS[503], "there is no key here to sign sessions with; ask another instance")
+    cookie, session = await _begun(parts, call, given["kind"], given["secret"].strip())
+    seconds = max(0, math.ceil(session.expires - parts.clock.now()))
+    return Answer(_told(session), headers={"Set-Cookie": _cookie(call, cookie, seconds)})
+
+
+async def _begun(parts: Parts, call: Call, kind: str, secret: str) -> tuple[str, PageSession]:
+    """Whoever shows something wrong is counted as anywhere else."""
+    now = parts.clock.now()
+    if kind == ADMIN:
+        await parts.access.who(CIMultiDict({API_KEY: secret}), call.address)
+        return parts.page_sessions.of_admin(now)
+    await parts.access.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), call.address)
+    return parts.page_sessions.of_client(secret, now)
+
+
+async def current(parts: Parts, call: Call) -> Answer:
+    """Also for who is not signed in, which is no failure."""
+    cookie = cookie_of(call.headers) if says_page(call.headers) else None
+    if cookie is None:
+        return Answer(NOBODY)
+    check_same_origin(call.headers, is_change=False)
+    gone = {"Set-Cookie": _cookie(call, "", 0)}
+    try:
+        return Answer(_told(await parts.access.session(cookie, call.address)))
+    except SlowDown as failure:
+        raise _too_many(failure, gone) from None
+    except Problem as failure:
+        if failure.status != 401:
+            raise
+        return Answer(NOBODY, headers=gone)
+
+
+async def end(parts: Parts, call: Call) -> Answer:
+    """The cookie goes in any case, and with it what this browser could do."""
+    check_same_origin(call.headers, is_change=True)
+    cookie, gone = cookie_of(call.headers), {"Set-Cookie": _cookie(call, "", 0)}
+    try:
+        if cookie is not None:
+            with wrong_counted(parts, call):
+                await parts.page_sessions.end(cookie, parts.clock.now())
+    except Problem:
+        pass  # it was none, or none any more
+    except SlowDown as failure:
+        raise _too_many(failure, gone) from None
+    except Busy as failure:
+        why = "this browser is signed out; while the store is away it cannot be told that the session is over"
+        raise Problem(503, ERRORS[503], why, wait=failure.retry_after, headers=gone) from None
+    return Answer(NOBODY, headers=gone)
+
+
+def _too_many(failure: SlowDown, gone: dict[str, str]) -> Problem:
+    """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
+    return Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone)
+
+
+def _told(session: PageSession) -> dict[str, Any]:
+    who = principal_of(session)
+    return {
+        "is_signed_in": True,
+        "is_admin": who.is_admin,
+        "org": who.org,
+        "app": who.app,
+        "expires_at": utc(session.expires),
+    }
+
+
+def _cookie(call: Call, value: str, seconds: int) -> str:
+    """For https alone where the page came by https, as only its Origin tells."""
+    secure = "; Secure" if call.headers.get("Origin", "").startswith("https://") else ""
+    name = cookie_name(call.headers)
+    return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+_HEADERS = {PAGE_HEADER: "1, or nothing is done: pages from elsewhere cannot send it"}
+
+
+def _route(method: str, name: str, summary: str, handle: Any, **more: Any) -> Route:
+    return Route(
+        method, _PATH, Who.ANYBODY, name, summary, handle, {200: "PageSession"}, (401, 403),
+        headers=_HEADERS, group="page", **more,
+    )  # fmt: skip
+
+
+ROUTES = (
+    _route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current, is_unlimited=True),
+    _route(
+        "POST",
+        "beginPageSession",
+        "Sign in to the status page: a cookie for an admin key or an access token",
+        begin,
+        body="PageSignIn",
+        body_bytes=OF_STRANGERS,
+        by_secret=True,
+    ),
+    _route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
+)

@@ -1,0 +1,53 @@
+"""What would be if a label had another quota: told of the period so far, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.page.board import seen, view_of
+from price_keeper.control.page.outlook import what_if
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import invalid
+from price_keeper.model import PICO_PER_MICRO
+from price_keeper.selection.plan import MOST_MICROS, shown
+
+QUERY = {
+    "label": {"type": "string", "maxLength": 64, "description": "one that has a quota"},
+    "quota_usd_micros": {"type": "integer", "minimum": 0, "maximum": MOST_MICROS},
+}
+
+
+async def get(parts: Parts, call: Call) -> Answer:
+    standing, _ = await seen(parts, call.path["org"], call.path.get("app"))
+    label, quota = _asked(call, standing.plan.quotas.keys())
+    return Answer(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
+
+
+def _asked(call: Call, labels: Container[str]) -> tuple[str, int]:
+    """Raises Problem."""
+    label, text = call.query.get("label"), call.query.get("quota_usd_micros", "")
+    mistakes = []
+    if label is None or label not in labels:
+        mistakes.append(("label", f"expected a label that has a quota here, found {shown(label or '')}"))
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST_MICROS)) and int(text) <= MOST_MICROS):
+        mistakes.append(("quota_usd_micros", f"expected whole micro-USD from 0 to {MOST_MICROS}, found {shown(text)}"))
+    if mistakes:
+        raise invalid("the query cannot be used", *mistakes)
+    return str(label), int(text)
+
+
+ROUTES = tuple(
+    Route(
+        "GET",
+        f"/api/v1/orgs/{{org}}{below}/what-if",
+        who,
+        f"get{of}WhatIf",
+        "What would be if a label had another quota from now on; changes nothing",
+        get,
+        {200: "WhatIf"},
+        query=QUERY,
+        group="spend",
+    )
+    for below, of, who in (("", "Org", Who.ORG), ("/apps/{app}", "App", Who.APP))
+)

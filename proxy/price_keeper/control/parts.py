@@ -1,0 +1,75 @@
+"""What the control API works with, handed in once the process has started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from price_keeper import telemetry as metrics
+from price_keeper.auth.clients import Clients
+from price_keeper.auth.container import HandsOut
+from price_keeper.auth.failures import WrongSecrets
+from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.page_sessions import PageSessions
+from price_keeper.auth.sessions import Sessions
+from price_keeper.auth.tokens import Tokens
+from price_keeper.clock import Clock
+from price_keeper.config import Config
+from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.control.access import Access
+from price_keeper.control.page.state import PageState
+from price_keeper.control.rates import Rates
+from price_keeper.control.turns import Turns
+from price_keeper.metering.pricing import Tariff
+from price_keeper.recording.submitted import Submissions
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import Store
+from price_keeper.telemetry import Telemetry
+
+RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
+RETRIEVALS_WAITING = 100
+RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = Pace(10, 5.0), Pace(100, 50.0)
+RETRIEVALS_OF_A_TOKEN = Pace(3, 0.2)  # that was made here: it is good once
+
+
+@dataclass(slots=True)
+class Parts:
+    config: Config  # the one in force
+    store: Store
+    clock: Clock
+    standings: Standings
+    submissions: Submissions
+    access: Access
+    rates: Rates
+    clients: Clients
+    wrong_secrets: WrongSecrets
+    credentials: HandsOut
+    tokens: Tokens
+    sessions: Sessions
+    page_sessions: PageSessions
+    retrieval_pace: Lookups
+    marked_retrieval_pace: Lookups
+    retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
+    marked_retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
+    retrieval_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
+
+    page: PageState = field(default_factory=PageState)
+    tariffs: dict[str, Tariff] = field(default_factory=dict)  # of labels that usage was told of
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        counted = self.retrieval_tokens
+        telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counted.items()])
+
+    async def prepared(self, config: Config) -> Callable[[], None]:
+        """What has it in force."""
+
+        def take_on() -> None:
+            self.config = config
+            self.tariffs.clear()
+
+        return take_on
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those that settings may name."""
+        return (*self.config.labels, *PSEUDO_LABELS)

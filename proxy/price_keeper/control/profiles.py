@@ -1,0 +1,190 @@
+"""An app's own labels: names for inference profiles, with a format and prices of their own.
+
+Only the administrator makes them, since whoever sets a price decides how far a budget reaches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, get_args
+
+from price_keeper.audit import plain
+from price_keeper.config import Label
+from price_keeper.config.prices import Format
+from price_keeper.config.reader import read as read_config
+from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
+from price_keeper.control.orgs import found_app
+from price_keeper.control.overrides import LABEL
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import ERRORS, Problem, invalid
+from price_keeper.errors import ConfigError
+from price_keeper.metering.profiles import ARN, PRICES
+from price_keeper.model import Scope
+from price_keeper.selection.own_labels import MADE
+from price_keeper.selection.plan import is_number
+from price_keeper.stores import schema
+from price_keeper.stores.again import until_nobody_was_faster
+from price_keeper.stores.contract import (
+    Condition,
+    Item,
+    ItemExists,
+    ItemMissing,
+    Key,
+    Missing,
+    Prefix,
+    Put,
+    Query,
+    Row,
+    Update,
+    Value,
+    all_of,
+    equals,
+)
+
+MOST_PROFILES = 100  # of an app
+DIGITS = 12  # of a price, on either side of the point
+
+_PRICE = {"type": "number", "minimum": 0}
+BODY = Fields(
+    {
+        "label": LABEL,
+        "inference_profile_arn": Text(ARN, 300, "the ARN of an inference profile"),
+        "format": OneOf(get_args(Format)),
+        "prices_usd_per_1m": Anything(
+            {
+                "type": "object",
+                "properties": dict.fromkeys(PRICES[:2], _PRICE) | dict.fromkeys(PRICES[2:], or_null(_PRICE)),
+                "required": list(PRICES[:2]),
+                "additionalProperties": False,
+            }
+        ),
+    },
+    ("label", "inference_profile_arn", "format", "prices_usd_per_1m"),
+)
+
+
+async def post(parts: Parts, call: Call) -> Answer:
+    org, app, given = call.path["org"], call.path["app"], BODY.read(call.body)
+    _check_label(parts, given["label"])
+    settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
+    _check_prices(settings)
+    await found_app(parts, org, app)
+    key, app_key = schema.inference_profile(org, app, given["label"]), schema.app_config(org, app)
+
+    async def once() -> tuple[Item, bool]:
+        # The app is read before its profiles are counted, so that no other one can come in between unseen.
+        before, above = await parts.store.get_many([key, app_key], consistent=True)
+        now = parts.clock.now()
+        if before is None and len(await _listed(parts, org, app)) >= MOST_PROFILES:
+            raise Problem(409, ERRORS[409], f"an app has at most {MOST_PROFILES} inference profiles")
+        item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
+        told = call.actor.did("profile.put", Scope(org, app), before, item, now)
+        counted = [] if before is not None else [_one_more(app_key, above)]
+        await parts.store.transact([Put(key, item, _unchanged(before)), *counted, told])
+        return item, before is None
+
+    item, is_new = await until_nobody_was_faster(parts.clock, once)
+    parts.standings.own_labels.changed(Scope(org, app))
+    return Answer(_told(item), 201 if is_new else 200)
+
+
+async def get(parts: Parts, call: Call) -> Answer:
+    await found_app(parts, call.path["org"], call.path["app"])
+    found = await _listed(parts, call.path["org"], call.path["app"])
+    return read({"inference_profiles": [_told(row.item) for row in found]})
+
+
+async def _listed(parts: Parts, org: str, app: str) -> tuple[Row, ...]:
+    partition, prefix = schema.org_config(org).pk, schema.profiles_of(app)
+    return (await parts.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
+
+
+def _told(item: Item) -> dict[str, Any]:
+    names = ("label", "inference_profile_arn", "format", "prices_usd_per_1m", "version")
+    return {name: plain(item.get(name)) for name in names}
+
+
+def _check_label(parts: Parts, label: str) -> None:
+    if label in parts.labels or any(label == each.model for each in parts.config.labels.values()):
+        raise Problem(409, ERRORS[409], f"{label} is a label of the configuration; name this one otherwise")
+    if ".." in label:
+        raise invalid("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))
+
+
+def _prices(given: Any) -> dict[str, Value]:
+    """Exact, and of a size that can be counted with. Raises Problem."""
+    if not isinstance(given, Mapping):
+        raise invalid("the body cannot be used", ("prices_usd_per_1m", "expected an object"))
+    prices = {str(name): value for name, value in given.items() if value is not None}
+    mistakes = [
+        (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {DIGITS} digits before and after its point")
+        for name, value in prices.items()
+        if name not in PRICES or not is_number(value) or not _is_countable(value)
+    ]
+    if mistakes:
+        raise invalid("the body cannot be used", *mistakes)
+    return prices
+
+
+def _is_countable(value: int | Decimal) -> bool:
+    number = Decimal(value)
+    exponent = number.as_tuple().exponent
+    return 0 <= number < 10**DIGITS and isinstance(exponent, int) and -DIGITS <= exponent <= DIGITS
+
+
+def _check_prices(settings: Mapping[str, Any]) -> None:
+    """By the same rules as a label of the configuration. Raises Problem."""
+    prices = ", ".join(f"{name}: {Decimal(value):f}" for name, value in settings["prices_usd_per_1m"].items())
+    model, format = (json.dumps(settings[name]) for name in ("inference_profile_arn", "format"))
+    try:
+        text = f"{{model: {model}, format: {format}, prices_usd_per_1m: {{{prices}}}}}"
+        read_config(Label, text, "body", {}, "")
+    except ConfigError as failure:
+        told = [problem.partition(": ")[2].partition(": ") for problem in failure.problems]
+        raise invalid("the body cannot be used", *((path, complaint) for path, _, complaint in told)) from None
+
+
+def _version(item: Item | None) -> int:
+    version = (item or {}).get("version")
+    return version if isinstance(version, int) else 0
+
+
+def _unchanged(before: Item | None) -> Condition:
+    return ItemMissing() if before is None else equals("version", _version(before))
+
+
+def _one_more(key: Key, app: Item | None) -> Update:
+    """Moves what every new profile of the app moves, so that of two at once one has to count again."""
+    made = (app or {}).get(MADE)
+    unchanged = Missing(MADE) if made is None else equals(MADE, made)  # type: ignore[arg-type]
+    return Update(key, add={MADE: 1}, condition=all_of(ItemExists(), unchanged))
+
+
+_PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"
+
+ROUTES = (
+    Route(
+        "GET",
+        _PATH,
+        Who.APP,
+        "listInferenceProfiles",
+        "The app's own labels for inference profiles",
+        get,
+        {200: "Profiles"},
+        (404,),
+    ),
+    Route(
+        "POST",
+        _PATH,
+        Who.ADMIN,
+        "postInferenceProfile",
+        "Name an inference profile of the app's own, with its format and prices",
+        post,
+        {201: "Profile", 200: "Profile"},
+        (404, 409),
+        body="ProfileBody",
+    ),
+)

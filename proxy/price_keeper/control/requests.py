@@ -1,0 +1,53 @@
+"""What a request may look like before it is known what it asks for: its coding, its ids, its query and its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from price_keeper.control.calls import Route
+from price_keeper.control.problems import ERRORS, Problem, invalid
+from price_keeper.model import is_app_id, is_org_id
+
+MOST_QUERY = 1000  # characters of one value; aiohttp bounds the whole line
+_IDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "org": (is_org_id, "an org id is a UUID in lower case"),
+    "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .."),
+}
+
+
+def check_coding(codings: list[str]) -> None:
+    """What stands before us may undo another coding, and see another body than we do."""
+    if codings and [each.strip().lower() for each in codings] != ["chunked"]:
+        told = "a body comes with a Content-Length, or in chunks alone"
+        raise Problem(400, ERRORS[400], told, headers={"Connection": "close"})
+
+
+def check_ids(path: Mapping[str, str]) -> None:
+    mistakes = [(name, _IDS[name][1]) for name, value in path.items() if name in _IDS and not _IDS[name][0](value)]
+    if mistakes:
+        raise invalid("the path names nothing that can be there", *mistakes)
+
+
+def query_of(request: web.BaseRequest, route: Route) -> dict[str, str]:
+    given = request.rel_url.query
+    mistakes = [(name[:64], "unknown") for name in dict.fromkeys(given) if name not in route.query]
+    mistakes += [(name, "given twice") for name in route.query if len(given.getall(name, [])) > 1]
+    mistakes += [
+        (name, "too long")
+        for name, schema in route.query.items()
+        if len(given.get(name, "")) > schema.get("maxLength", MOST_QUERY)
+    ]
+    if mistakes:
+        raise invalid("the query cannot be used", *mistakes)
+    return dict(given)
+
+
+def headers_of(request: web.BaseRequest) -> CIMultiDict[str]:
+    """Of a header that came twice nobody can say which one is meant."""
+    for name in ("If-Match", "If-None-Match", "X-Retrieval-Token", "Authorization"):
+        if len(request.headers.getall(name, [])) > 1:
+            raise invalid(f"{name} comes only once")
+    return CIMultiDict(request.headers)

@@ -1,0 +1,108 @@
+"""Which label serves now, and what is spent of each quota."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.overrides import override_told
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import invalid
+from price_keeper.metering.profiles import Own
+from price_keeper.model import Caller, Scope, client_id_of
+from price_keeper.recording.entries import PICO_PER_MICRO
+from price_keeper.reporting import money
+from price_keeper.reporting.settings_shown import utc
+from price_keeper.selection import policy
+from price_keeper.selection.overrides import Override
+from price_keeper.selection.standing import Standing
+
+_FLAGS = {"true": True, "false": False}
+
+
+async def get(parts: Parts, call: Call) -> Answer:
+    """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
+    org, app = call.path["org"], call.path.get("app")
+    caller = Caller(org, app, client_id_of(org, app))
+    is_forced = _flag(call, "force_check")
+    if is_forced:
+        parts.standings.own_labels.changed(Scope(org, app))
+    standing, override = await parts.standings.told(caller, is_forced=is_forced)
+    own = await parts.standings.own_labels.of(caller)
+    return read(selection_told(standing, override, parts.labels, own))
+
+
+def _flag(call: Call, name: str) -> bool:
+    text = call.query.get(name, "false")
+    if text not in _FLAGS:
+        raise invalid("the query cannot be used", (name, "expected true or false"))
+    return _FLAGS[text]
+
+
+def selection_told(standing: Standing, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
+    plan, scope = standing.plan, standing.scope
+    every = (*labels, *own.by_name)
+    named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else every)
+    return {
+        "scope": {"org": scope.org, "app": scope.app},
+        "period": standing.span.key,
+        "resets_at": utc(standing.span.end),
+        "enforcement": plan.enforcement,
+        "active_label": plan.ordering[standing.active] if plan.ordering else None,
+        "override": override_told(override),
+        "is_stale": standing.is_stale,
+        "labels": [_label(standing, label, own) for label in named],
+    }
+
+
+def _label(standing: Standing, label: str, own: Own) -> dict[str, Any]:
+    quota = standing.plan.quotas.get(label)
+    known, in_flight = _spent(standing, label)
+    is_alone = label in PSEUDO_LABELS or (label in own.by_name and not standing.knows(label))
+    serves = _itself(label, known + in_flight, quota) if is_alone else standing.would_serve(label)
+    told = {
+        "label": label,
+        "served_by": label if standing.plan.enforcement == "shadow" else serves,
+        "would_be_served_by": serves,
+    }
+    if quota is None:
+        nothing = ("spent_usd_micros", "in_flight_usd_micros", "quota_usd_micros", "quota_pct")
+        return {**told, **dict.fromkeys(nothing), "mode": policy.Mode.NORMAL.value}
+    return {
+        **told,
+        "spent_usd_micros": money.exact_micros(known),
+        "in_flight_usd_micros": money.exact_micros(in_flight),
+        "quota_usd_micros": quota // PICO_PER_MICRO,
+        "quota_pct": policy.percent(known + in_flight, quota),
+        "mode": policy.mode(known + in_flight, quota, standing.plan.tight_pct).value,
+    }
+
+
+def _itself(label: str, taken: int, quota: int | None) -> str | None:
+    """What is in no chain, as no model's label is, is served by no other one."""
+    return label if quota is None or taken < quota else None
+
+
+def _spent(standing: Standing, label: str) -> tuple[int, int]:
+    """What is known to be spent of the label's quota, and what is under way; nothing where it has none."""
+    budgets = standing.budgets_of(label)
+    return (max(0, budgets[0].known), max(0, budgets[0].in_flight)) if budgets else (0, 0)
+
+
+_QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}
+
+ROUTES = tuple(
+    Route(
+        "GET",
+        f"/api/v1/orgs/{{org}}{below}/model-selection",
+        who,
+        f"get{of}ModelSelection",
+        "Which label serves now, and what is spent of each quota; force_check looks at the store first",
+        get,
+        {200: "Selection"},
+        query=_QUERY,
+        group="spend",
+    )
+    for below, of, who in (("", "Org", Who.ORG), ("/apps/{app}", "App", Who.APP))
+)

@@ -1,0 +1,107 @@
+"""The sessions of a client, for an administrator to see and to end: a thief may have one of them."""
+
+from __future__ import annotations
+
+from price_keeper.auth.clients import GENERATION, credentials_key
+from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import invalid, not_found
+from price_keeper.errors import ReasonCode, TransactionFailed
+from price_keeper.model import Scope, is_org_id
+from price_keeper.reporting.settings_shown import utc
+from price_keeper.stores.again import transacted, until_nobody_was_faster
+from price_keeper.stores.contract import ItemExists, Update
+
+
+async def listed(parts: Parts, call: Call) -> Answer:
+    found = [
+        {
+            "session_id": session.sid,
+            "began_at": utc(session.began),
+            "refreshed_at": utc(session.refreshed),
+            "expires_at": utc(session.expires),
+        }
+        for session in await parts.sessions.live(_scope(call))
+    ]
+    return read({"sessions": found})
+
+
+async def ended(parts: Parts, call: Call) -> Answer:
+    scope, sid = _scope(call), call.path["sid"]
+    if not is_org_id(sid):
+        raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
+    done = call.actor.did("session.end", scope, {"session_id": sid}, None, parts.clock.now())
+    was_live = await parts.sessions.end(scope, sid, [done])
+    if was_live is not None:
+        return Answer({"ended": int(was_live)})
+    if not await parts.sessions.revoke_tokens(scope, sid, [done]):
+        raise not_found("there is no such client")
+    return Answer({"ended": 0})
+
+
+async def all_ended(parts: Parts, call: Call) -> Answer:
+    """In one write, which ends all refresh and access tokens of the client at once."""
+    scope = _scope(call)
+    number = len(await parts.sessions.live(scope))
+    done = call.actor.did("sessions.end", scope, None, None, parts.clock.now())
+    over = Update(credentials_key(scope), add={GENERATION: 1}, condition=ItemExists())
+
+    async def once() -> None:
+        try:
+            await transacted(parts.store, parts.clock, [over, done])
+        except TransactionFailed as failure:
+            if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
+                raise not_found("there is no such client") from None
+            raise
+
+    try:
+        await until_nobody_was_faster(parts.clock, once)
+    finally:
+        parts.clients.forget(scope)
+        parts.sessions.all_ended()
+    return Answer({"ended": number})
+
+
+def _scope(call: Call) -> Scope:
+    return Scope(call.path["org"], call.path.get("app"))
+
+
+def _routes(path: str, of: str) -> tuple[Route, ...]:
+    every, one = f"{path}/sessions", f"{path}/sessions/{{sid}}"
+    return (
+        Route(
+            "GET",
+            every,
+            Who.ADMIN,
+            f"list{of}Sessions",
+            "The sessions of a client, the oldest first",
+            listed,
+            {200: "Sessions"},
+            group="credentials",
+        ),
+        Route(
+            "DELETE",
+            every,
+            Who.ADMIN,
+            f"end{of}Sessions",
+            "End all sessions of a client, and all access tokens made for it so far",
+            all_ended,
+            {200: "Ended"},
+            (404,),
+            group="credentials",
+        ),
+        Route(
+            "DELETE",
+            one,
+            Who.ADMIN,
+            f"end{of}Session",
+            "End one session of a client, if it is not over, and the access tokens made from it",
+            ended,
+            {200: "Ended"},
+            (404,),
+            group="credentials",
+        ),
+    )
+
+
+ROUTES = (*_routes("/api/v1/orgs/{org}", "Org"), *_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

@@ -1,0 +1,220 @@
+"""Usage that others tell us of: priced as the label's configuration or profile says, counted once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from price_keeper.control.bodies import SMALL_BYTES
+from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.charging import Charging
+from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
+from price_keeper.control.overrides import LABEL
+from price_keeper.control.parts import Parts
+from price_keeper.control.problems import ERRORS, Problem, invalid, not_found, problem_of
+from price_keeper.errors import StoreUnavailable
+from price_keeper.metering.pricing import Priced, cost, label_tariff
+from price_keeper.metering.profiles import NOTHING, UNREAD
+from price_keeper.metering.usage import Usage
+from price_keeper.model import Caller, client_id_of
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter, counts_of
+from price_keeper.recording.flush import DAY_SECONDS, micros
+from price_keeper.recording.submitted import OLDEST_SECONDS, Charged, NameTaken, Submission
+from price_keeper.reporting import money
+from price_keeper.selection.plan import Plan, plan_of
+from price_keeper.stores import schema
+
+MOST_ITEMS = 100
+AHEAD_SECONDS = 300.0  # by which the teller's clock may be ahead
+MOST_TOKENS = 10**9
+
+_TOKENS = Whole(0, MOST_TOKENS)
+_KINDS: Mapping[str, Kind] = {
+    "request_id": Text(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
+    "label": LABEL,
+    "input_tokens": _TOKENS,
+    "output_tokens": _TOKENS,
+    "cache_read_tokens": _TOKENS,
+    "cache_write_5m_tokens": _TOKENS,
+    "cache_write_1h_tokens": _TOKENS,
+    "service_tier": Text(r"[a-z]{1,32}", 32, "a service tier in small letters"),
+    "occurred_at": Moment(),
+}
+BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
+_COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
+
+
+async def post(parts: Parts, call: Call) -> Answer:
+    charging = await _charging(parts, call)
+    what, counters = await _read(parts, charging, call.body, "")
+    try:
+        kept, is_new = await parts.submissions.submit(what, counters)
+    except NameTaken as failure:
+        raise _taken(failure, "") from None
+    _tell(parts, counters if is_new else ())
+    return Answer(_kept(what.request_id, kept, is_new), _status(is_new))
+
+
+async def post_batch(parts: Parts, call: Call) -> Answer:
+    """Each by itself: one that is refused does not keep the others from being counted."""
+    body = call.body
+    items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
+    if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
+        raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
+    charging = await _charging(parts, call)
+    told: dict[int, dict[str, Any]] = {}
+    good: dict[int, Charged] = {}
+    for index, item in enumerate(items):
+        try:
+            good[index] = await _read(parts, charging, item, _below(index))
+        except Exception as failure:
+            told[index] = _refused(parts, call, failure)
+    await _count(parts, call, good, told)
+    return Answer({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
+
+
+async def _count(parts: Parts, call: Call, good: Mapping[int, Charged], told: dict[int, dict[str, Any]]) -> None:
+    outcomes = await parts.submissions.submit_all(list(good.values()))
+    new: dict[Counter, None] = {}
+    for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
+        if isinstance(outcome, NameTaken):
+            told[index] = _refused(parts, call, _taken(outcome, _below(index)))
+        elif isinstance(outcome, Exception):
+            told[index] = _refused(parts, call, outcome)
+        else:
+            kept, is_new = outcome
+            told[index] = {"status": _status(is_new), "usage": _kept(what.request_id, kept, is_new)}
+            new |= dict.fromkeys(counters if is_new else ())
+    _tell(parts, new)
+
+
+def _below(index: int) -> str:
+    return f"items.{index}."
+
+
+def _status(is_new: bool) -> int:
+    return 201 if is_new else 200
+
+
+def _refused(parts: Parts, call: Call, failure: Exception) -> dict[str, Any]:
+    problem = problem_of(failure, call.request_id)
+    return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
+
+
+def _taken(failure: NameTaken, below: str) -> Problem:
+    return Problem(409, ERRORS[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
+
+
+def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
+    for counter in counters:
+        parts.standings.spent_elsewhere(counter)
+
+
+async def _charging(parts: Parts, call: Call) -> Charging:
+    caller = Caller(call.path["org"], call.path["app"], client_id_of(call.path["org"], call.path["app"]))
+    return Charging(caller, await _plan(parts, call))
+
+
+async def _plan(parts: Parts, call: Call) -> Plan:
+    """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
+    org, app = call.path["org"], call.path["app"]
+    keys = [schema.org_config(org), schema.app_config(org, app)]
+    above, own = await parts.store.get_many(keys)
+    if own is None:
+        raise not_found(f"there is no app {app} of an org {org}")
+    return plan_of(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
+
+
+async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> Charged:
+    """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
+    given = BODY.read(body, below)
+    day = charging.day(_moment(given, parts.clock.now(), below))
+    caller = charging.caller
+    assert caller.app is not None
+    priced = await _priced(parts, caller, given, below)
+    about = {"label": given["label"], "day": day.date, "cost_usd_micros": micros(priced.pico)}
+    counts = counts_of(_usage(given), priced.pico)
+    what = Submission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
+    return what, day.counters(given["label"])
+
+
+def _kept(request_id: str, kept: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
+    exact = money.exact_micros(int(kept["cost_usd_micros"] * PICO_PER_MICRO))
+    return {
+        "request_id": request_id,
+        "label": kept["label"],
+        "day": kept["day"],
+        "cost_usd_micros": exact,
+        "is_repeat": not is_new,
+    }
+
+
+def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
+    at = float(given.get("occurred_at", now))
+    if not now - OLDEST_SECONDS <= at <= now + AHEAD_SECONDS:
+        days = OLDEST_SECONDS // DAY_SECONDS
+        raise invalid("the body cannot be used", (f"{below}occurred_at", f"expected one of the last {days} days"))
+    return at
+
+
+async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Priced:
+    """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
+    name = given["label"]
+    own = NOTHING if name in parts.config.labels else await parts.standings.own_labels.of(caller)
+    label = parts.config.labels.get(name)  # which may be another one by now, with a name that was the app's
+    if label is not None:
+        tariff = parts.tariffs.get(name)
+        if tariff is None:
+            tariff = parts.tariffs[name] = label_tariff(label)
+        return cost(tariff, _usage(given))
+    if own is UNREAD:
+        raise StoreUnavailable("the app's own labels cannot be read")
+    profile = own.by_name.get(name)
+    if profile is None:
+        known = ", ".join((*parts.config.labels, *own.by_name))
+        raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
+    return cost(profile.tariff, _usage(given))
+
+
+def _usage(given: Mapping[str, Any]) -> Usage:
+    return Usage(**{field: given.get(name, 0) for field, name in _COUNTED.items()}, tier=given.get("service_tier", ""))
+
+
+def _digest(given: Mapping[str, Any]) -> str:
+    """Of what was told, whatever else the same words may come to later. It is kept, so it has to stay as it is."""
+    told = {name: given[name] for name in sorted(given) if given[name] != 0 or name not in _COUNTED.values()}
+    return sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+
+
+_PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
+_ONE, _MANY = "Count a usage, once", f"Count up to {MOST_ITEMS} usages, each by itself"
+
+ROUTES = (
+    Route(
+        "POST",
+        _PATH,
+        Who.APP,
+        "postUsage",
+        _ONE,
+        post,
+        {201: "Usage", 200: "Usage"},
+        (404, 409),
+        body="UsageBody",
+        body_bytes=SMALL_BYTES,
+        group="spend",
+    ),
+    Route(
+        "POST",
+        f"{_PATH}/batch",
+        Who.APP,
+        "postUsageBatch",
+        _MANY,
+        post_batch,
+        {207: "UsageResults"},
+        (404,),
+        body="UsageBatch",
+        group="spend",
+    ),
+)

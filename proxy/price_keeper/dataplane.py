@@ -1,0 +1,336 @@
+"""Composes the data port: from the configuration to a pipeline that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from price_keeper import memory
+from price_keeper.auth.clients import Clients
+from price_keeper.auth.container import ContainerCredentials, HandsOut
+from price_keeper.auth.identify import Bound, ByToken, Identify
+from price_keeper.auth.keys import load_keys
+from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.tokens import Tokens
+from price_keeper.choosing import Choosing, Targets
+from price_keeper.clock import Clock
+from price_keeper.config import Config, Label, Upstream
+from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.errors import ConfigError
+from price_keeper.forwarding import model_path
+from price_keeper.forwarding.counting import Counting
+from price_keeper.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
+from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
+from price_keeper.forwarding.joining import KEPT_BYTES_IN_ALL, Joining
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.hard.purses import Purses
+from price_keeper.hard.rows import Name
+from price_keeper.limits.leasing import Leasing
+from price_keeper.logs import where
+from price_keeper.metering.aws_price_list import AwsPriceList
+from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.profiles import OwnChoice, Profile
+from price_keeper.model import Choice
+from price_keeper.pipeline import Pipeline
+from price_keeper.provider_chain import RENEW_SECONDS
+from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.composed import Recording
+from price_keeper.recording.metering import Metering
+from price_keeper.recording.recorder import Recorder
+from price_keeper.selection.admitting import Admitting
+from price_keeper.selection.callers_limits import LimitsKept
+from price_keeper.selection.hard_budgets import HardBudgets
+from price_keeper.selection.labels import Labels
+from price_keeper.selection.notes import Notes
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import Store
+from price_keeper.surface.calls import OF_A_MODEL, Asked
+from price_keeper.surface.limits import fitting, raised_descriptors, within
+from price_keeper.surface.listener import Listener
+from price_keeper.surface.outbox import Outbox
+from price_keeper.surface.tls import server_context
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import SPANS, Telemetry
+from price_keeper.traffic import Traffic
+
+if TYPE_CHECKING:
+    from price_keeper.tracing import Tracing
+
+PRICES_WAIT_SECONDS = 0.25  # of a start, for the day's prices
+CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
+PATHS_REMEMBERED = 1024  # labels times operations are a few dozen; ids of async calls come and go
+BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
+SIMULATED = "simulated"
+SIMULATED_PREFIX = b"x-simulate-"
+_NO_PACKAGES = "traces need the extra otel (pip install 'bedrock-price-keeper[otel]')"
+
+_log = logging.getLogger("price_keeper.dataplane")
+
+
+@dataclass(frozen=True, slots=True)
+class Bedrock:
+    """Where calls go unless a label says otherwise, and how they prove who sends them."""
+
+    url: str | None  # None: each region's own
+    authorizer: Authorizer
+    simulated_prefix: bytes | None = None
+    credentials: ProvidedCredentials | None = None
+
+
+@asynccontextmanager
+async def simulated(clock: Clock) -> AsyncIterator[Bedrock]:
+    from bedrock_simulator import DEFAULT_KEYS, simulated_bedrock  # brings botocore along
+
+    async with simulated_bedrock(clock=clock) as stand_in:
+        keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
+        yield Bedrock(stand_in.url, SignatureV4(keys, clock.now), SIMULATED_PREFIX)
+
+
+async def real(config: Upstream, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> Bedrock:
+    if config.auth == "bearer":
+        if not environ.get(BEARER_VARIABLE):
+            raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_VARIABLE} is not set"])
+        return Bedrock(config.endpoint, BearerKey(environ[BEARER_VARIABLE]))
+    credentials = ProvidedCredentials()
+    await credentials.renew()
+    tasks.every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
+    tasks.every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
+    return Bedrock(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
+
+
+def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks, outbox: Outbox) -> Forwarder:
+    """Whoever asks for it closes it, when nothing is under way any more."""
+    forwarder = Forwarder(bedrock.authorizer, clock, put=outbox.put)
+    if bedrock.credentials is not None:
+        bedrock.credentials.on_renewed = forwarder.reach.renewed
+    tasks.every("time of upstream calls", CHECK_SECONDS, forwarder.check_time)
+    return forwarder
+
+
+def tokens_of(config: Config, environ: Mapping[str, str], clock: Clock, *, mints: bool = True) -> Tokens:
+    auth = config.auth
+    keys = load_keys(auth.keys, environ)
+    if not mints:
+        keys = tuple(replace(key, signs_with=None) for key in keys)
+    return Tokens(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
+
+
+def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revocation:
+    return Revocation(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
+
+
+async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks, before: Tariffs | None = None) -> Tariffs:
+    """Looked at before the first call. Somebody else has them looked at again from time to time."""
+
+    def made() -> Tariffs:
+        is_simulated = config.upstream.endpoint == SIMULATED
+        follows = any(label.price_source == "aws" for label in config.labels.values())
+        is_read = follows and not is_simulated
+        price_list = AwsPriceList(allow_insecure=config.upstream.allow_insecure) if is_read else None
+        return Tariffs(config, store, price_list, clock)
+
+    tariffs = await asyncio.to_thread(made)  # to import what reads the list takes longer than calls can wait
+    if before is not None:
+        tariffs.succeed(before)
+    await _begun(tariffs, tasks)
+    return tariffs
+
+
+async def _begun(tariffs: Tariffs, tasks: Tasks) -> None:
+    """What the store knows is there in no time. To read AWS's list takes seconds, once a day for a fleet, and longer
+    where there is no way to it: meanwhile the prices of the configuration hold."""
+    is_done = asyncio.Event()
+
+    async def refresh() -> None:
+        try:
+            await tariffs.refresh()
+        except Exception as failure:  # of whatever kind: in time they are looked at again, if they are in force
+            _log.error("the first look at prices failed: %s", type(failure).__name__, extra={"where": where(failure)})
+        finally:
+            is_done.set()
+
+    tasks.start("first look at prices", refresh)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PRICES_WAIT_SECONDS):
+            await is_done.wait()
+
+
+def admitting(
+    config: Config, store: Store, clock: Clock, tasks: Tasks, leasing: Leasing, notes: Notes | None = None
+) -> Admitting:
+    kept = LimitsKept(store, clock, tasks, notes or Notes(clock.now))
+    return Admitting(kept, leasing, serves_alone=config.on_store_down == "serve")
+
+
+def hard_budgets(
+    config: Config,
+    store: Store,
+    clock: Clock,
+    tasks: Tasks,
+    recording: Recording,
+    standings: Standings,
+    tariffs: Tariffs,
+    forwarder: Forwarder,
+) -> HardBudgets:
+    """What is held is given back when the recording is finished."""
+    purses = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
+    purses.start()
+    standings.on_spent_elsewhere = lambda counter: purses.spent_elsewhere(Name(*counter[:3]))
+    return HardBudgets(config, purses, tariffs, Counting(forwarder))
+
+
+def pipeline(
+    config: Config,
+    store: Store,
+    tokens: Tokens,
+    revocation: Revocation,
+    bedrock: Bedrock,
+    clock: Clock,
+    forwarder: Forwarder,
+    recorder: Recorder,
+    tariffs: Tariffs,
+    standings: Standings,
+    tasks: Tasks,
+    admitting: Admitting,
+    hard: HardBudgets,
+    credentials: HandsOut | None = None,
+) -> Pipeline:
+    traffic = Traffic((*config.labels, *PSEUDO_LABELS))
+    joining = Joining(clock.monotonic)
+    tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
+    forwarder.knows(endpoints_of(config, bedrock))
+    metering = Metering(config, recorder.journal, tariffs, clock)
+    return Pipeline(
+        identify=_identify(config, tokens, revocation),
+        admitting=admitting,
+        choosing=choosing(config, bedrock, recorder, standings, metering, hard, traffic),
+        forwarder=forwarder,
+        joining=joining,
+        credentials=credentials
+        or ContainerCredentials(
+            Clients(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
+        ),
+        simulated_prefix=bedrock.simulated_prefix,
+        tells_who_calls=config.upstream.request_metadata,
+        once=tasks.once,
+        traffic=traffic,
+    )
+
+
+def choosing(
+    config: Config,
+    bedrock: Bedrock,
+    recorder: Recorder,
+    standings: Standings,
+    metering: Metering,
+    hard: HardBudgets,
+    traffic: Traffic,
+) -> Choosing:
+    labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
+    return Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard, traffic)
+
+
+def _identify(config: Config, tokens: Tokens, revocation: Revocation) -> Identify:
+    bound = config.auth.identity
+    return ByToken(tokens, revocation) if bound is None else Bound(bound.org, bound.app)
+
+
+def regional_url(region: str) -> str:
+    return f"https://bedrock-runtime.{region}.amazonaws.com"
+
+
+def endpoints_of(config: Config, bedrock: Bedrock) -> set[Endpoint]:
+    """Where calls of models go that are no app's own label's."""
+    labels = config.labels.values()
+    found = {_place(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints}
+    if config.unlabelled == "meter" or not all(label.endpoints for label in labels):
+        found.add(_place(config.upstream.region, bedrock.url)[0])
+    return found
+
+
+def _place(region: str, url: str | None) -> tuple[Endpoint, str]:
+    return endpoint_of(url or regional_url(region)), region
+
+
+def _targets(config: Config, bedrock: Bedrock) -> Targets:
+    """What is asked again and again is put together once: a label, an operation, and so its paths."""
+
+    def places_of(label: Label) -> list[tuple[Endpoint, str, str]]:
+        return [
+            (*_place(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
+        ]
+
+    default = _place(config.upstream.region, bedrock.url)
+    places = {name: places_of(label) for name, label in config.labels.items()}
+
+    def targets(choice: Choice, asked: Asked) -> list[Target]:
+        label = choice.profile if type(choice) is OwnChoice else choice.label
+        if asked.operation not in OF_A_MODEL:
+            return made(label, choice.model, asked.target.path, None)
+        return made(label, choice.model, "", asked.operation)
+
+    @lru_cache(PATHS_REMEMBERED)
+    def made(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[Target]:
+        known = places.get(label) if isinstance(label, str) else places_of(label.label)
+        chosen = known or [(*default, model)]
+        return [
+            Target(endpoint, region, own, path or model_path.Target(cast(Operation, operation), own).path)
+            for endpoint, region, own in chosen
+        ]
+
+    return targets
+
+
+@asynccontextmanager
+async def traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing | None]:
+    """None where nobody is to be told. Raises ConfigError."""
+    if config.telemetry.otlp_endpoint is None:
+        telemetry.add(SPANS, lambda: ())
+        yield None
+        return
+    try:
+        from price_keeper.tracing import opened_tracing  # its packages are an extra
+    except ImportError as missing:
+        raise ConfigError([f"telemetry.otlp_endpoint: {_NO_PACKAGES}: {missing.name} is not installed"]) from None
+    async with opened_tracing(config.telemetry) as tracing:
+        telemetry.add(SPANS, tracing.samples)
+        yield tracing
+
+
+async def listening(
+    handler: Pipeline,
+    config: Config,
+    clock: Clock,
+    tasks: Tasks,
+    outbox: Outbox,
+    workers: int = 1,
+    tracing: Tracing | None = None,
+) -> tuple[Listener, int]:
+    """`workers` are the processes that share the port. Calls that are traced all go the long way."""
+    tls = config.listen.tls
+    context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
+    requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
+    limits = within(fitting(raised_descriptors()), memory.allowed(), workers, requests_bytes, is_tls=tls is not None)
+    handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
+    listener = Listener(
+        handler if tracing is None else tracing.around(handler),
+        clock,
+        tasks,
+        limits,
+        refused_at_head=handler.refused_at_head,
+        new_request_id=handler.new_request_id,
+        at_once=handler.at_once if tracing is None else None,
+        outbox=outbox,
+        refuses=handler.traffic.refuses,
+    )
+    data = config.listen.data
+    port = await listener.listen(data.host, data.port, context, is_shared=workers > 1)
+    return listener, port

@@ -1,0 +1,98 @@
+"""Keys for tokens, the admin key, and AWS credentials: that they can be had. What they are is told to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from price_keeper.auth.keys import SigningKey, load_keys
+from price_keeper.control.access import SHORTEST_KEY, load_admin_key
+from price_keeper.dataplane import BEARER_VARIABLE
+from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.patient import Patient
+from price_keeper.errors import ConfigError
+from price_keeper.forwarding.forwarder import BearerKey
+
+NO_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine, task or pod an IAM role"
+)
+
+
+def token_keys(patient: Patient) -> Finding:
+    try:
+        keys = load_keys(patient.config.auth.keys, patient.environ)
+    except ConfigError as failure:
+        mend = "make one: price-keeper keys new --kid ID --out DIR; it tells what to write under auth.keys"
+        sources = [key.secret_env or key.private_key_env for key in patient.config.auth.keys]
+        variables = ", ".join(source for source in sources if source)
+        return trouble("; ".join(failure.problems), f"set {variables}, or {mend}" if variables else mend)
+    return _KEYS_OF[patient.role](keys)
+
+
+def _of_sidecar(keys: Sequence[SigningKey]) -> Finding:
+    """It signs with none; that it could is a risk, since callers are near to it."""
+    told = ", ".join(f"{key.kid} ({key.alg}, verifies)" for key in keys)
+    minting = [key.kid for key in keys if key.signs_with is not None]
+    if not minting:
+        return ok(told)
+    pair = "make a pair of EdDSA: price-keeper keys new --kid ID --out DIR"
+    mend = f"name the public half alone in auth.keys, as public_key_file; for HS256, which has none, {pair}"
+    return warning(f"{told}; whoever reads {', '.join(minting)} here can make tokens, which a sidecar need not", mend)
+
+
+def _of_control(keys: Sequence[SigningKey]) -> Finding:
+    if keys[0].signs_with is not None:
+        return _of_both(keys)
+    mend = "name its private half in auth.keys.0, as private_key_file or private_key_env, or put another key first"
+    return trouble(f"{keys[0].kid} ({keys[0].alg}) is a public half alone, and a control service signs with it", mend)
+
+
+def _of_both(keys: Sequence[SigningKey]) -> Finding:
+    signs = "signs" if keys[0].signs_with is not None else "verifies alone"
+    told = [f"{key.kid} ({key.alg}, {'verifies' if number else signs})" for number, key in enumerate(keys)]
+    return ok(", ".join(told))
+
+
+_KEYS_OF = {"both": _of_both, "sidecar": _of_sidecar, "control": _of_control}
+
+
+def admin_key(patient: Patient) -> Finding:
+    auth = patient.config.auth
+    way = f"set {auth.admin_api_key_env}, or auth.admin_api_key_file, to at least {SHORTEST_KEY} characters"
+    try:
+        key = load_admin_key(auth, patient.environ)
+    except ConfigError as failure:
+        return trouble("; ".join(failure.problems), f"{way}: openssl rand -base64 32")
+    if key is None:
+        return warning(
+            "there is none, so nobody is administrator of the control API", f"{way}: openssl rand -base64 32"
+        )
+    source = auth.admin_api_key_file or f"the variable {auth.admin_api_key_env}"
+    return ok(f"from {source}")
+
+
+async def aws_credentials(patient: Patient) -> Finding:
+    if not patient.needs_aws:
+        return skipped("neither the store nor Bedrock needs any here")
+    found = await patient.credentials()
+    if found.keys is None:
+        return trouble(found.trouble, NO_CREDENTIALS)
+    if found.expires is None:
+        until = "for this session alone; nobody here renews them" if found.keys.token else "they do not expire"
+        return ok(f"by the provider {found.provider}; {until}")
+    left = (found.expires - datetime.fromtimestamp(patient.clock.now(), UTC)).total_seconds()
+    told = f"by the provider {found.provider}; they expire at {found.expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return ok(told) if left > 0 else trouble(told, "renew them (aws sso login, for instance), and set the clock right")
+
+
+def bedrock_key(patient: Patient) -> Finding:
+    if patient.is_simulated or patient.signs:
+        return skipped("calls to Bedrock carry no API key" if patient.signs else "Bedrock is simulated")
+    mend = f"set {BEARER_VARIABLE} to a Bedrock API key, or upstream.auth to sigv4"
+    if not patient.environ.get(BEARER_VARIABLE):
+        return trouble(f"the variable {BEARER_VARIABLE} is not set", mend)
+    try:
+        BearerKey(patient.environ[BEARER_VARIABLE])
+    except ConfigError as failure:
+        return trouble("; ".join(failure.problems), mend)
+    return ok(f"from the variable {BEARER_VARIABLE}")

@@ -1,0 +1,121 @@
+"""The journal's folder: ours to write to, with room, and what a process that is gone left in it.
+
+While a sidecar holds it, nothing is written there. The lock is tried for an instant, and never kept: a sidecar that
+starts meanwhile must not find it taken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from uuid import uuid4
+
+from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.store_file import nearest
+from price_keeper.errors import JournalUnusable
+from price_keeper.recording.adoption import folders_of_workers
+from price_keeper.recording.flush import KEEP_MARKERS_SECONDS
+from price_keeper.recording.folder import LOCK
+from price_keeper.recording.leftovers import read
+from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.sender import MARGIN_SECONDS
+from price_keeper.recording.ulid import is_ulid, made_at
+
+LITTLE_ROOM = 512 * 2**20  # bytes: at some hundred a call, what a busy sidecar writes in hours without a store
+NO_ROOM = 16 * 2**20  # where it may be over within a minute
+BEGINNING = 4096  # bytes: more than that is not there before the first call
+
+
+def journal_folder(patient: Patient) -> Finding:
+    folder = Path(patient.config.journal.dir)
+    mend = f"let this user write to {folder}, or name another folder on a local disk in journal.dir"
+    if folder.is_dir() and is_held(folder):
+        return ok(f"{folder} belongs to a sidecar that runs; nothing was written there")
+    if not folder.exists():
+        around = nearest(folder)
+        if around.is_dir() and os.access(around, os.W_OK | os.X_OK):
+            return ok(f"{folder} is not there yet; the start of a sidecar makes it")
+        return trouble(f"{folder} is not there, and cannot be made in {around}", mend)
+    try:
+        _try_to_write(folder)
+    except OSError as failure:
+        return trouble(f"{folder} cannot be written to: {failure.strerror}", mend)
+    return ok(f"{folder} can be written to")
+
+
+def _try_to_write(folder: Path) -> None:
+    """Under a name that no sidecar takes for a segment."""
+    path = folder / f"doctor-{uuid4().hex}"
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        os.write(file, b"written by price-keeper doctor, and removed again\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+        path.unlink()
+
+
+def journal_room(patient: Patient) -> Finding:
+    folder = Path(patient.config.journal.dir)
+    try:
+        free = shutil.disk_usage(nearest(folder)).free
+    except OSError as failure:
+        return trouble(f"the disk of {folder} does not say how full it is: {failure.strerror}", "look at: df")
+    found, mend = f"{_size(free)} free", f"make room on the disk of {folder}, or name another one in journal.dir"
+    if free < NO_ROOM:
+        return trouble(found, mend)
+    return ok(found) if free >= LITTLE_ROOM else warning(found, mend)
+
+
+def journal_leftovers(patient: Patient) -> Finding:
+    folder = Path(patient.config.journal.dir)
+    if not folder.is_dir():
+        return skipped("the folder is not there yet")
+    if is_held(folder):
+        return skipped("what lies there belongs to the sidecar that runs")
+    folders = [folder, *(each for each in folders_of_workers(folder) if not is_held(each))]
+    segments = (path for each in folders for path in each.glob(f"*{SUFFIX}") if is_ulid(path.stem))
+    paths = [path for path in segments if _has_calls(path)]
+    if not paths:
+        return ok("nothing waits to be brought to the store")
+    left, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
+    found = f"segments that wait to be brought to the store: {len(left)}, {_size(size)}"
+    replay = f"price-keeper replay {folder}"
+    if patient.clock.now() - made_at(left[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:
+        why = "some are so old that they might count twice"
+        return trouble(f"{found}; {why}", f"if they were surely never sent: {replay} --force{patient.source}")
+    return warning(found, f"start the sidecar, which sends them, or: {replay}{patient.source}")
+
+
+def _has_calls(path: Path) -> bool:
+    """A sidecar that ended in order leaves the beginning of a segment, and nothing in it."""
+    if path.stat().st_size > BEGINNING:
+        return True
+    try:
+        found = read(path)
+    except (OSError, JournalUnusable):
+        return True
+    return bool(found.seal or found.open or found.spoilt or found.tally.requests)
+
+
+def is_held(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # nobody ever had it, or it is not ours to see
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,58 @@
+"""What is asked besides Bedrock: the price list, and the receiver of alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from yarl import URL
+
+from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.composed import secret_of
+from price_keeper.doctor.asking import ASK_SECONDS
+from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.patient import Patient
+from price_keeper.errors import ConfigError
+from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
+
+
+async def price_list(patient: Patient) -> Finding:
+    if not patient.follows_prices:
+        return skipped("Bedrock is simulated" if patient.is_simulated else "every label has price_source: config")
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            await AwsPriceList(allow_insecure=patient.config.upstream.allow_insecure).probe()
+    except PriceListUnreadable as failure:
+        return _prices_stay(str(failure))
+    except TimeoutError:
+        return _prices_stay("no answer from the AWS Price List")
+    return ok("the AWS Price List answers")
+
+
+def _prices_stay(why: str) -> Finding:
+    """No more than a warning: a sidecar does all its work without."""
+    allow = "allow pricing:GetProducts by IAM, and let this machine out to api.pricing.us-east-1.amazonaws.com"
+    mend = f"{allow}; or set price_source: config for every label"
+    return warning(f"{why}; the configuration's prices stay in force", mend)
+
+
+async def webhook(patient: Patient) -> Finding:
+    chosen = patient.config.alerts.webhook
+    if chosen is None:
+        return skipped("there is no alerts.webhook")
+    url = URL(chosen.url, encoded=True)
+    host, port = url.host or "", url.port or 443
+    try:
+        await asyncio.to_thread(secret_of, chosen, patient.environ)
+    except ConfigError as failure:
+        variable = chosen.secret_env or "alerts.webhook.secret_file"
+        return trouble("; ".join(failure.problems), f"set {variable}: openssl rand -base64 32")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return trouble(f"{host}: the name does not resolve", f"correct alerts.webhook.url, or DNS: getent hosts {host}")
+    private = sorted({str(each[4][0]) for each in found if not is_public(str(each[4][0]))})
+    if private:
+        mend = "alerts go to public addresses alone: name another receiver in alerts.webhook.url"
+        return trouble(f"{host} is at {', '.join(private)}, which is not public", mend)
+    return ok(f"{host}:{port} is at a public address; nothing was sent")

@@ -1,0 +1,93 @@
+"""What is looked at: a configuration and its surroundings, with what several checks need and one is enough of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from price_keeper.app import Role, open_dynamodb
+from price_keeper.clock import Clock
+from price_keeper.config import Config
+from price_keeper.dataplane import SIMULATED
+from price_keeper.doctor.provided import Provided, provided
+
+if TYPE_CHECKING:
+    from price_keeper.stores.dynamodb import DynamoStore
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """Made when it is first asked for; whoever asks meanwhile waits. What failed is tried again by the next one."""
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self._make = make
+        self._lock = asyncio.Lock()
+        self.made: list[T] = []
+
+    async def get(self) -> T:
+        async with self._lock:
+            if not self.made:
+                self.made.append(await self._make())
+            return self.made[0]
+
+
+@dataclass
+class Patient:
+    """`source` is the option by which another command takes the same configuration."""
+
+    config: Config
+    environ: Mapping[str, str]
+    clock: Clock
+    source: str = ""
+    role: Role = "both"
+
+    @property
+    def serves_calls(self) -> bool:
+        return self.role != "control"
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.config.upstream.endpoint == SIMULATED
+
+    @property
+    def is_on_dynamodb(self) -> bool:
+        return self.config.store.engine == "dynamodb"
+
+    @property
+    def follows_prices(self) -> bool:
+        return not self.is_simulated and any(label.price_source == "aws" for label in self.config.labels.values())
+
+    @property
+    def signs(self) -> bool:
+        """Whether calls to Bedrock are signed with AWS credentials."""
+        return not self.is_simulated and self.config.upstream.auth == "sigv4"
+
+    @property
+    def needs_aws(self) -> bool:
+        return self.is_on_dynamodb or (self.serves_calls and (self.follows_prices or self.signs))
+
+    @cached_property
+    def _provided(self) -> Once[Provided]:
+        return Once(lambda: asyncio.to_thread(provided))
+
+    @cached_property
+    def _store(self) -> Once[DynamoStore]:
+        return Once(lambda: open_dynamodb(self.config.store, self.clock))
+
+    async def credentials(self) -> Provided:
+        return await self._provided.get()
+
+    async def dynamodb_store(self) -> DynamoStore:
+        return await self._store.get()
+
+    async def dynamodb(self) -> Any:
+        """The client, which botocore makes at run time, so there is no type to name."""
+        return (await self.dynamodb_store()).client
+
+    async def close(self) -> None:
+        for store in self._store.made:
+            await store.close()

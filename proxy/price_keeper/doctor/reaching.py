@@ -1,0 +1,25 @@
+"""How to mend what cannot be reached, by the stage at which it failed."""
+
+from __future__ import annotations
+
+from price_keeper.doctor.asking import Stage, Unreached
+from price_keeper.doctor.findings import Finding, trouble
+from price_keeper.forwarding.upstream import Endpoint
+
+
+def unreached(failure: Unreached, endpoint: Endpoint, keys: str) -> Finding:
+    """`keys` are those of the configuration that say where it is."""
+    return trouble(str(failure), _mend(failure.stage, endpoint, keys))
+
+
+def _mend(stage: Stage, endpoint: Endpoint, keys: str) -> str:
+    match stage:
+        case Stage.NAME:
+            return f"correct {keys}, or let this machine resolve the name: getent hosts {endpoint.host}"
+        case Stage.CONNECTION:
+            way = "security group, firewall, NAT or VPC endpoint"
+            return f"let this machine out to port {endpoint.port} of {endpoint.host} ({way}), or correct {keys}"
+        case Stage.TLS:
+            return f"trust its authority (SSL_CERT_FILE, or install ca-certificates), or correct {keys}"
+        case Stage.ANSWER:
+            return f"find out what listens there, or correct {keys}"

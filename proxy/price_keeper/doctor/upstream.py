@@ -1,0 +1,94 @@
+"""Bedrock itself: that each place resolves, connects, has a certificate to trust, and takes our signature.
+
+What is asked is the state of an asynchronous job that does not exist: it is only read, and costs nothing. It does not
+tell whether models may be called, since nothing that tells is certain to be free.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from urllib.parse import quote
+
+from price_keeper.dataplane import BEARER_VARIABLE
+from price_keeper.doctor.asking import Answered, Unreached, ask, host_of, plain_get
+from price_keeper.doctor.findings import Check, Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.identity import NO_CREDENTIALS
+from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.places import Place, bedrock_places
+from price_keeper.doctor.reaching import unreached
+from price_keeper.errors import ConfigError
+from price_keeper.forwarding.credentials import FixedCredentials
+from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Call, SignatureV4, Target
+from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
+
+_STALE = (b"Signature expired", b"Signature not yet current")
+
+
+def upstream_checks(patient: Patient) -> list[Check]:
+    if patient.is_simulated:
+        return [Check("Bedrock", _simulated)]
+    places = bedrock_places(patient.config)
+    return [Check(f"Bedrock in {place.region}", partial(_look, place)) for place in places]
+
+
+async def _simulated(_: Patient) -> Finding:
+    return skipped("Bedrock is simulated; nothing leaves this machine")
+
+
+async def _look(place: Place, patient: Patient) -> Finding:
+    path = _path_of_nothing(place.region)
+    authorizer = await _authorizer(patient)
+    lines = b"" if authorizer is None else _signed(authorizer, place, path)
+    try:
+        answered = await ask(place.endpoint, plain_get(place.endpoint, path, lines), patient.clock)
+    except Unreached as failure:
+        return unreached(failure, place.endpoint, place.keys)
+    where = place.endpoint.host
+    if authorizer is None:
+        mend = NO_CREDENTIALS if patient.signs else f"set {BEARER_VARIABLE}"
+        return warning(f"{where} answers; nothing was asked, without credentials", mend)
+    return _judged(answered, place, patient)
+
+
+def _path_of_nothing(region: str) -> str:
+    arn = f"arn:aws:bedrock:{region}:000000000000:async-invoke/doctor000000"
+    return f"/async-invoke/{quote(arn, safe='')}"
+
+
+async def _authorizer(patient: Patient) -> Authorizer | None:
+    if patient.signs:
+        keys = (await patient.credentials()).keys
+        return None if keys is None else SignatureV4(FixedCredentials(keys), patient.clock.now)
+    try:
+        return BearerKey(patient.environ.get(BEARER_VARIABLE, ""))
+    except ConfigError:
+        return None
+
+
+def _signed(authorizer: Authorizer, place: Place, path: str) -> bytes:
+    target = Target(place.endpoint, place.region, "", path)
+    call = Call("GET", "", (), lambda _: b"", (target,))
+    return authorizer.lines(call, target, host_of(place.endpoint), b"")
+
+
+def _judged(answered: Answered, place: Place, patient: Patient) -> Finding:
+    where = place.endpoint.host
+    kind = kind_of(answered.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
+    if any(words in answered.body for words in _STALE):
+        return trouble(f"{where} refuses our signature: its time is off", "set the clock of this machine right")
+    if kind in NOT_OUR_CREDENTIALS:
+        return trouble(f"{where} refuses our credentials: {kind}", _renew(patient))
+    if kind == "AccessDeniedException":
+        actions = "bedrock:InvokeModel, bedrock:InvokeModelWithResponseStream and bedrock:GetAsyncInvoke"
+        return warning(f"{where} knows us, and may not be asked for a job: {kind}", f"allow {actions} by IAM")
+    if "x-amzn-requestid" not in answered.headers:
+        return warning(f"{where} answers {answered.status}, but not as Bedrock does", f"correct {place.keys}")
+    if answered.status >= 500 or answered.status == 429:
+        return warning(f"{where} answers {answered.status} {kind}".rstrip(), "try again; see health.aws.amazon.com")
+    return ok(f"{where} answers, and takes our {'signature' if patient.signs else 'API key'}")
+
+
+def _renew(patient: Patient) -> str:
+    if patient.signs:
+        return "renew the AWS credentials, or name others: aws sts get-caller-identity tells whose they are"
+    return f"set {BEARER_VARIABLE} to a Bedrock API key that is good"

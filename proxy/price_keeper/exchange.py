@@ -1,0 +1,107 @@
+"""One request and the way back to its caller, the same for every protocol version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from typing import Any, Protocol, TypeAlias
+
+from price_keeper.model import Caller
+
+Header: TypeAlias = "tuple[bytes, bytes]"
+
+
+class Hearing(Protocol):
+    """Hears of a request what its answer does not tell."""
+
+    def comes_from(self, caller: Caller) -> None: ...
+
+    def ended(self, receipt: Any) -> None:
+        """What it came to, where it has come to anything that costs."""
+
+    def close(self) -> None: ...
+
+
+class Room(Protocol):
+    """The memory that all requests share."""
+
+    def grow(self, request: Request, more: int) -> None:
+        """Counts so much more for this request, until it is over. Raises Busy where there is no room for it."""
+
+
+class Request:
+    """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
+
+    __slots__ = ("body", "headers", "hearing", "method", "peer", "repeated", "room", "taken_at", "target", "weight")
+
+    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.repeated = repeated
+        self.body = b""
+        self.peer = ""  # the address it comes from, as far as that is known
+        self.taken_at = 0.0  # when all of it was here, by the monotonic clock
+        self.hearing: Hearing | None = None
+        self.room: Room | None = None
+        self.weight = 0  # what it is counted with in that room
+
+    def count_copies(self, copies: int) -> None:
+        """Of its body, which are about to be made. Raises Busy."""
+        if self.room is not None:
+            self.room.grow(self, copies * len(self.body))
+
+
+class Flow(Protocol):
+    """What feeds a responder, and can be asked to wait while the caller reads slowly."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def waits(self, seconds: float) -> None:
+        """Told every second or so while it is paused: for how long the caller has read nothing."""
+
+    def caller_left(self) -> None: ...
+
+
+class Responder(Protocol):
+    """The way back. Calls come in the order start, write..., finish; abort may come at any time.
+
+    Nothing here waits: a caller that reads slowly makes the responder pause its flow.
+    """
+
+    @property
+    def has_started(self) -> bool: ...
+
+    @property
+    def is_gone(self) -> bool:
+        """The caller has left; what is written goes nowhere."""
+
+    def attach(self, flow: Flow) -> None: ...
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        """`length` of the body, where it is known; the headers name neither it nor the framing."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """Lets a head go out whose body is not there yet."""
+
+    def finish(self) -> None: ...
+
+    def abort(self) -> None:
+        """Breaks the connection or stream so that no client takes what it has for the whole."""
+
+
+Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
+
+# Takes what needs to wait for nobody. If it does, it tells at last, once, that nothing of it is under way any more.
+AtOnce: TypeAlias = Callable[[Request, Responder, Callable[[], None]], bool]
+
+
+def request_ids() -> Callable[[], bytes]:
+    """Each new in this process, and in all likelihood among all."""
+    run, numbers = os.urandom(6).hex(), count(1)
+    return lambda: f"{run}-{next(numbers)}".encode()

@@ -1,0 +1,142 @@
+"""Streams of chat completions tell their usage only to those who ask for it. So the sidecar asks, and keeps the event
+that comes of it from callers who did not: they get what they would have got without a sidecar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from price_keeper.errors import InvalidRequest
+from price_keeper.exchange import Flow, Header, Responder
+from price_keeper.forwarding import json_splice
+
+_STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
+_ALONE = b'{"include_usage":true}'
+_EVENT_STREAM = b"text/event-stream"
+_MARKS = (b"\n\n", b"\r\n\r\n")
+_LONGEST_MARK = 4
+_MOST_HELD = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
+
+
+def is_to_be_asked(body: bytes) -> bool:
+    """Whether this is a stream whose caller does not want to be told its usage. Raises InvalidRequest."""
+    try:
+        found = json_splice.members(body, (_STREAM, _OPTIONS)).spans
+    except json_splice.NoJsonObject as failure:
+        raise InvalidRequest(f"the body {failure}") from None
+    if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
+        return False
+    return _OPTIONS not in found or not _ask_for_it(body[slice(*found[_OPTIONS])])
+
+
+def with_usage_asked(body: bytes) -> bytes:
+    found = json_splice.members(body, (_OPTIONS,))
+    span = found.spans.get(_OPTIONS)
+    if span is None:
+        return json_splice.added(body, found, _OPTIONS, _ALONE)
+    return json_splice.replaced(body, span, _asking(body[slice(*span)]))
+
+
+def _ask_for_it(options: bytes) -> bool:
+    found = _members(options)
+    span = None if found is None else found.spans.get(_INCLUDE)
+    return span is not None and options[slice(*span)] == b"true"
+
+
+def _asking(options: bytes) -> bytes:
+    """What else they say stays as it is."""
+    found = _members(options)
+    if found is None:
+        return _ALONE
+    span = found.spans.get(_INCLUDE)
+    if span is None:
+        return json_splice.added(options, found, _INCLUDE, b"true")
+    return json_splice.replaced(options, span, b"true")
+
+
+def _members(options: bytes) -> json_splice.Members | None:
+    """None where they are no object. Raises InvalidRequest where they say twice whether the usage is to be told, as
+    readers differ in which of the two counts."""
+    if not options.startswith(b"{"):
+        return None
+    try:
+        return json_splice.members(options, (_INCLUDE,))
+    except json_splice.NoJsonObject as failure:
+        raise InvalidRequest(f"the body's {_OPTIONS!r} {failure}") from None
+
+
+class WithoutUsage:
+    """A responder that leaves out the events which `is_ours` says hold nothing but the usage."""
+
+    def __init__(self, responder: Responder, is_ours: Callable[[bytes], bool]) -> None:
+        self._responder = responder
+        self._is_ours = is_ours
+        self._is_filtering = False
+        self._held = bytearray()
+
+    @property
+    def has_started(self) -> bool:
+        return self._responder.has_started
+
+    @property
+    def is_gone(self) -> bool:
+        return self._responder.is_gone
+
+    def attach(self, flow: Flow) -> None:
+        self._responder.attach(flow)
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        kind = dict(headers).get(b"content-type", b"").lower()
+        self._is_filtering = status == 200 and kind.startswith(_EVENT_STREAM)
+        self._responder.start(status, headers, None if self._is_filtering else length)
+
+    def write(self, data: bytes) -> None:
+        if not self._is_filtering:
+            self._responder.write(data)
+            return
+        searched = max(0, len(self._held) - _LONGEST_MARK + 1)
+        self._held += data
+        end = _last_end(self._held, searched)
+        if end:
+            whole = bytes(self._held[:end])
+            del self._held[:end]
+            self._pass(whole)
+        if len(self._held) > _MOST_HELD:
+            self._pass_held()
+
+    def _pass(self, events: bytes) -> None:
+        if b'"usage"' in events:
+            events = b"".join(event for event in _events(events) if not self._is_ours(event))
+        if events:
+            self._responder.write(events)
+
+    def _pass_held(self) -> None:
+        self._responder.write(bytes(self._held))
+        self._held.clear()
+
+    def flush(self) -> None:
+        self._responder.flush()
+
+    def finish(self) -> None:
+        if self._held and not self._is_ours(bytes(self._held)):
+            self._pass_held()
+        self._responder.finish()
+
+    def abort(self) -> None:
+        self._responder.abort()
+
+
+def _last_end(data: bytearray, start: int) -> int:
+    """Behind the last empty line from there on, however lines end; 0 where there is none."""
+    return max((end + len(mark) for mark in _MARKS if (end := data.rfind(mark, start)) >= 0), default=0)
+
+
+def _events(data: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    at = 0
+    while at < len(data):
+        ends = [end + len(mark) for mark in _MARKS if (end := data.find(mark, at)) >= 0]
+        end = min(ends, default=len(data))
+        found.append(data[at:end])
+        at = end
+    return found

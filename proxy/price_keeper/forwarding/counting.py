@@ -1,0 +1,140 @@
+"""Asks Bedrock how many tokens a call's input has, for what cannot be told from its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from price_keeper.aside import large_work
+from price_keeper.errors import InvalidRequest, SlowDown, UpstreamAway
+from price_keeper.exchange import Flow, Header
+from price_keeper.forwarding import model_path
+from price_keeper.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
+from price_keeper.forwarding.model_path import Operation
+
+MOST_BYTES = 64 * 1024  # of an answer that holds one number
+SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both
+_CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
+_COUNTED = ("messages", "system", "toolConfig", "additionalModelRequestFields")
+# Beside those, of which the model reads nothing; anything else counts as a token for each byte.
+_UNREAD = frozenset(
+    {
+        "additionalModelResponseFieldPaths",
+        "inferenceConfig",
+        "performanceConfig",
+        "requestMetadata",
+        "serviceTier",
+    }
+)
+LARGE_BYTES = 256 * 1024
+BESIDE = 2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
+_HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
+
+
+class Counting:
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
+
+    async def __call__(self, target: Target, operation: Operation, body: bytes) -> int:
+        """Raises InvalidRequest, UpstreamAway and SlowDown."""
+        path = model_path.Target(Operation.COUNT_TOKENS, target.model).path
+        large = len(body) > LARGE_BYTES
+        sent, beside = await large_work(_request, operation, body) if large else _request(operation, body)
+        call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
+        answer = _Answer()
+        try:
+            async with asyncio.timeout(SECONDS):
+                await self._forwarder.forward(call, answer, (), _Unwatched())
+        except TimeoutError:
+            answer.leave()
+            raise UpstreamAway(
+                f"Bedrock did not count the tokens of this call in {SECONDS:g} s", retry_after=1
+            ) from None
+        return answer.tokens() + beside
+
+
+def _request(operation: Operation, body: bytes) -> tuple[bytes, int]:
+    """What is sent to be counted, and how many tokens at most the rest comes to."""
+    if operation not in _CONVERSE:
+        return orjson.dumps({"input": {"invokeModel": {"body": base64.b64encode(body).decode()}}}), 0
+    document = orjson.loads(body)
+    counted = {name: document[name] for name in _COUNTED if name in document}
+    rest = {name: value for name, value in document.items() if name not in counted and name not in _UNREAD}
+    return orjson.dumps({"input": {"converse": counted}}), BESIDE * len(orjson.dumps(rest)) if rest else 0
+
+
+class _Answer:
+    """Kept, for nobody but us."""
+
+    is_gone = False
+
+    def __init__(self) -> None:
+        self.has_started = False
+        self._status = 0
+        self._body = bytearray()
+        self._is_whole = False
+        self._flow: Flow | None = None
+
+    def attach(self, flow: Flow) -> None:
+        self._flow = flow
+
+    def leave(self) -> None:
+        """What may still come is waited for no longer than what any caller left behind."""
+        if self._flow is not None:
+            self._flow.caller_left()
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:  # noqa: ARG002
+        self.has_started, self._status = True, status
+
+    def write(self, data: bytes) -> None:
+        if len(self._body) <= MOST_BYTES:
+            self._body += data
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._is_whole = True
+
+    def abort(self) -> None:
+        pass
+
+    def tokens(self) -> int:
+        """Raises InvalidRequest, SlowDown and UpstreamAway."""
+        if not self._is_whole:
+            raise UpstreamAway("Bedrock did not count the tokens of this call to its end", retry_after=1)
+        try:
+            answer = orjson.loads(self._body)
+        except orjson.JSONDecodeError:
+            answer = None
+        told = answer if isinstance(answer, dict) else {}
+        if self._status == THROTTLED:
+            raise SlowDown("Bedrock throttles the counting of this call's tokens", retry_after=1)
+        if self._status >= 500:
+            raise UpstreamAway("Bedrock cannot count the tokens of this call now", retry_after=1)
+        if self._status != 200:
+            why = str(told.get("message", "no reason is given"))[:300]
+            raise InvalidRequest(
+                f"a hard budget needs to know how many tokens this call has, and Bedrock does not count them: {why}"
+            )
+        tokens = told.get("inputTokens")
+        if type(tokens) is not int or tokens < 0:
+            raise InvalidRequest("a hard budget needs to know how many tokens this call has; Bedrock tells no number")
+        return tokens
+
+
+class _Unwatched:
+    """Counting costs nothing."""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
+
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def end(self, is_whole: bool) -> None: ...

@@ -1,0 +1,131 @@
+"""AWS credentials for signing: from botocore's chain of providers, renewed in the background, never on a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from price_keeper.errors import ConfigError, UpstreamAway
+from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.provider_chain import Find, ProviderChain, SilentProvider
+
+USELESS_SECONDS = 2.0  # between two looks while there are none, or when Bedrock refuses them
+MOST_RESTS = 15  # looks left out while what they find goes on being refused: each may ask a service, for a fleet
+
+_NOT_RENEWED = "the sidecar's AWS credentials could not be renewed, and the last ones hold; the log says why"
+
+_log = logging.getLogger("price_keeper.forwarding")
+
+
+class CredentialSource(Protocol):
+    @property
+    def trouble(self) -> str | None:
+        """What is not as it should be, though there are some."""
+
+    def current(self) -> Credentials:
+        """Raises UpstreamAway when there are none."""
+
+    def refused(self) -> None:
+        """Bedrock does not take them."""
+
+
+class FixedCredentials:
+    trouble = None
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    def current(self) -> Credentials:
+        return self._credentials
+
+    def refused(self) -> None:
+        pass
+
+
+class ProvidedCredentials:
+    """`chain` makes botocore's, unless another is wanted."""
+
+    def __init__(self, chain: Callable[[], Find] | None = None) -> None:
+        self._chain = ProviderChain(chain)
+        self._current: Credentials | None = None
+        self._is_first = True
+        self._is_refused = False
+        self._rests = self._rests_left = 0
+        self._told = ""
+        self.on_renewed: Callable[[], None] = _nothing
+
+    @property
+    def trouble(self) -> str | None:
+        return _NOT_RENEWED if self._told else None
+
+    def current(self) -> Credentials:
+        if self._current is None:
+            raise UpstreamAway("the sidecar has no AWS credentials to call Bedrock with", retry_after=5)
+        return self._current
+
+    def refused(self) -> None:
+        self._is_refused = True
+
+    async def renew_useless(self) -> None:
+        """Those that are refused, or not there, sooner than others. Of those that it has found a chain reads a file
+        only once, so another one is made: somebody may have put good ones there. The longer it is of no use, the more
+        seldom: it may be a region that takes none of this account's."""
+        if self._rests_left:
+            self._rests_left -= 1
+            return
+        if self._is_refused:
+            self._is_refused = False  # until Bedrock says so again
+            self._rests = self._rests_left = min(2 * self._rests + 1, MOST_RESTS)
+            self._chain.anew()
+        elif self._current is not None:
+            self._rests = 0
+            return
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Keeps the last ones when there are no newer: it is for Bedrock to say that they have expired.
+
+        Raises ConfigError the first time alone, for what cannot be used: then somebody is there to mend it.
+        """
+        is_first, self._is_first = self._is_first, False
+        try:
+            found = await self._chain.found()
+        except SilentProvider as silence:
+            self._tell(f"AWS credentials could not be renewed: {silence}")
+            return
+        except Exception as failure:  # providers raise whatever their sources do
+            # What it says may hold a secret. Botocore itself raises this kind for one reason alone.
+            why = "what came is expired" if type(failure) is RuntimeError else type(failure).__name__
+            self._tell(f"AWS credentials could not be renewed: {why}")
+            return
+        if found is None:
+            self._tell("no AWS credentials were found")
+            return
+        try:
+            renewed = _stripped(found)
+        except ValueError as failure:
+            if is_first:
+                raise ConfigError([f"the AWS credentials cannot be used: {failure}"]) from None
+            self._tell(f"new AWS credentials cannot be used: {failure}")
+            return
+        self._told = ""
+        if renewed != self._current:  # the signer keeps its key as long as it is given the same object
+            self._current = renewed
+            self.on_renewed()
+
+    def _tell(self, trouble: str) -> None:
+        """Once, however often they are looked for."""
+        if trouble != self._told:
+            self._told = trouble
+            _log.warning("%s", trouble)
+
+
+def _stripped(found: Any) -> Credentials:
+    """Files and variables often end in a new line, which is no part of a secret; an empty token is none."""
+    token = (found.token or "").strip() or None
+    return Credentials((found.access_key or "").strip(), (found.secret_key or "").strip(), token)
+
+
+def _nothing() -> None:
+    """Nobody wants to hear of it."""

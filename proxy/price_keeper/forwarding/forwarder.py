@@ -1,0 +1,290 @@
+"""Forwards a call to the first endpoint that takes it: signed, sent once, its answer handed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from price_keeper.clock import Clock
+from price_keeper.errors import ConfigError, SlowDown, UpstreamAway
+from price_keeper.exchange import Header, Responder
+from price_keeper.forwarding.credentials import CredentialSource
+from price_keeper.forwarding.reach import Reach
+from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
+from price_keeper.forwarding.relay import Tap as Watcher
+from price_keeper.forwarding.sigv4 import Signer
+from price_keeper.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
+from price_keeper.traffic import Lane
+
+THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
+
+# By how their names begin: the content type, and x-amzn-bedrock-... The id of a trace is none, as in every SDK: load
+# balancers change it.
+_SIGNED: Final = frozenset({"content-", "x-amzn-b"})
+
+_NOT_TAKEN: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+
+
+class Target(NamedTuple):
+    """One place that can carry out a call. `path` is encoded, as it goes on the wire."""
+
+    endpoint: Endpoint
+    region: str
+    model: str
+    path: str
+
+
+@dataclass(slots=True)  # not frozen, which makes it three times as slow to make
+class Call:
+    method: str
+    query: str  # in canonical form
+    headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
+    body_for: Callable[[str], bytes]  # by the model, which some bodies name
+    targets: Sequence[Target]  # in the order in which they are tried
+    lane: Lane | None = None  # where it counts
+    began: float = 0.0  # when it was taken, by the monotonic clock
+
+
+class Tap(Watcher, Protocol):
+    """Also hears where a call is sent."""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None:
+        """Where it was sent it surely had no effect."""
+
+
+class Authorizer(Protocol):
+    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
+        """The head's lines that prove who calls, each ending in CRLF. Raises UpstreamAway when it cannot be proved."""
+
+    def check(self) -> str | None:
+        """Raises UpstreamAway when it could not be proved now; tells what else is wrong with it."""
+
+    def refused(self) -> None:
+        """Bedrock does not take what these lines prove."""
+
+
+class BearerKey:
+    """Raises ConfigError. Files and variables often end in a new line, which is no part of a key."""
+
+    def __init__(self, key: str) -> None:
+        key = key.strip()
+        if not key or not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError(["the key for Bedrock, a bearer token, is printable ASCII without spaces"])
+        self._lines = f"authorization: Bearer {key}\r\n".encode()
+
+    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
+        return self._lines
+
+    def check(self) -> None:
+        pass
+
+    def refused(self) -> None:
+        pass
+
+
+class SignatureV4:
+    def __init__(self, credentials: CredentialSource, now: Callable[[], float]) -> None:
+        self._credentials = credentials
+        self._now = now
+        self._signers: dict[str, Signer] = {}
+
+    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
+        signer = self._signers.get(target.region)
+        if signer is None:
+            signer = self._signers[target.region] = Signer(target.region)
+        signed = [header for header in call.headers if header[0][:8] in _SIGNED]
+        hashed = sha256(body).hexdigest()
+        credentials = self._credentials.current()
+        return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
+
+    def check(self) -> str | None:
+        self._credentials.current()
+        return self._credentials.trouble
+
+    def refused(self) -> None:
+        self._credentials.refused()
+
+
+class Forwarder:
+    def __init__(
+        self, authorizer: Authorizer, clock: Clock, tls: ssl.SSLContext | None = None, put: Put = write_now
+    ) -> None:
+        """By `put` calls are written."""
+        self._put = put
+        self._authorizer = authorizer
+        self._clock = clock
+        self._now = clock.monotonic
+        self._tls = tls
+        self._is_closed = False
+        self._known: frozenset[Endpoint] | None = None
+        self._pools: dict[Endpoint, Pool] = {}
+        self._hosts: dict[Endpoint, str] = {}
+        self.reach = Reach(clock, authorizer.check, self._pool)
+
+    async def forward(
+        self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, before: Outcome | None = None
+    ) -> Outcome:
+        """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown. `before` is how
+        the first target's answer ended, if that has been tried already."""
+        last = 0  # status for which an answer was held back
+        if before is not None and self._is_to_go_on(before, call.targets[0], tap):
+            last = before.status
+        loop = asyncio.get_running_loop()
+        for number, target in enumerate(call.targets):
+            if number == 0 and before is not None:
+                continue
+            is_last = number + 1 == len(call.targets)
+            body = call.body_for(target.model)
+            head = self._head(call, target, body)
+            connection = await self._connection(target.endpoint)
+            if connection is None:
+                continue
+            if self._is_closed:
+                connection.close()
+                raise UpstreamAway("the sidecar is stopping", retry_after=1)
+            if responder.is_gone:
+                self._pool(target.endpoint).free(connection)
+                raise UpstreamAway("the caller left before its call was sent")
+            ended: asyncio.Future[Outcome] = loop.create_future()
+            relay = self._relay(call, connection, responder, added, tap, is_last, _setting(ended))
+            tap.sent_to(target)
+            connection.call(relay, head, body)
+            outcome = await ended
+            if not self._is_to_go_on(outcome, target, tap):
+                return outcome
+            last = outcome.status or last
+        if last == FORBIDDEN:
+            raise UpstreamAway(_NOT_TAKEN, retry_after=5)
+        if last == THROTTLED:
+            raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
+        raise UpstreamAway("Bedrock cannot be reached", retry_after=1)
+
+    def forward_at_once(
+        self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, over: Callable[[Outcome], None]
+    ) -> bool:
+        """To the first target, if a connection to it stands by. `over` hears how that ended: either that was all, or
+        `forward` goes on from there."""
+        target = call.targets[0]
+        body = call.body_for(target.model)
+        head = self._head(call, target, body)
+        connection = None if self._is_closed or responder.is_gone else self._pool(target.endpoint).idle()
+        if connection is None:
+            return False
+        relay = self._relay(call, connection, responder, added, tap, len(call.targets) == 1, over)
+        tap.sent_to(target)
+        connection.call(relay, head, body)
+        return True
+
+    def _is_to_go_on(self, outcome: Outcome, target: Target, tap: Tap) -> bool:
+        """With the next target."""
+        if outcome.held_back:
+            if outcome.status == FORBIDDEN:
+                self.reach.refused(target.endpoint, outcome.trouble)
+                self._authorizer.refused()
+            tap.not_carried_out()
+            return True
+        if not outcome.status:
+            # It may have been carried out and billed: whether to send it again is for the caller to say.
+            raise UpstreamAway(outcome.trouble)
+        return False
+
+    async def _connection(self, endpoint: Endpoint) -> Connection | None:
+        """Where an endpoint is, is for the log alone: callers need not know what is inside."""
+        pool = self._pool(endpoint)
+        connection = pool.idle()
+        if connection is not None:
+            return connection
+        try:
+            connection = await pool.connect()
+        except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter
+            self.reach.missed(pool, failure)
+            return None
+        self.reach.reached(endpoint)
+        return connection
+
+    def _relay(
+        self,
+        call: Call,
+        connection: Connection,
+        responder: Responder,
+        added: Sequence[Header],
+        tap: Tap,
+        is_last: bool,
+        over: Callable[[Outcome], None],
+    ) -> Relay:
+        held_back = None if is_last else THROTTLED
+        relay = Relay(responder, connection, added, tap, held_back, self._now, over, call.lane, call.began)
+        responder.attach(relay)
+        return relay
+
+    def _head(self, call: Call, target: Target, body: bytes) -> bytes:
+        host = self._hosts.get(target.endpoint) or _host(target.endpoint)
+        query = f"?{call.query}" if call.query else ""
+        headers = "\r\n".join(map(": ".join, call.headers))
+        if headers:
+            headers += "\r\n"
+        if body or call.method == "POST":
+            headers = f"{headers}content-length: {len(body)}\r\n"
+        head = f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n{headers}"
+        return head.encode() + self._authorizer.lines(call, target, host, body) + b"\r\n"
+
+    def _pool(self, endpoint: Endpoint) -> Pool:
+        pool = self._pools.get(endpoint)
+        if pool is None:
+            if endpoint.is_tls and self._tls is None:
+                self._tls = ssl.create_default_context()  # once, as it takes tens of milliseconds
+            tls = self._tls if endpoint.is_tls else None
+            pool = self._pools[endpoint] = Pool(endpoint, self._clock.monotonic, tls, self._put)
+            self._hosts[endpoint] = _host(endpoint)
+        return pool
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """Of those that carry a call, and of those that wait for one."""
+        busy, idle = zip((0, 0), *(pool.counts for pool in self._pools.values()), strict=True)
+        return sum(busy), sum(idle)
+
+    async def check_time(self) -> None:
+        for endpoint, pool in tuple(self._pools.items()):
+            pool.check_time()
+            if self._known is not None and endpoint not in self._known and pool.is_unused:
+                del self._pools[endpoint], self._hosts[endpoint]
+                self.reach.forgets(endpoint)
+
+    def knows(self, endpoints: Collection[Endpoint]) -> None:
+        """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
+        self._known = frozenset(endpoints)
+        self.reach.expects(endpoints)
+
+    def close(self) -> None:
+        """What is under way is given up, and nothing more is sent."""
+        self._is_closed = True
+        for pool in self._pools.values():
+            pool.close()
+
+
+def _setting(ended: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
+    def over(outcome: Outcome) -> None:
+        if not ended.done():
+            ended.set_result(outcome)
+
+    return over
+
+
+def endpoint_of(url: str) -> Endpoint:
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    return Endpoint(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
+
+
+def _host(endpoint: Endpoint) -> str:
+    is_default = endpoint.port == (443 if endpoint.is_tls else 80)
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return host if is_default else f"{host}:{endpoint.port}"

@@ -1,0 +1,15 @@
+"""The most tokens that a request's input can be, or what in it Bedrock has to count. Pure."""
+
+from __future__ import annotations
+
+from price_keeper.hard.forms import Form
+from price_keeper.hard.members import read_members
+from price_keeper.hard.reading import Read
+from price_keeper.hard.tally import Tally
+
+
+def weighed(form: Form, read: Read) -> Tally:
+    """Raises InvalidRequest for what is not known to be bounded."""
+    tally = Tally(read.text)
+    read_members(tally, read.document, form.members, "the body")
+    return tally

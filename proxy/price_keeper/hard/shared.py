@@ -1,0 +1,88 @@
+"""The bucket of a hard budget, which all processes share: made, kept to its quota, and to what was really spent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from price_keeper.clock import Clock
+from price_keeper.errors import ConditionFailed
+from price_keeper.hard import rows
+from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.stores.contract import Item, Store, every_row
+
+TRIES = 8  # each lost one means that another process had its way
+SEEN_SECONDS = 45  # a look so young is not repeated
+READINGS = 3
+
+# Pico-dollars by all shards of the scope, label and period, however many there ever were; read consistently.
+SpentSoFar: TypeAlias = Callable[[Name], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBucket:
+    """Each raises StoreError."""
+
+    store: Store
+    clock: Clock
+    name: Name
+    spent: SpentSoFar
+
+    async def looked_at(self, quota: int, version: int) -> Bucket:
+        """As it stands, made if it is not there, by these settings or newer ones."""
+        item = await self.store.get(self.name.bucket, consistent=True)
+        for _ in range(TRIES):
+            if item is None:
+                item = await self._made(quota, version)
+            else:
+                bucket = Bucket.of(item)
+                if bucket.version >= version:
+                    return bucket
+                item = await self._changed(bucket, quota, version)
+        raise ConditionFailed(item)
+
+    async def _made(self, quota: int, version: int) -> Item | None:
+        put = rows.made(self.name, quota, version, await self._holds(), await self.spent(self.name), self.clock.now())
+        try:
+            await self.store.put(put)
+        except ConditionFailed as failure:
+            return failure.item
+        return put.item
+
+    async def _changed(self, bucket: Bucket, quota: int, version: int) -> Item | None:
+        try:
+            return await self.store.update(rows.changed(self.name, bucket, quota, version))
+        except ConditionFailed as failure:
+            return failure.item
+
+    async def reconciled(self, *, is_forced: bool = False) -> Bucket | None:
+        """What was spent without a hold is taken out; by one process for all, and not often. None: no bucket."""
+        item = await self.store.get(self.name.bucket, consistent=True)
+        if item is None:
+            return None
+        bucket = Bucket.of(item)
+        if (
+            not is_forced and 0 <= self.clock.now() - bucket.seen_at < SEEN_SECONDS
+        ):  # one in the future is somebody's wrong clock
+            return bucket
+        base = await self._unheld(bucket.base)
+        try:
+            return Bucket.of(await self.store.update(rows.reconciled(self.name, bucket, base, self.clock.now())))
+        except ConditionFailed as failure:
+            return None if failure.item is None else Bucket.of(failure.item)
+
+    async def _unheld(self, known: int) -> int:
+        """What is flushed between the two readings is in the second only, and taken for too much: so what comes to more
+        than was known is read again, and the least holds. Each was enough when it began, and it only grows."""
+        least = None
+        for _ in range(READINGS):
+            holds = await self._holds()
+            found = rows.unheld(holds, await self.spent(self.name))
+            least = found if least is None else min(least, found)
+            if least <= known:
+                break
+        return least or 0
+
+    async def _holds(self) -> list[Hold]:
+        return [Hold.of(row.item) async for row in every_row(self.store, self.name.holds)]

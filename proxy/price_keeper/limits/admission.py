@@ -1,0 +1,87 @@
+"""What became of a call that limits were asked for, and how many there were of each kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from price_keeper.limits.alone import Alone
+from price_keeper.limits.bucket import Bucket
+from price_keeper.limits.lease import Costs, Lease
+
+Buckets = Sequence[Bucket]
+Amounts = Mapping[str, int]
+
+LOCAL, WAITED, EXACT, ALONE, REFUSED = "local", "waited", "exact", "alone", "refused"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Calls by how they were decided, and what the store was asked."""
+
+    local: int = 0
+    waited: int = 0
+    exact: int = 0
+    alone: int = 0
+    refused_locally: int = 0
+    refused_by_store: int = 0
+    refused_alone: int = 0
+    given_back: int = 0
+    failed: int = 0  # questions that the store did not answer, or was too busy for
+    top_ups: Counter[str] = field(default_factory=Counter)  # by path
+
+
+class Holder:
+    """A caller, and the question that is under way for it."""
+
+    __slots__ = ("alone", "asking", "away_until", "buckets", "is_gone", "lease", "open")
+
+    def __init__(self, buckets: Buckets, lease: Lease) -> None:
+        self.buckets = buckets
+        self.lease = lease
+        self.alone: Alone | None = None
+        self.asking: asyncio.Event | None = None
+        self.away_until = 0.0
+        self.open = 0  # calls that wait, or are not settled
+        self.is_gone = False  # what comes back goes to the store
+
+
+class Admission:
+    """One that was let in is to be settled, once. `wait_ms` None: waiting does not help."""
+
+    __slots__ = ("buckets", "costs", "holder", "how", "is_admitted", "names", "wait_ms")
+
+    def __init__(
+        self,
+        how: str,
+        buckets: Buckets,
+        names: tuple[str, ...],
+        costs: Costs,
+        holder: Holder | None,
+        wait_ms: int | None = 0,
+    ) -> None:
+        self.how = how
+        self.is_admitted = how is not REFUSED
+        self.buckets = buckets
+        self.names = names
+        self.costs = costs
+        self.holder = holder
+        self.wait_ms = wait_ms
+
+
+def in_order(names: tuple[str, ...], amounts: Amounts) -> Costs:
+    if len(names) == 2:  # nearly always, and so three times as fast
+        return amounts.get(names[0], 0), amounts.get(names[1], 0)
+    return tuple(amounts.get(name, 0) for name in names)
+
+
+def really(admission: Admission, actual: Amounts | None) -> Costs:
+    """What is not named is as estimated; None: nobody knows, so all of it is."""
+    names, costs = admission.names, admission.costs
+    if actual is None:
+        return costs
+    if len(names) == 2:
+        return actual.get(names[0], costs[0]), actual.get(names[1], costs[1])
+    return tuple(actual.get(name, cost) for name, cost in zip(names, costs, strict=True))

@@ -1,0 +1,181 @@
+"""The four writes of a bucket, as values of the store's contract. Pure.
+
+`taken` and `used` are in thousandths, by limit; names that are no limit of the bucket are passed over. `taken` lowers
+what is there, `used` raises the count of what was really used. Each is to be sent in a transaction with a token.
+Every condition says of an item what the numbers in the write were worked out from, and no more: so that writers are
+in each other's way only where the numbers would be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from price_keeper.limits.bucket import (
+    AMOUNT,
+    ATTRIBUTES,
+    CAPACITY,
+    CONSUMED,
+    FARTHEST_AHEAD_MS,
+    PERIOD,
+    REFILLED_AT,
+    REMAINDER,
+    TOKENS,
+    VERSION,
+    Bucket,
+    Level,
+    Limit,
+    State,
+    Stored,
+    in_force,
+    levels,
+    refilled_from,
+)
+from price_keeper.stores.contract import (
+    EXPIRY,
+    Condition,
+    Exists,
+    ItemMissing,
+    Missing,
+    Put,
+    Update,
+    Value,
+    all_of,
+    at_least,
+    at_most,
+    equals,
+)
+
+# Taking without refill is taking from the past: what it takes back of later refill may never have been there.
+RETRY_MS = 1_000
+
+_DAY_SECONDS = 86_400
+
+Amounts = Mapping[str, int]
+
+
+def create(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
+    """The bucket is full and something is taken. Nothing stands there."""
+    item: dict[str, Value] = {REFILLED_AT: now_ms, VERSION: bucket.version, **_expiry(bucket, now_ms)}
+    for limit in bucket.limits:
+        name = limit.name
+        item |= _rates(limit)
+        item[name + TOKENS] = min(limit.capacity, limit.capacity - taken.get(name, 0))
+        item[name + CONSUMED] = used.get(name, 0)
+        item[name + REMAINDER] = 0
+    return Put(bucket.key, item, ItemMissing())
+
+
+def normal(
+    bucket: Bucket,
+    state: State,
+    taken: Amounts,
+    used: Amounts,
+    now_ms: int,
+    *,
+    is_exact: bool = True,
+    may_owe: bool = False,
+) -> Update:
+    """Refill and take. Nobody has refilled since `state`, and there is enough. Newer settings go into the item.
+
+    Not `is_exact`, it holds also where others took from a full bucket meanwhile, whose refill is lost then: too strict.
+    `may_owe`: it does not matter whether there is enough.
+    """
+    force = in_force(bucket, state)
+    refilled_at = max(refilled_from(state, now_ms), now_ms)
+    values: dict[str, Value] = {REFILLED_AT: refilled_at, **_expiry(bucket, now_ms)}
+    added: dict[str, int] = {}
+    conditions: list[Condition] = [equals(REFILLED_AT, state.refilled_at), equals(VERSION, state.version)]
+    there = levels(state, bucket, now_ms)
+    for limit in force.limits:
+        name, kept, level = limit.name, state.limits.get(limit.name), there[limit.name]
+        cost = max(taken.get(name, 0), level.tokens - limit.capacity)  # given back only as much as fits
+        values[name + REMAINDER] = level.remainder
+        added |= {name + TOKENS: level.refill - cost, name + CONSUMED: used.get(name, 0)}
+        if kept is None or force.version > state.version:
+            values |= _rates(limit)
+        conditions += _still(limit, kept, level, cost, is_exact=is_exact, may_owe=may_owe)
+    values[VERSION] = force.version
+    left_out = set(state.limits) - {limit.name for limit in force.limits} if force.version > state.version else ()
+    removed = tuple(name + attribute for name in sorted(left_out) for attribute in ATTRIBUTES)
+    return Update(bucket.key, set=values, add=added, remove=removed, condition=all_of(*conditions))
+
+
+def _still(
+    limit: Limit, kept: Stored | None, level: Level, cost: int, *, is_exact: bool, may_owe: bool
+) -> Iterable[Condition]:
+    """What must hold of a limit's tokens for its level to be right, and enough."""
+    tokens = limit.name + TOKENS
+    if kept is None:
+        yield Missing(tokens)
+    elif level.is_spilling and is_exact:
+        yield equals(tokens, kept.tokens)
+    else:
+        rise = level.refill + max(0, -cost)
+        if rise != 0 or limit.capacity < kept.capacity:
+            yield at_most(tokens, limit.capacity - rise)
+        if (cost > 0 or (level.is_spilling and level.refill < 0)) and not may_owe:
+            yield at_least(tokens, max(0, cost) - level.refill)
+
+
+def retry(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None) -> Update:
+    """Take without refill, whatever else is there, if somebody refilled within a second.
+
+    `bucket` as in force, which its condition makes sure of. `least`: what must be there, where that is more than taken.
+    """
+    conditions: list[Condition] = [
+        at_least(REFILLED_AT, now_ms - RETRY_MS),
+        at_most(REFILLED_AT, now_ms + FARTHEST_AHEAD_MS),
+        equals(VERSION, bucket.version),
+    ]
+    for limit in bucket.limits:
+        floor = max(taken.get(limit.name, 0), (least or {}).get(limit.name, 0))
+        conditions.append(at_least(limit.name + TOKENS, floor) if floor > 0 else Exists(limit.name + TOKENS))
+    add = _additions(bucket.limits, taken, used)
+    return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
+
+
+def adjust(bucket: Bucket, state: State | None, taken: Amounts, used: Amounts, now_ms: int) -> Update:
+    """Take and give back without asking. Of what is given back (below zero in `taken`) only as much as fits.
+
+    Without a `state` it is tried as if the bucket were empty, and the settings those of the item. A limit that is new
+    to the item comes into it.
+    """
+    force = in_force(bucket, state)
+    named = [limit for limit in force.limits if taken.get(limit.name) or used.get(limit.name)]
+    if state is not None and any(limit.name not in state.limits for limit in named):
+        return normal(bucket, state, taken, used, now_ms, may_owe=True)
+    conditions: list[Condition] = [equals(VERSION, force.version if state is None else state.version)]
+    taking: dict[str, int] = {}
+    for limit in named:
+        kept = state.limits[limit.name] if state is not None else None
+        room = min(limit.capacity, kept.capacity) if kept is not None else limit.capacity
+        there = kept.tokens if kept is not None else 0
+        taking[limit.name] = cost = max(taken.get(limit.name, 0), min(0, there - room))
+        tokens = limit.name + TOKENS
+        conditions.append(at_most(tokens, room + cost) if cost < 0 else Exists(tokens))
+    add = _additions(named, taking, used)
+    return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
+
+
+def _additions(limits: Sequence[Limit], taken: Amounts, used: Amounts) -> dict[str, int]:
+    every = {limit.name + TOKENS: -taken.get(limit.name, 0) for limit in limits}
+    every |= {limit.name + CONSUMED: used.get(limit.name, 0) for limit in limits}
+    return {name: amount for name, amount in every.items() if amount}
+
+
+def _rates(limit: Limit) -> dict[str, Value]:
+    return {
+        limit.name + CAPACITY: limit.capacity,
+        limit.name + AMOUNT: limit.amount,
+        limit.name + PERIOD: limit.period_ms,
+    }
+
+
+def _expiry(bucket: Bucket, now_ms: int) -> dict[str, Value]:
+    """An item that is gone is a full bucket, so it goes when it is full; what never refills stays."""
+    if bucket.expires_at is not None:
+        return {EXPIRY: bucket.expires_at}
+    if any(limit.amount == 0 for limit in bucket.limits):
+        return {}
+    longest_ms = max((limit.capacity * limit.period_ms // limit.amount for limit in bucket.limits), default=0)
+    return {EXPIRY: (now_ms + longest_ms) // 1000 + _DAY_SECONDS}

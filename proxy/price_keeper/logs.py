@@ -1,0 +1,101 @@
+"""How the log is written: a line of text, or of JSON, for each record. What somebody else has named can neither begin a
+line of its own nor reach a terminal: all that cannot be printed is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Final, Literal, TextIO
+
+from price_keeper.config.problems import one_line
+
+OUR_OWN: Final = "price_keeper"
+_BELOW: Final = "    "  # before what follows a record's first line, so that none of it looks like another record
+
+# What a record of a request has beside its message; see `about`.
+_REQUEST, _ANSWER, _WHERE, _WORKER = "request_id", "bedrock_request_id", "where", "worker"
+
+
+def about(request_id: str, failure: BaseException | None = None) -> dict[str, str]:
+    """The `extra` of a record: which request it belongs to, and where that failed. What the failure says is left out,
+    as it may hold a piece of what the caller sent."""
+    if failure is None:
+        return {_REQUEST: request_id}
+    return {_REQUEST: request_id, _WHERE: where(failure)}
+
+
+def about_answer(bedrock_request_id: str) -> dict[str, str]:
+    """The `extra` of a record about an answer of Bedrock's, which its caller was given with the same id."""
+    return {_ANSWER: bedrock_request_id}
+
+
+def where(failure: BaseException) -> str:
+    return "".join(traceback.format_tb(failure.__traceback__))
+
+
+def set_up(form: Literal["text", "json"], level: str = "warning", to: TextIO | None = None) -> logging.Handler:
+    """For the whole process, which writes to standard error unless told otherwise."""
+    handler = logging.StreamHandler(to or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Lines())
+    handler.addFilter(_is_fit)
+    logging.basicConfig(handlers=[handler], force=True)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger(OUR_OWN).setLevel(level.upper())
+    return handler
+
+
+def of_worker(number: int) -> None:
+    """From now on each record tells which of several processes it is from."""
+    make = logging.getLogRecordFactory()
+
+    def made(*arguments: object, **named: object) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        setattr(record, _WORKER, number)
+        return record
+
+    logging.setLogRecordFactory(made)
+
+
+def _is_fit(record: logging.LogRecord) -> bool:
+    """Libraries tell at their lower levels what they send and receive, headers with tokens among it."""
+    return record.levelno >= logging.WARNING or f"{record.name}.".startswith(f"{OUR_OWN}.")
+
+
+class Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        worker = getattr(record, _WORKER, None)
+        by = record.name if worker is None else f"{record.name} worker {worker}"
+        first = f"{_time(record)} {record.levelname} {by}: {one_line(record.getMessage())}"
+        return "\n".join([first, *(f"{_BELOW}{one_line(line)}" for line in _cause(record).splitlines())])
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": one_line(record.getMessage()),
+        }
+        for name in (_REQUEST, _ANSWER, _WORKER):
+            if hasattr(record, name):
+                told[name] = getattr(record, name)
+        cause = _cause(record)
+        if cause:
+            told["cause"] = [one_line(line) for line in cause.splitlines()]
+        return json.dumps(told)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cause(record: logging.LogRecord) -> str:
+    found: str = getattr(record, _WHERE, "")
+    if record.exc_info and record.exc_info[0] is not None:
+        found += "".join(traceback.format_exception(*record.exc_info))
+    return found

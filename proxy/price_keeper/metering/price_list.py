@@ -1,0 +1,265 @@
+"""Products of the AWS Price List, and which of them are the prices of a model. Pure.
+
+A product is one price: of a kind of token, in a tier, of a model that it names as people do ("Claude Sonnet 4.5"). The
+rest stands in its usage type, which is written in three ways:
+
+    USE1-NovaLite-cache-read-input-token-count-flex         AmazonBedrock
+    USE1-MP:USE1_CacheReadInputTokenCount_Global-Units      AmazonBedrockFoundationModels, models up to 4.6
+    USE1-MP:USE1_cache_read_tokens_global_standard-Units    the same, newer models
+
+Nothing here guesses. A word in a usage type that is not known makes the product none of ours; a model has the prices of
+the one name that is its own; two prices for the same thing are no price.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from price_keeper.metering.pricing import DEFAULT_TIER, OPTIMIZED, Listed
+
+SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
+
+Name = tuple[tuple[str, ...], tuple[str, ...]]  # the words of a model's name, sorted, and its numbers in their order
+
+IN_REGION, GEOGRAPHY, GLOBAL = "", "geo", "global"
+
+
+class Product(NamedTuple):
+    """One price, as it is listed."""
+
+    name: Name
+    routing: str
+    tier: str
+    latency: str  # empty: the ordinary one
+    kind: str
+    pico: int  # a token
+
+
+class Model(NamedTuple):
+    name: Name
+    routings: tuple[str, ...]  # whose prices it has: those of the first that are listed
+
+
+class Unclear(NamedTuple):
+    """Why a model has no prices."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- names of models
+
+_PROFILE = re.compile(r"(global|us-gov|apac|[a-z]{2})\.(?=[a-z0-9]+\.)")
+_ARN = re.compile(r"arn:[^:]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundation-model)/(.+)")
+_EDITION = re.compile(r"\s*\(amazon bedrock edition\)$", re.IGNORECASE)
+_FAST = re.compile(r"\s+latency optimized$", re.IGNORECASE)
+
+# Of an id: when it was made, and the versions 0 and 1, which no name repeats. A second version is a part of the name.
+_DATE = re.compile(r"-20[0-9]{6}(?=-|$)")
+_FIRST_VERSION = re.compile(r"(-v0:[0-9]+|-v?1:0|-v1|:0)$")
+_TOKENS = re.compile(r"[a-z]+|[0-9]+[a-z0-9]*")
+_VENDORS = frozenset(("amazon", "anthropic", "meta", "cohere", "openai", "deepseek", "instruct"))
+
+# Names that no rule leads to, as they are listed.
+_LISTED_AS: Mapping[str, str] = MappingProxyType(
+    {
+        "deepseek.v3-v1:0": "DeepSeek V3.1",
+        "mistral.ministral-3-3b-instruct": "Ministral 3B 3.0",
+        "mistral.ministral-3-8b-instruct": "Ministral 8B 3.0",
+        "mistral.ministral-3-14b-instruct": "Ministral 14B 3.0",
+        "mistral.mistral-large-2402-v1:0": "Mistral Large",
+        "mistral.mistral-large-3-675b-instruct": "Mistral Large 3",
+        "mistral.mistral-small-2402-v1:0": "Mistral Small",
+        "mistral.pixtral-large-2502-v1:0": "Pixtral Large 25.02",
+    }
+)
+
+
+def model_of(model: str) -> Model | None:
+    """None for an id that does not say which model it is, as that of an application's own profile."""
+    arn = _ARN.fullmatch(model)
+    bare = arn[1] if arn else model
+    profile = _PROFILE.match(bare)
+    bare = bare[profile.end() :] if profile else bare
+    vendor, dot, rest = bare.partition(".")
+    if not dot or ":" in vendor or "/" in bare:
+        return None
+    name = name_of(_LISTED_AS.get(bare) or _DATE.sub("", _FIRST_VERSION.sub("", rest)))
+    return Model(name, _routings(profile[1] if profile else ""))
+
+
+def _routings(profile: str) -> tuple[str, ...]:
+    if profile == GLOBAL:
+        return (GLOBAL,)
+    return (GEOGRAPHY, IN_REGION) if profile else (IN_REGION,)
+
+
+def name_of(text: str) -> Name:
+    """Two spellings of one name are equal; the order of words is anybody's, that of numbers is not."""
+    plain = re.sub(r"([0-9])\.0(?![0-9])", r"\1", _EDITION.sub("", text).lower()).replace("+", " plus")
+    tokens = _TOKENS.findall(plain)
+    words = [token for token in tokens if token.isalpha() and token not in _VENDORS]
+    return tuple(sorted(words)), tuple(token for token in tokens if not token.isalpha())
+
+
+# ---------------------------------------------------------------- usage types
+
+_PLACE = re.compile(r"[A-Z0-9]+-(MP:[A-Z0-9]+_)?")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_USAGE = re.compile(
+    r"""(?P<slug>.*?)(?:^|-)
+        (?: cache-read(?P<read>)(?:-input)?-tokens?(?:-count)?
+          | cache-write(?P<write>)(?:-?(?P<early>[0-9]+[mh]))?(?:-input)?-tokens?(?:-count)?(?:-(?P<late>[0-9]+[mh]))?
+          | (?:text-)?(?P<plain>input|output|response)-tokens?(?:-count)?
+        )
+        (?P<more>(?:-(?:standard|flex|priority|global|cross-region-(?:global|geo)|latency-optimized))*)""",
+    re.VERBOSE,
+)
+# Before the kind: sold in another way, to others, at another endpoint ("mantle"), or no text.
+_NO_TEXT = ("speech", "audio", "image", "images", "video")
+_ANOTHER_SALE = frozenset(("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NO_TEXT))
+_WRITES = {"": "cache_write_5m", "5m": "cache_write_5m", "1h": "cache_write_1h", "30m": "cache_write_30m"}
+_PLAIN = {"input": "input", "output": "output", "response": "output"}
+
+
+class UsageType(NamedTuple):
+    routing: str
+    tier: str
+    latency: str
+    kind: str
+
+
+def usage_type_of(text: str) -> UsageType | None:
+    """What a usage type says of a price for tokens; None if it says anything else, or anything more."""
+    place = _PLACE.match(text)
+    if place is None:
+        return None
+    plain = _CAMEL.sub("-", text[place.end() :].removesuffix("-Units")).lower().replace("_", "-")
+    found = _USAGE.fullmatch(plain)
+    if found is None or _is_another_sale(found["slug"], is_marketplace=place[1] is not None):
+        return None
+    kind = _kind(found)
+    more = found["more"]
+    tiers = {tier for tier in ("standard", "flex", "priority") if f"-{tier}" in more}
+    if kind is None or len(tiers) > 1:
+        return None
+    tier = next(iter(tiers - {"standard"}), DEFAULT_TIER)
+    routing = GLOBAL if "-global" in more else GEOGRAPHY if "-geo" in more else IN_REGION
+    return UsageType(routing, tier, OPTIMIZED if "-latency-optimized" in more else "", kind)
+
+
+def _is_another_sale(slug: str, *, is_marketplace: bool) -> bool:
+    return bool(slug) if is_marketplace else not slug or not _ANOTHER_SALE.isdisjoint(slug.split("-"))
+
+
+def _kind(found: re.Match[str]) -> str | None:
+    if found["plain"] is not None:
+        return _PLAIN[found["plain"]]
+    if found["read"] is not None:
+        return "cache_read"
+    return _WRITES.get(found["early"] or found["late"] or "")
+
+
+# ---------------------------------------------------------------- products
+
+_AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,20})?")
+_TOKENS_OF_UNIT = {"1k tokens": 10**3, "1m tokens": 10**6}
+_WORDS_OF_KIND = {"input": "input", "output": "output", "cache_read": "read"}  # of writes: "write"
+
+
+def product_of(entry: str, region: str) -> Product | None:
+    """From one entry of GetProducts' answer, which is JSON in a string."""
+    try:
+        document = orjson.loads(entry)
+        attributes = document["product"]["attributes"]
+        usage = usage_type_of(attributes["usagetype"])
+        if usage is None or attributes.get("regionCode") != region or not _agrees(attributes, usage):
+            return None
+        pico = _pico_per_token(document["terms"]["OnDemand"], attributes["usagetype"])
+        named = attributes.get("model") or attributes["servicename"]
+        latency = OPTIMIZED if _FAST.search(named) else usage.latency
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None
+    if pico is None:
+        return None
+    return Product(name_of(_FAST.sub("", named)), usage.routing, usage.tier, latency, usage.kind, pico)
+
+
+def _agrees(attributes: Mapping[str, str], usage: UsageType) -> bool:
+    """Newer products say some of it a second time."""
+    said = attributes.get("inferenceType", "").lower()
+    if said and _WORDS_OF_KIND.get(usage.kind, "write") not in said:
+        return False
+    if (usage.kind in ("input", "output") and "cache" in said) or not _ANOTHER_SALE.isdisjoint(said.split()):
+        return False
+    if not _ANOTHER_SALE.isdisjoint(attributes.get("feature", "").lower().replace("-", " ").split()):
+        return False
+    tier = attributes.get("service_tier", "").lower()
+    return not tier or tier in _tiers_said(usage)
+
+
+def _tiers_said(usage: UsageType) -> tuple[str, ...]:
+    names = ("standard", "default") if usage.tier == DEFAULT_TIER else (usage.tier,)
+    return tuple(f"global-{name}" for name in names) if usage.routing == GLOBAL else names
+
+
+def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
+    (term,) = terms.values()  # more than one, or a price by steps, is nothing that is known of Bedrock
+    (dimension,) = term["priceDimensions"].values()
+    if dimension.get("beginRange", "0") != "0":
+        return None
+    unit = dimension["unit"].lower()
+    if unit == "units" and "-MP:" in usage_type:  # a million, as the Marketplace's offers say in so many words
+        unit = "1m tokens"
+    usd = dimension["pricePerUnit"]["USD"]
+    if unit not in _TOKENS_OF_UNIT or not _AMOUNT.fullmatch(usd):
+        return None
+    return math.ceil(Fraction(usd) * 10**12 / _TOKENS_OF_UNIT[unit])
+
+
+# ---------------------------------------------------------------- prices of a model
+
+
+def listed_of(model: Model, products: Iterable[Product]) -> Listed | Unclear:
+    """The prices of one model, if each is certain."""
+    own = [product for product in products if product.name == model.name]
+    if not own:
+        return Unclear("no product is certainly this model's")
+    listed = {product.routing for product in own}
+    routing = next((each for each in model.routings if each in listed), None)
+    if routing is None:
+        return Unclear(f"it is listed, but not {'globally' if GLOBAL in model.routings else 'in its region'}")
+    tables: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for product in own:
+        if product.routing == routing:
+            price = tables[product.tier, product.latency].setdefault(product.kind, product.pico)
+            if price != product.pico:
+                return Unclear(f"there are two prices for {product.kind} of tier {product.tier}")
+    if not {"input", "output"} <= tables[DEFAULT_TIER, ""].keys():
+        return Unclear("input and output of the default tier are not both listed")
+    return _listed(tables)
+
+
+def _listed(tables: Mapping[tuple[str, str], dict[str, int]]) -> Listed:
+    tiers, latencies = {}, {}
+    for (tier, latency), table in tables.items():
+        _spread_only_write(table)
+        if not latency:
+            tiers[tier] = MappingProxyType(table)
+        elif tier == DEFAULT_TIER:
+            latencies[latency] = MappingProxyType(table)
+    return Listed(MappingProxyType(tiers), MappingProxyType(latencies))
+
+
+def _spread_only_write(table: dict[str, int]) -> None:
+    """Of caches that are kept for half an hour and no other time: any write is such a one."""
+    half_hour = table.pop("cache_write_30m", None)
+    if half_hour is not None and "cache_write_5m" not in table and "cache_write_1h" not in table:
+        table["cache_write_5m"] = table["cache_write_1h"] = half_hour

@@ -1,0 +1,219 @@
+"""What usage costs: exact integers of pico-dollars, and never nothing for want of a price. Pure.
+
+A `Tariff` holds all prices of one label in one place. It never changes: a new price is a new tariff, and a call is paid
+by the one it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from price_keeper.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
+from price_keeper.metering.usage import Usage, plain_usage
+
+PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
+KINDS: Final = PicoPrices._fields
+DEFAULT_TIER: Final = "default"
+OPTIMIZED: Final = "optimized"
+
+MOST_TIMES: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
+
+Source = Literal["config", "aws", "aws+config"]
+
+# What an answer says when it says nothing special: Bedrock calls its ordinary tier "default", Claude "standard".
+_ORDINARY_TIERS: Final = ("", DEFAULT_TIER, "standard")
+_ORDINARY_LATENCIES: Final = ("", "standard")
+
+_NO_FLAGS: frozenset[str] = frozenset()
+_UNKNOWN: Final = frozenset((PRICE_UNKNOWN,))
+_NONE_KNOWN: Final = (None,) * len(KINDS)
+_NO_END: Final = 10**18
+
+
+class Priced(NamedTuple):
+    pico: int
+    flags: frozenset[str] = _NO_FLAGS
+
+
+class LongPrices(NamedTuple):
+    """Of whole calls with more input than `above`, what a cache read and wrote included; in the default tier."""
+
+    above: int
+    prices: PicoPrices
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """How what was used becomes money, and where that is written. `plain` is the price of input and output alone, where
+    nothing else is used."""
+
+    of: Callable[[Usage], Priced]
+    told: str
+    plain: Callable[[int, int], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    tiers: Mapping[str, PicoPrices]  # by service tier; the default one is always among them
+    latencies: Mapping[str, PicoPrices]  # of the default tier, by performance mode, where it is not the ordinary one
+    version: str  # the same figures from the same source have the same one
+    source: Source
+    long_context: LongPrices | None = None
+    dearest: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
+    usual: PicoPrices = field(init=False, repr=False, compare=False)
+    usual_up_to: int = field(init=False, repr=False, compare=False)  # tokens of input
+    price: Price = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        long = self.long_context
+        tables = [*self.tiers.values(), *self.latencies.values(), *([] if long is None else [long.prices])]
+        object.__setattr__(self, "dearest", _dearest(tables))
+        object.__setattr__(self, "usual", self.tiers[DEFAULT_TIER])
+        object.__setattr__(self, "usual_up_to", _NO_END if long is None else long.above)
+        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}", self._plain))
+
+    def _plain(self, input: int, output: int) -> int:
+        if input > self.usual_up_to:
+            return cost(self, plain_usage(input, output, 0)).pico
+        usual = self.usual
+        return input * usual[0] + output * usual[1]
+
+    def at(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
+        """None: nobody has told what such a call costs."""
+        if self.long_context is not None and whole_input > self.usual_up_to:
+            is_usual = tier in _ORDINARY_TIERS and latency in _ORDINARY_LATENCIES
+            return self.long_context.prices if is_usual else None
+        if latency in _ORDINARY_LATENCIES:
+            return self.tiers[DEFAULT_TIER] if tier in _ORDINARY_TIERS else self.tiers.get(tier)
+        return self.latencies.get(latency) if tier in _ORDINARY_TIERS else None
+
+
+def _dearest(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
+    """A kind that has no price anywhere, or that is free where it has one, is as dear as the dearest of all: what is
+    not known to be free must not be."""
+    highest = [max((price for price in kind if price is not None), default=0) for kind in zip(*tables, strict=True)]
+    return tuple(price or max(highest) for price in highest)
+
+
+def cost(tariff: Tariff, usage: Usage) -> Priced:
+    """Additive, but for long contexts: two usages of one tier and mode cost together what they cost apart."""
+    counts = usage[:5]
+    pico, flags = 0, _NO_FLAGS
+    prices = tariff.at(usage.tier, usage.latency, sum(counts) - usage.output) or _NONE_KNOWN
+    for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
+        if not tokens:
+            continue
+        if price is None:
+            price, flags = dearest, _UNKNOWN
+        pico += tokens * price
+    return Priced(pico, flags)
+
+
+# ---------------------------------------------------------------- from the configuration
+
+
+def tariff_of(prices: TierPrices) -> Tariff:
+    """As the configuration says, and nobody else."""
+    tiers, latencies, long = {DEFAULT_TIER: prices.pico_per_token}, {}, None
+    if isinstance(prices, Prices):
+        tiers |= {tier: table.pico_per_token for tier, table in prices.service_tiers.items()}
+        if prices.latency_optimized is not None:
+            latencies[OPTIMIZED] = prices.latency_optimized.pico_per_token
+        if prices.long_context is not None:
+            long = LongPrices(prices.long_context.above_input_tokens, prices.long_context.pico_per_token)
+    version = f"config-{_digest(tiers, latencies, long)}"
+    return Tariff(MappingProxyType(tiers), MappingProxyType(latencies), version, "config", long)
+
+
+def label_tariff(label: Label, place: Endpoint | None = None) -> Tariff:
+    return tariff_of(label.prices_usd_per_1m if place is None else label.prices_at(place))
+
+
+def _digest(tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices], long: LongPrices | None) -> str:
+    figures = [[(name, *table[name]) for name in sorted(table)] for table in (tiers, latencies)]
+    if long is not None:
+        figures.append([(str(long.above), *long.prices)])
+    return sha256(repr(figures).encode()).hexdigest()[:8]
+
+
+# ---------------------------------------------------------------- over the configuration
+
+
+class Listed(NamedTuple):
+    """What a price list tells of one model in one region, in pico-dollars a token; what it does not tell is missing."""
+
+    tiers: Mapping[str, Mapping[str, int]]
+    latencies: Mapping[str, Mapping[str, int]]
+
+    def each(self) -> Iterator[tuple[str, str, int]]:
+        """Tier or mode, kind, price."""
+        for tables in self:
+            for name, table in tables.items():
+                yield from ((name, kind, price) for kind, price in table.items())
+
+
+def overlaid(config: Tariff, listed: Listed, day: str) -> Tariff:
+    """The list's prices; where it tells none, the configuration's hold, as they always do for long contexts."""
+    tiers, long = _over(config.tiers, listed.tiers), config.long_context
+    latencies = _over(config.latencies, listed.latencies)
+    if long is None and _has_all(listed.tiers, tiers) and _has_all(listed.latencies, latencies):
+        return Tariff(tiers, latencies, day, "aws")
+    return Tariff(tiers, latencies, f"{day}+{config.version}", "aws+config", long)
+
+
+def _over(known: Mapping[str, PicoPrices], told: Mapping[str, Mapping[str, int]]) -> Mapping[str, PicoPrices]:
+    merged = {name: _merged(known.get(name), told.get(name, {})) for name in (*known, *told)}
+    return MappingProxyType({name: table for name, table in merged.items() if table is not None})
+
+
+def _merged(known: PicoPrices | None, told: Mapping[str, int]) -> PicoPrices | None:
+    """None for a tier of which neither tells what a plain call costs."""
+    before = known or _NONE_KNOWN
+    input, output, *cache = (told.get(kind, price) for kind, price in zip(KINDS, before, strict=True))
+    return None if input is None or output is None else PicoPrices(input, output, *cache)
+
+
+def _has_all(told: Mapping[str, Mapping[str, int]], merged: Mapping[str, PicoPrices]) -> bool:
+    return all(
+        price is None or kind in told.get(name, {})
+        for name, table in merged.items()
+        for kind, price in zip(KINDS, table, strict=True)
+    )
+
+
+def misread(config: Tariff, listed: Listed) -> str:
+    """The prices of the list that can hardly be right beside the configuration's; empty if there are none."""
+    found = []
+    for name, kind, price in listed.each():
+        beside, is_same_kind = _beside(config, name, kind)
+        if not _is_plausible(kind, price, beside, is_same_kind):
+            found.append(f"{name} {kind} at {_usd(price)}, beside {_usd(beside)} in the configuration")
+    return "; ".join(found)
+
+
+def _beside(config: Tariff, name: str, kind: str) -> tuple[int, bool]:
+    """The configured price that comes nearest, and whether it is one of the same kind."""
+    default = config.tiers[DEFAULT_TIER]
+    for table in (config.tiers.get(name), config.latencies.get(name), default):
+        price = getattr(table, kind, None)
+        if price is not None:
+            return price, True
+    return default.input, False
+
+
+def _is_plausible(kind: str, price: int, beside: int, is_same_kind: bool) -> bool:
+    if is_same_kind:
+        return price <= beside * MOST_TIMES and beside <= price * MOST_TIMES
+    is_free = price == 0 and kind.startswith("cache_write")  # as Amazon's own models write caches
+    return is_free or 0 < price <= beside * MOST_TIMES
+
+
+def _usd(pico: int) -> str:
+    """For a person: USD for a million tokens."""
+    return f"{Decimal(pico) / 10**6:f}"

@@ -1,0 +1,73 @@
+"""What the data port sells: what follows from labels and prices, made anew when others are taken on.
+
+A call keeps what it was chosen with to its end: nothing that is made here changes later, but is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from price_keeper import dataplane
+from price_keeper.clock import Clock
+from price_keeper.config import Config
+from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.dataplane import Bedrock
+from price_keeper.forwarding.counting import Counting
+from price_keeper.forwarding.forwarder import Forwarder
+from price_keeper.hard.purses import Purses
+from price_keeper.metering.price_updates import REFRESH_SECONDS, Tariffs
+from price_keeper.pipeline import Pipeline
+from price_keeper.recording.metering import Metering
+from price_keeper.recording.recorder import Recorder
+from price_keeper.selection.hard_budgets import HardBudgets
+from price_keeper.selection.standings import Standings
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+
+
+class Offer:
+    def __init__(
+        self,
+        tariffs: Tariffs,
+        pipeline: Pipeline,
+        bedrock: Bedrock,
+        forwarder: Forwarder,
+        recorder: Recorder,
+        standings: Standings,
+        purses: Purses,
+        store: Store,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        """`tariffs` and `pipeline` are those that the process started with."""
+        self.tariffs = tariffs
+        self._pipeline = pipeline
+        self._bedrock = bedrock
+        self._forwarder = forwarder
+        self._recorder = recorder
+        self._standings = standings
+        self._purses = purses
+        self._store = store
+        self._clock = clock
+        self._tasks = tasks
+        tasks.every("prices", REFRESH_SECONDS, lambda: self.tariffs.refresh(), jitter=0.2)
+
+    async def prepared(self, config: Config) -> Callable[[], None]:
+        """What takes it on, in one go. Until then nothing is another than before."""
+        tariffs = await dataplane.prices(config, self._store, self._clock, self._tasks, self.tariffs)
+
+        def take_on() -> None:
+            pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
+            metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.choosing.metering)
+            hard = HardBudgets(config, self._purses, tariffs, Counting(self._forwarder))
+            choosing = dataplane.choosing(config, self._bedrock, recorder, standings, metering, hard, pipeline.traffic)
+            endpoints = dataplane.endpoints_of(config, self._bedrock)
+            # All that could fail has been done.
+            labels = (*config.labels, *PSEUDO_LABELS)
+            pipeline.traffic.tell_apart(labels)
+            recorder.journal.tell_apart(labels)
+            self._forwarder.knows(endpoints)
+            self.tariffs = tariffs
+            pipeline.take_on(choosing)
+
+        return take_on

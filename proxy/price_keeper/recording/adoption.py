@@ -1,0 +1,135 @@
+"""Journals of workers that are no more: taken over under their locks, brought to the store, and their folders removed.
+
+The first worker has the folder of the journal, the others have `worker-1` and so on in it. Whoever has the folder takes
+over what the workers of former runs left, where this run has none of that number. Each step can be done again, so a
+process may die between any two:
+
+    lock -> recover -> the segments go to the store -> holds go back -> alerts move over -> the folder goes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from price_keeper.alerts.composed import FOLDER as ALERTS
+from price_keeper.alerts.outbox import SUFFIX as ALERT
+from price_keeper.alerts.outbox import UNFINISHED
+from price_keeper.clock import Clock
+from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
+from price_keeper.hard.holds import KEPT_PREFIX, give_back_former
+from price_keeper.recording.entries import PICO_PER_USD
+from price_keeper.recording.folder import LOCK, locked
+from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.segment import sync_folder
+from price_keeper.stores.contract import Store
+
+_NAME = re.compile(r"worker-([1-9][0-9]{0,8})")
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+def folder_of_worker(journal: Path, number: int) -> Path:
+    return journal / f"worker-{number}" if number else journal
+
+
+def folders_of_workers(journal: Path) -> list[Path]:
+    """All that are there but the first one's, which is `journal` itself."""
+    found = [(int(name[1]), path) for path in journal.glob("worker-*") if (name := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found) if path.is_dir() and not path.is_symlink()]
+
+
+class Adoption:
+    """`workers` is how many this run has: their folders are left alone, and so is one that a living process holds."""
+
+    def __init__(self, journal: Path, workers: int) -> None:
+        self._journal = journal
+        self._own = {folder_of_worker(journal, number) for number in range(workers)}
+        self._held: dict[Path, ExitStack] = {}
+        self._kept: set[Path] = set()  # somebody has to look at them
+        self._told: dict[Path, str] = {}
+        self.on_alerts: Callable[[set[str]], None] = lambda _: None
+
+    @property
+    def held(self) -> list[Path]:
+        return list(self._held)
+
+    def take(self) -> Iterator[Leftovers]:
+        """Locks what can be had, and brings it to its end on the disk."""
+        for folder in folders_of_workers(self._journal):
+            if folder not in self._own and folder not in self._held and folder not in self._kept:
+                left = self._taken(folder)
+                if left is not None:
+                    yield left
+
+    def _taken(self, folder: Path) -> Leftovers | None:
+        lock = ExitStack()
+        try:
+            lock.enter_context(locked(folder, make=False))
+            left = recover(folder)
+        except JournalInUse:
+            return None  # its process may be about to end
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError, JournalUnusable) as failure:
+            lock.close()
+            self._keep(folder, str(failure))
+            return None
+        self._held[folder] = lock
+        return left
+
+    async def end(self, folder: Path, store: Store, clock: Clock) -> None:
+        """Once all that its journal says is in the store."""
+        try:
+            back = await give_back_former(store, clock, folder)
+            moved, is_gone = await asyncio.to_thread(self._cleared, folder)
+        except (StoreError, OSError) as failure:
+            if self._told.get(folder) != str(failure):
+                self._told[folder] = str(failure)
+                _log.warning("the journal in %s is in the store, and its folder cannot go yet: %s", folder, failure)
+            return
+        self.on_alerts(moved)
+        if back:
+            _log.info("%.6f USD of hard budgets that %s held are given back", back / PICO_PER_USD, folder)
+        if not is_gone:
+            self._keep(folder, "there is something in it that is none of a journal's")
+        self._held.pop(folder).close()
+
+    def close(self) -> None:
+        while self._held:
+            self._held.popitem()[1].close()
+
+    def _keep(self, folder: Path, why: str) -> None:
+        self._kept.add(folder)
+        _log.error("the journal of a former worker in %s stays where it is: %s", folder, why)
+
+    def _cleared(self, folder: Path) -> tuple[set[str], bool]:
+        """The names of the alerts that were moved, and whether the folder is gone. Raises OSError."""
+        for kept in folder.glob(f"{KEPT_PREFIX}*"):
+            kept.rename(self._journal / kept.name)
+        moved = self._alerts_moved(folder / ALERTS)
+        sync_folder(self._journal)
+        is_empty = all(path.name == LOCK for path in folder.iterdir())
+        if is_empty:
+            (folder / LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+        return moved, is_empty
+
+    def _alerts_moved(self, folder: Path) -> set[str]:
+        if not folder.is_dir():
+            return set()
+        for unfinished in folder.glob(f"*{UNFINISHED}"):
+            unfinished.unlink(missing_ok=True)  # nobody was told of it
+        alerts, place = sorted(folder.glob(f"*{ALERT}")), self._journal / ALERTS
+        if alerts:
+            place.mkdir(exist_ok=True, mode=0o700)
+        for path in alerts:
+            os.rename(path, place / path.name)
+        if alerts:
+            sync_folder(place)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+        return {path.name.removesuffix(ALERT) for path in alerts}

@@ -1,0 +1,191 @@
+"""Folds the shards of a counter into one total, which everybody reads.
+
+Any number of instances may do it at any time: what they write never lowers a total, and a fresh one is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from price_keeper.calendar_days import day_text
+from price_keeper.clock import Clock
+from price_keeper.errors import ConditionFailed, StoreError
+from price_keeper.hard.rows import Name
+from price_keeper.model import Scope
+from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, pico_of, shards_of
+from price_keeper.stores import schema
+from price_keeper.stores.contract import (
+    EXPIRY,
+    Condition,
+    ItemMissing,
+    Key,
+    Missing,
+    Prefix,
+    Put,
+    Query,
+    Store,
+    Value,
+    all_of,
+    any_of,
+    at_most,
+    every_row,
+)
+
+TRIES: Final = 3
+CLOCKS_DIFFER_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
+STAMP: Final = "as_of_epoch"
+COUNTED: Final = (*Counts._fields[:-1], COST)
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+class Aggregator:
+    def __init__(self, store: Store, clock: Clock, interval_seconds: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._interval = interval_seconds
+        self._has_looked_back = False
+        self._higher: set[Counter] = set()  # whose totals are more than their shards come to, as the log was told
+        self.written = self.left_alone = 0
+        self.on_total: Callable[[Counter, int, float], None] = _nothing  # in pico-dollars, and as of when
+        self.done_at = clock.monotonic()  # when it was last over all of them; or began to be there for it
+
+    async def run(self) -> None:
+        """Once over all that was active yesterday, today or, by somebody's clock, tomorrow.
+
+        The first time also over what was active long ago: perhaps nobody was there since.
+        """
+        now = self._clock.now()
+        since = -1 if self._has_looked_back else -KEEP_SHARDS_SECONDS // DAY_SECONDS
+        today = datetime.fromtimestamp(now, UTC).date()
+        days = [today + timedelta(days=offset) for offset in range(since, 2)]
+        try:
+            active = await listed(self._store, days)
+        except StoreError as failure:
+            _log.warning("totals are not brought up to date: %s", failure)
+            return
+        self._higher &= {found.counter for found in active}
+        for found in active:
+            midnight = datetime.combine(found.last_written, time(), UTC)
+            await self._update(found.counter, midnight.timestamp() + DAY_SECONDS)
+        self._has_looked_back = True
+        self.done_at = self._clock.monotonic()
+
+    async def _update(self, counter: Counter, day_end: float) -> None:
+        try:
+            for _ in range(TRIES):
+                if await self._is_done(counter, day_end):
+                    return
+            if counter not in self._higher:  # as it is after a replay by force, and will be for as long as it is kept
+                _log.warning("the total of %s %s is higher than its shards; it stays", counter.scope, counter.label)
+            self._higher.add(counter)
+        except StoreError as failure:
+            _log.warning("the total of %s %s is not brought up to date: %s", counter.scope, counter.label, failure)
+
+    async def _is_done(self, counter: Counter, day_end: float) -> bool:
+        key = total_key(counter)
+        began = self._clock.now()
+        item = await self._store.get(key)
+        stamp = _stamp(item)
+        # A stamp in the future is somebody's wrong clock.
+        if 0 <= began - stamp < self._interval / 2 or day_end + CLOCKS_DIFFER_SECONDS < stamp <= began:
+            self.left_alone += 1
+            self._tell(counter, item, stamp)
+            return True
+        totals = await sum_of_shards(self._store, counter)
+        made: dict[str, Value] = {STAMP: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
+        made[EXPIRY] = int(began) + KEEP_TOTALS_SECONDS
+        try:
+            await self._store.put(Put(key, {**totals, **made}, _lowers_none(totals)))
+        except ConditionFailed:
+            return False  # somebody read later than we did, so we read again
+        self.written += 1
+        self._tell(counter, totals, began)
+        return True
+
+    def _tell(self, counter: Counter, total: Mapping[str, Any] | None, as_of: float) -> None:
+        self.on_total(counter, pico_of((total or {}).get(COST, 0)), as_of)
+
+
+def _nothing(_: Counter, __: int, ___: float) -> None:
+    """Nobody wants to hear of it."""
+
+
+class Listed(NamedTuple):
+    """A counter, and the last UTC day on which somebody wrote to it."""
+
+    counter: Counter
+    last_written: date
+
+
+async def listed(
+    store: Store, utc_days: Iterable[date], org: str | None = None, app: str | None = None, *, consistent: bool = False
+) -> list[Listed]:
+    """What was written to on these UTC days: of one app, of one org with its apps, or of all."""
+    found: dict[tuple[str, str, str], Listed] = {}
+    sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
+    for day in utc_days:
+        query = Query("request-dedup", schema.active_counters(day_text(day)), sort, consistent=consistent)
+        async for row in every_row(store, query):
+            try:
+                counter = counter_of(row.key.sk, shards_of(row.item))
+            except ValueError:
+                _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
+                continue
+            before = found.get(counter[:3])
+            # Entries may differ in the number of shards only if somebody changed it; then the most are read.
+            shards = max(counter.shards, before.counter.shards) if before else counter.shards
+            found[counter[:3]] = Listed(counter._replace(shards=shards), day)
+    return list(found.values())
+
+
+def shard_keys(counter: Counter) -> list[Key]:
+    scope = Scope.of_key(counter.scope)
+    return [schema.usage_shard(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
+
+
+async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
+    """What was flushed, all of it: read consistently."""
+    found = await store.get_many(shard_keys(counter), consistent=True)
+    return summed(item for item in found if item is not None)
+
+
+async def spent_so_far(store: Store, name: Name) -> int:
+    """Pico-dollars by all shards that there can be, however many were used."""
+    every = Counter(*name, max(schema.SHARD_COUNTS))
+    return pico_of((await sum_of_shards(store, every))[COST])
+
+
+def summed(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
+    totals: dict[str, int | Decimal] = dict.fromkeys(COUNTED, 0)
+    for item in items:
+        for name in COUNTED:
+            totals[name] += item.get(name, 0)
+    return totals
+
+
+def total_key(counter: Counter) -> Key:
+    return schema.daily_total(Scope.of_key(counter.scope), counter.label, counter.period)
+
+
+def counter_of(entry: str, shards: int) -> Counter:
+    """From the sort key of an entry in the list of active counters."""
+    scope, _, rest = entry.partition("#LABEL#")
+    label, _, period = rest.partition("#")
+    counter = Counter(scope, label, period, shards)
+    total_key(counter)  # raises ValueError for what can be no counter's
+    return counter
+
+
+def _stamp(total: Mapping[str, Any] | None) -> float:
+    return float(total[STAMP]) if total is not None and STAMP in total else 0.0
+
+
+def _lowers_none(totals: Mapping[str, int | Decimal]) -> Condition:
+    not_lower = (any_of(Missing(name), at_most(name, number)) for name, number in totals.items())
+    return any_of(ItemMissing(), all_of(*not_lower))

@@ -1,0 +1,48 @@
+"""A journal begun where another process may have left one: also on a disk that this one has filled up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from price_keeper.errors import JournalFull, JournalUnusable, StoreError
+from price_keeper.recording.folder import has_no_room
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import Leftovers
+from price_keeper.recording.sender import Sender
+
+
+async def begun(folder: Path, left: Leftovers, sender: Sender, begin: Callable[[], Journal]) -> Journal:
+    """Without room on the disk what was left over goes to the store first, since each file that goes makes some.
+
+    It may go without its seal then, the oldest first: what it comes to follows from its lines and those of the next
+    one, which stay as they are until it is gone, as nobody else writes to them. Raises JournalUnusable.
+    """
+    while True:
+        try:
+            return await _sealed_and_begun(folder, left, begin)
+        except JournalFull as failure:
+            if not left.sealed:
+                raise
+            await _send_first(left, sender, failure)
+
+
+async def _sealed_and_begun(folder: Path, left: Leftovers, begin: Callable[[], Journal]) -> Journal:
+    try:
+        for sealed in left.sealed:
+            if not sealed.is_frozen:
+                await asyncio.to_thread(sealed.secure)
+    except OSError as failure:
+        kind = JournalFull if has_no_room(failure) else JournalUnusable
+        raise kind(f"cannot seal what is left in the journal in {folder}: {failure.strerror}") from None
+    return begin()
+
+
+async def _send_first(left: Leftovers, sender: Sender, why: JournalFull) -> None:
+    first = left.sealed[0]
+    try:
+        await sender.send(first)
+    except (StoreError, OSError) as failure:
+        raise JournalFull(f"{why}; and what is left there cannot be flushed to make room: {failure}") from None
+    left.sealed.pop(0)

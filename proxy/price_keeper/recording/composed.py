@@ -1,0 +1,198 @@
+"""Composes the recording of one process: from its journal's folder to a recorder with everything it left before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from price_keeper import telemetry as metrics
+from price_keeper.clock import Clock
+from price_keeper.config import Config
+from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.errors import JournalUnusable, StoreError
+from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.recording.adoption import Adoption
+from price_keeper.recording.aggregator import Aggregator
+from price_keeper.recording.beginning import begun
+from price_keeper.recording.entries import PICO_PER_USD, Counts
+from price_keeper.recording.folder import locked
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.pace import Pace
+from price_keeper.recording.recorder import Recorder
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.ulid import Ulids
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+from price_keeper.telemetry import Samples, Telemetry
+
+LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
+LAST_CLOSING_SECONDS = 2.0
+CLOSING_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
+ADOPTING_SECONDS = 5.0  # between two looks for journals of workers that are no more
+AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+@dataclass(slots=True)
+class Recording:
+    recorder: Recorder
+    leftovers: Leftovers
+    aggregator: Aggregator
+    holds: Holds  # of hard budgets, by this run
+    store: Store
+    clock: Clock
+    folder: Path
+    has_former_holds: bool = True
+    adoption: Adoption | None = None
+    _adopting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def start(self, config: Config, tasks: Tasks) -> None:
+        tasks.start("flush timer", self.recorder.keep_time)
+        tasks.start("flush", self.recorder.keep_flushing)
+        tasks.every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
+        tasks.every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
+        tasks.every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
+        if self.adoption is not None:
+            tasks.every("journals of former workers", ADOPTING_SECONDS, self.adopt, jitter=AGGREGATE_JITTER)
+
+    async def adopt(self) -> None:
+        """Takes over what has become free, and gives up each folder of which all is in the store."""
+        if self.adoption is None:
+            return
+        async with self._adopting:
+            for left in await asyncio.to_thread(lambda adoption: list(adoption.take()), self.adoption):
+                self.leftovers.add(left)
+                self.recorder.take_over(left.sealed)
+            await self._end_adopted(self.adoption)
+
+    async def _end_adopted(self, adoption: Adoption) -> None:
+        for folder in adoption.held:
+            if not self.recorder.waits_in(folder):
+                await adoption.end(folder, self.store, self.clock)
+
+    async def close_former_holds(self) -> None:
+        """As soon as all that was spent of them is in the store; once."""
+        if not self.has_former_holds or self.recorder.has_leftovers:
+            return
+        try:
+            back = await give_back_former(self.store, self.clock, self.folder, self.holds.holder)
+        except (StoreError, OSError) as failure:
+            _log.warning("what former runs held of hard budgets is not given back yet: %s", failure)
+            return
+        self.has_former_holds = False
+        if back:
+            _log.info("%.6f USD of hard budgets that former runs held are given back", back / PICO_PER_USD)
+
+    async def finish(self) -> None:
+        """What is recorded goes to the store if that can be had; if not, it waits for the next start. No call can begin
+        any more when what was held for calls goes back."""
+        self.recorder.journal.pay_owed()  # else it would be estimated then
+        try:
+            async with asyncio.timeout(LAST_FLUSH_SECONDS):
+                await self.recorder.flush()
+        except TimeoutError:
+            _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
+        await self.recorder.close()
+        if self.recorder.is_all_in:
+            await self._close_holds()
+
+    async def _close_holds(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_CLOSING_SECONDS):
+                await self.close_former_holds()  # where this run was too short for it
+                if self.adoption is not None:
+                    async with self._adopting:
+                        await self._end_adopted(self.adoption)
+                await self.holds.give_back(self.store, self.clock)
+        except (StoreError, OSError, TimeoutError) as failure:
+            why = str(failure) or "no answer"
+            _log.warning("what is held of hard budgets is given back at the next start: %s", why)
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        recorder, left, aggregator = self.recorder, self.leftovers, self.aggregator
+
+        add_recorded(telemetry, recorder.journal)
+        telemetry.add(metrics.CALLS_OPEN, lambda: recorder.journal.open_calls)
+        telemetry.add(metrics.UNFLUSHED_USD, lambda: recorder.unflushed_pico / PICO_PER_USD)
+        telemetry.add(metrics.UNFLUSHED_LIMIT, lambda: recorder.limit_pico / PICO_PER_USD)
+        telemetry.add(metrics.UNFLUSHED_SECONDS, lambda: recorder.lag_seconds)
+        telemetry.add(metrics.STORE_TROUBLE, lambda: bool(recorder.store_trouble))
+        telemetry.add(metrics.JOURNAL_TROUBLE, lambda: bool(recorder.journal.trouble))
+        telemetry.add(metrics.SEGMENTS_WAITING, lambda: recorder.waiting_segments)
+        telemetry.add(metrics.TORN_LINES, lambda: left.spoilt)
+        telemetry.add(metrics.LOST_CALLS, lambda: left.estimated)
+        telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent)
+        telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeats)
+        telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.refused))
+        telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.written)
+        telemetry.add(metrics.TOTALS_FRESH, lambda: aggregator.left_alone)
+        telemetry.add(metrics.TOTALS_AGE, lambda: self.clock.monotonic() - aggregator.done_at)
+
+
+_Part = Callable[[Counts], float]
+
+_REQUESTS: Mapping[str, _Part] = {
+    "false": lambda counts: counts.requests - counts.estimated_requests,
+    "true": lambda counts: counts.estimated_requests,
+}
+_TOKENS: Mapping[str, _Part] = {
+    "input": lambda counts: counts.input_tokens,
+    "output": lambda counts: counts.output_tokens,
+    "cache_read": lambda counts: counts.cache_read_tokens,
+    "cache_write_5m": lambda counts: counts.cache_write_5m_tokens,
+    "cache_write_1h": lambda counts: counts.cache_write_1h_tokens,
+}
+
+
+def add_recorded(telemetry: Telemetry, journal: Journal) -> None:
+    def told(kind: str, parts: Mapping[str, _Part]) -> Samples:
+        by_label = journal.recorded_by_label.items()
+        return [({"label": label, kind: name}, of(counts)) for label, counts in by_label for name, of in parts.items()]
+
+    telemetry.add(metrics.RECORDED_REQUESTS, lambda: told("estimated", _REQUESTS))
+    telemetry.add(metrics.TOKENS, lambda: told("type", _TOKENS))
+    telemetry.add(
+        metrics.RECORDED_USD,
+        lambda: [({"label": label}, counts.pico / PICO_PER_USD) for label, counts in journal.recorded_by_label.items()],
+    )
+    telemetry.add(metrics.GUARDRAIL_UNITS, lambda: journal.recorded.guardrail_units)
+
+
+@asynccontextmanager
+async def opened_recording(
+    config: Config, store: Store, clock: Clock, adoption: Adoption | None = None
+) -> AsyncIterator[Recording]:
+    """What is adopted at once goes first, and counts as what this process has spent itself. Raises JournalInUse and
+    JournalUnusable."""
+    folder = Path(config.journal.dir)
+    with ExitStack() as held:
+        held.enter_context(locked(folder))
+        try:
+            left = await asyncio.to_thread(recover, folder)
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as failure:
+            raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
+        if adoption is not None:
+            held.callback(adoption.close)
+            for each in await asyncio.to_thread(list, adoption.take()):
+                left.add(each)
+                left.sealed[:0] = each.sealed
+        ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
+        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
+        recorder = Recorder(
+            journal,
+            left.sealed,
+            sender,
+            clock,
+            Pace(config.journal.flush_interval_secs, config.journal.flush_interval_max_secs),
+            max_unflushed_pico=int(config.journal.max_unflushed_usd * PICO_PER_USD),
+            refuses_without_store=config.on_store_down == "refuse",
+        )
+        aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
+        yield Recording(recorder, left, aggregator, Holds(folder, ulids.new()), store, clock, folder, adoption=adoption)

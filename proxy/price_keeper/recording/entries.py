@@ -1,0 +1,250 @@
+"""What a journal says, as values: who pays, what was about to be sent, what it came to, and the sums of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, Protocol
+
+import orjson
+
+from price_keeper.metering.bodies import NOT_CHARGED
+from price_keeper.metering.usage import Usage
+
+# The units that an entry's money is counted in.
+from price_keeper.model import PICO_PER_MICRO as PICO_PER_MICRO
+from price_keeper.model import PICO_PER_USD as PICO_PER_USD
+
+_make = tuple.__new__  # of a named tuple, in half the time
+_MOST_APART: Final = 200
+
+
+class Kind(StrEnum):
+    """The first value of a line."""
+
+    HEAD = "H"  # which segment this is, and which one it carries on
+    CARRIED = "C"  # an intent of the segment before, whose call is still under way
+    READY = "E"  # the end of what is carried: from here on this segment is the one that counts
+    INTENT = "I"
+    RECORD = "R"
+    NOTHING = "N"  # the call came to nothing that costs
+    EXTENT = "L"  # how many lines there are before this one, and their digest; estimates and the seal follow
+    SEAL = "S"
+
+
+_INTENT, _RECORD = Kind.INTENT.value, Kind.RECORD.value
+
+FORMAT: Final = 1
+
+
+def head(ulid: str, before: str) -> bytes:
+    return orjson.dumps([Kind.HEAD.value, ulid, before, FORMAT])
+
+
+def ready(before: str, carried: int) -> bytes:
+    """Says again which segment this one carries on, and how many calls of it: so one spoilt line loses neither."""
+    return orjson.dumps([Kind.READY.value, before, carried])
+
+
+_HOLD: Final = "HOLD#"
+
+
+class Counter(NamedTuple):
+    """One of the counters in the store: what a scope used of a label in a period.
+
+    A hold is one as well, so that what is spent of it is counted with the rest: its period names the holder too.
+    """
+
+    scope: str
+    label: str
+    period: str
+    shards: int  # over how many items it is spread
+
+    @classmethod
+    def from_values(cls, values: Iterable[Any]) -> Counter:
+        """Raises TypeError: a line that is whole may still be none of ours."""
+        counter = cls(*values)
+        if [*map(type, counter)] != [str, str, str, int]:
+            raise TypeError("no counter where one should be")
+        return counter
+
+    @classmethod
+    def of_hold(cls, scope: str, label: str, holder: str, period: str, shards: int) -> Counter:
+        return cls(scope, label, f"{_HOLD}{holder}#{period}", shards)
+
+    @property
+    def is_hold(self) -> bool:
+        return self.period.startswith(_HOLD)
+
+    @property
+    def holder_and_period(self) -> tuple[str, str]:
+        """Of a hold."""
+        holder, _, period = self.period.removeprefix(_HOLD).partition("#")
+        return holder, period
+
+    @property
+    def own_period(self) -> str:
+        return self.holder_and_period[1] if self.is_hold else self.period
+
+
+class Counts(NamedTuple):
+    """What is counted. Everything but `pico` is what the store calls it."""
+
+    requests: int = 0
+    estimated_requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    guardrail_units: int = 0
+    pico: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts._make(map(int.__add__, self, other))
+
+    def less(self, other: Counts) -> Counts:
+        return Counts._make(map(int.__sub__, self, other))
+
+
+class Budget(Protocol):
+    """Hears of what is spent the moment it is known here, long before the store does."""
+
+    def began(self, expected: int) -> None: ...
+
+    def ended(self, expected: int, pico: int) -> None: ...
+
+
+class Ended(Protocol):
+    """Hears once what became of one call, when that is written down; None: it costs nothing."""
+
+    def ended(self, receipt: Receipt | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Account:
+    """Who pays for calls that start in these periods, as it goes into the line of each; frozen when a call starts."""
+
+    counters: tuple[Counter, ...]
+    fragment: orjson.Fragment
+    budgets: tuple[Budget, ...] = ()
+
+    @classmethod
+    def of(cls, counters: Iterable[Counter], budgets: tuple[Budget, ...] = ()) -> Account:
+        counters = tuple(counters)
+        return cls(counters, orjson.Fragment(orjson.dumps([(*each,) for each in counters])), budgets)
+
+    @classmethod
+    def from_values(cls, values: Iterable[Iterable[Any]]) -> Account:
+        return cls.of(map(Counter.from_values, values))
+
+
+@dataclass(slots=True)
+class Intent:
+    """A call that is about to be sent, and what it counts as if nobody ever learns better."""
+
+    account: Account
+    started_ms: int
+    input_tokens: int
+    output_tokens: int
+    pico: int
+    guardrail_units: int = 0  # written only where there are some
+    expected: int | None = None  # pico-dollars, by what such calls came to of late; not written
+    ends: tuple[Ended, ...] = ()  # not written
+
+    @property
+    def guess(self) -> Counts:
+        units = self.guardrail_units
+        return Counts(1, 1, self.input_tokens, self.output_tokens, guardrail_units=units, pico=self.pico)
+
+    def content(self, number: int, kind: str = _INTENT) -> bytes:
+        paid_by, tokens = self.account.fragment, self.input_tokens
+        if self.guardrail_units:
+            more = (self.output_tokens, self.pico, self.guardrail_units, paid_by)
+            return orjson.dumps((kind, number, self.started_ms, tokens, *more))
+        return orjson.dumps((kind, number, self.started_ms, tokens, self.output_tokens, self.pico, paid_by))
+
+    def carried(self, number: int) -> bytes:
+        return self.content(number, Kind.CARRIED.value)
+
+    @classmethod
+    def from_values(cls, values: list[Any]) -> Intent:
+        _, _, *numbers, account = values
+        return cls(Account.from_values(account), *numbers)
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a call used and cost. `about` is for whoever reads the journal: prices, flags, Bedrock's own id of it."""
+
+    counts: Counts
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def content(self, number: int) -> bytes:
+        return orjson.dumps((_RECORD, number, (*self.counts,), self.about))
+
+    @classmethod
+    def from_values(cls, values: list[Any]) -> Receipt:
+        _, _, counts, about = values
+        return cls(Counts(*counts), about)
+
+
+def counts_of(usage: Usage, pico: int, *, is_estimated: bool = False) -> Counts:
+    input, output, read, written_5m, written_1h, _, _, by_policy = usage
+    units = sum(count for name, count in by_policy.items() if name not in NOT_CHARGED) if by_policy else 0
+    return Counts(1, int(is_estimated), input, output, read, written_5m, written_1h, units, pico)
+
+
+def plain_counts(input: int, output: int, pico: int) -> Counts:
+    """As nearly all are: made in half the time."""
+    return _make(Counts, (1, 0, input, output, 0, 0, 0, 0, pico))
+
+
+class Tally:
+    """Sums by counter. They are made now and then, which costs less than to make them in each call."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Account, Counts] = {}  # by account, which names all counters that its calls touch
+        self._apart: list[tuple[Account, Counts]] = []  # what is not in them yet
+        self.pico = 0
+        self.requests = 0
+
+    def add(self, account: Account, counts: Counts) -> None:
+        self._apart.append((account, counts))
+        self.pico += counts[-1]
+        self.requests += 1
+        if len(self._apart) > _MOST_APART:
+            self._gather()
+
+    def total(self) -> Counts:
+        """Each call once, though several counters may be charged with it."""
+        self._gather()
+        return Counts._make(map(sum, zip(Counts(), *self._sums.values(), strict=True)))
+
+    def by_label(self) -> dict[str, Counts]:
+        """As `total`, apart for each label: all counters of an account are of one."""
+        self._gather()
+        sums: dict[str, Counts] = {}
+        for account, counts in self._sums.items():
+            label = account.counters[0].label if account.counters else ""
+            sums[label] = sums[label].plus(counts) if label in sums else counts
+        return sums
+
+    def sums(self) -> dict[Counter, Counts]:
+        self._gather()
+        sums: dict[Counter, Counts] = {}
+        for account, counts in self._sums.items():
+            for counter in account.counters:
+                sums[counter] = sums[counter].plus(counts) if counter in sums else counts
+        return sums
+
+    def _gather(self) -> None:
+        by_account: dict[Account, list[Counts]] = {}
+        for account, counts in self._apart:
+            by_account.setdefault(account, []).append(counts)
+        for account, many in by_account.items():
+            if account in self._sums:
+                many.append(self._sums[account])
+            self._sums[account] = Counts._make(map(sum, zip(*many, strict=True)))
+        self._apart.clear()

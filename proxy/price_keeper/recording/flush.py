@@ -1,0 +1,130 @@
+"""From a sealed segment to what is written to the store. Pure.
+
+part of a segment -> marker (if it is not there yet) + ADD of each sum + entries in the list of active counters
+
+What was spent of a hold on a hard budget is a sum like the others, but belongs to no total and no list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from price_keeper.hard import rows
+from price_keeper.model import Scope
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Counts
+from price_keeper.recording.seal import Part
+from price_keeper.recording.ulid import made_at
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Update, Value, Write
+
+DAY_SECONDS = 86_400
+KEEP_SHARDS_SECONDS = 35 * DAY_SECONDS
+KEEP_MARKERS_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older by its name, or its marker might be gone
+KEEP_TOTALS_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
+
+COST = "cost_usd_micros"
+SHARDS = "shards_"  # and how many, as the name of an attribute
+_COUNTED = Counts._fields[:-1]  # all but the money, by the names they have in the store
+
+
+_LINES, _DIGEST, _PARTS, _ESTIMATED, _CARRIED = "lines", "digest", "parts", "estimated", "carried"
+
+
+class Mark(NamedTuple):
+    """What the markers say of lines of a segment that were counted together: how many there are up to the last of them
+    and the digest of all those, in how many parts they went, and which calls that they leave open are counted already,
+    as estimated; or by the segment that carries them on, where that is known to whoever may not have all lines of this
+    one. `start` is how many lines had been counted before."""
+
+    lines: int
+    digest: str
+    parts: int
+    estimated: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
+    start: int = 0
+
+    @classmethod
+    def of(cls, item: Item, start: int = 0) -> Mark | None:
+        """None: a former version put it there, for all lines of the segment."""
+        if _LINES not in item:
+            return None
+        found: Any = item
+        estimated, carried = (tuple(map(int, found.get(name, ()))) for name in (_ESTIMATED, _CARRIED))
+        return cls(int(found[_LINES]), str(found[_DIGEST]), int(found[_PARTS]), estimated, carried, start)
+
+    def is_said_by(self, item: Item) -> bool:
+        """Or by a former version, which says of all lines that they are counted."""
+        return Mark.of(item, self.start) in (self, None)
+
+    def item(self, kept_until: int) -> Item:
+        calls = {_ESTIMATED: self.estimated, _CARRIED: self.carried}
+        own: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY: kept_until}
+        return own | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
+
+
+def writes(ulid: str, mark: Mark, number: int, part: Part, now: float) -> list[Write]:
+    """One transaction, whose first write fails if it was done before."""
+    # A clock that was set back left names in the future, which stay young for longer.
+    kept_until = int(max(now, made_at(ulid))) + KEEP_MARKERS_SECONDS
+    marker = Put(schema.segment_marker(ulid, number, mark.start), mark.item(kept_until), ItemMissing())
+    return [marker, *(addition(ulid, counter, counts, now) for counter, counts in part)]
+
+
+def estimated_by(markers: Iterable[Item]) -> frozenset[int]:
+    """Calls of one segment, by all of its markers."""
+    return frozenset(number for item in markers if (mark := Mark.of(item)) for number in mark.estimated)
+
+
+def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Update]:
+    """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
+    one stays there beside the others, so that no shard is overlooked."""
+    for counter, _ in part:
+        if counter not in known and not counter.is_hold:
+            key = schema.active_counter(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
+            kept = {f"{SHARDS}{counter.shards}": True, EXPIRY: int(now) + KEEP_TOTALS_SECONDS}
+            yield Update(key, set=kept)
+
+
+def shards_of(entry: Mapping[str, Any]) -> int:
+    """Of an entry in the list of active counters: the most that anybody used."""
+    return max(int(name.removeprefix(SHARDS)) for name in entry if name.startswith(SHARDS))
+
+
+def utc_day_of(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y%m%d")
+
+
+def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
+    """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
+    from then on: so it would never be raised. While they are still there, the next total from them is the same."""
+    for counter, counts in part:
+        if counter.is_hold:
+            continue
+        key = schema.daily_total(Scope.of_key(counter.scope), counter.label, counter.period)
+        yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
+
+
+def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
+    if counter.is_hold:
+        holder, period = counter.holder_and_period
+        return rows.spent(rows.Name(counter.scope, counter.label, period), holder, counts.pico)
+    shard = schema.shard_of(ulid, counter.shards)
+    key = schema.usage_shard(Scope.of_key(counter.scope), counter.label, shard, counter.period)
+    return _added(key, counts, now, KEEP_SHARDS_SECONDS)
+
+
+def _added(key: Key, counts: Counts, now: float, keep_seconds: int) -> Update:
+    added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNTED, counts, strict=False) if number}
+    added[COST] = micros(counts.pico)
+    return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY: int(now) + keep_seconds})
+
+
+def micros(pico: int) -> Decimal:
+    return Decimal(pico) / PICO_PER_MICRO
+
+
+def pico_of(cost_usd_micros: int | Decimal) -> int:
+    return int(Decimal(cost_usd_micros) * PICO_PER_MICRO)

@@ -1,0 +1,132 @@
+"""The journal's folder belongs to one process at a time.
+
+Its lock says on which machine it was made and which file it is, so that a copy of it is known as one: nobody holds the
+lock of a copy, whatever becomes of the process that writes to the original.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import orjson
+
+from price_keeper.errors import JournalInUse, JournalUnusable
+from price_keeper.recording.segment import OPENED
+
+LOCK = "lock"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MOST_BYTES = 8192
+
+
+def has_no_room(failure: OSError) -> bool:
+    return failure.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _is_removed(path: Path, file: int) -> bool:
+    """Asked twice, as not every file system counts names, or keeps the number of a file."""
+    found = os.fstat(file)
+    try:
+        return not found.st_nlink and not os.path.samestat(os.stat(path), found)
+    except FileNotFoundError:
+        return True
+
+
+@contextmanager
+def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
+    """Makes the folder unless told not to; its owner does, who writes there. The lock goes with the process, whatever
+    becomes of it."""
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / LOCK, OPENED, 0o600)
+    except OSError as failure:
+        more = "; copy it to a disk that can be written to" if failure.errno == errno.EROFS else ""
+        raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_removed(folder / LOCK, lock):  # with the folder, by its owner, between the two lines above
+            raise BlockingIOError
+    except BlockingIOError:
+        os.close(lock)
+        raise JournalInUse(f"another process writes to the journal in {folder}; each needs one of its own") from None
+    except OSError as failure:
+        os.close(lock)
+        raise JournalUnusable(f"cannot lock the journal in {folder}: {failure.strerror}") from None
+    try:
+        if make:
+            _sign(lock, folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def is_certainly_nobodys(folder: Path) -> bool:
+    """Whether its owner has certainly ended; to be asked by who has locked it. False where it was brought here from
+    another machine, or copied from a place that is gone. Raises JournalInUse if its owner runs."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        signed, own = _signed(file), os.fstat(file)
+    finally:
+        os.close(file)
+    if signed is None or signed[0] != _machine():
+        return False
+    _, device, number, place = signed
+    return (device, number) == (own.st_dev, own.st_ino) or _is_free(Path(place), device, number)
+
+
+def _is_free(place: Path, device: int, number: int) -> bool:
+    """The original, which is held by its owner for as long as that runs."""
+    try:
+        file = os.open(place / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(file)
+        if (found.st_dev, found.st_ino) != (device, number):
+            return False
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise JournalInUse(f"it is a copy of the journal in {place}, which another process writes to") from None
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def _sign(lock: int, folder: Path) -> None:
+    """A disk that takes no line keeps nobody from beginning; a copy is not known as one then, and its replay asks."""
+    with suppress(OSError):
+        own = os.fstat(lock)
+        signed = orjson.dumps([_machine(), own.st_dev, own.st_ino, str(folder.absolute())])
+        if os.pread(lock, _MOST_BYTES, 0) != signed:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, signed, 0)
+
+
+def _signed(lock: int) -> tuple[str, int, int, str] | None:
+    """None: a former version made it, or nobody did."""
+    try:
+        machine, device, number, place = orjson.loads(os.pread(lock, _MOST_BYTES, 0))
+    except (OSError, TypeError, ValueError):
+        return None
+    return str(machine), device, number, str(place)
+
+
+@cache
+def _machine() -> str:
+    """As long as it runs: no lock outlives that. Where the system does not tell, its name has to do."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return platform.node()

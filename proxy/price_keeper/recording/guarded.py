@@ -1,0 +1,67 @@
+"""The meter of a call of a model that names a guardrail: its units are counted and paid with the call's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.metering.guardrail_traces import Guarded
+from price_keeper.metering.guardrails import guardrail_cost
+from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.reading import Reader
+from price_keeper.metering.usage import Usage, tokens_in
+from price_keeper.recording.entries import Account, Ended
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.meter import CONTENT_TYPE, Meter, Terms
+
+
+def with_units(price: Price, prices: Mapping[str, int]) -> Price:
+    """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
+    return replace(price, of=_both(price.of, prices), plain=None)
+
+
+def _both(of_tokens: Callable[[Usage], Priced], prices: Mapping[str, int]) -> Callable[[Usage], Priced]:
+    def both(usage: Usage) -> Priced:
+        tokens, units = of_tokens(usage), guardrail_cost(prices, usage.units)
+        return Priced(tokens.pico + units.pico, tokens.flags | units.flags)
+
+    return both
+
+
+class GuardedMeter(Meter):
+    __slots__ = ("_asked_units",)
+
+    def __init__(
+        self,
+        asked_units: int,
+        journal: Journal,
+        terms: Terms,
+        account: Account,
+        first: Target,
+        guess: Usage,
+        now: float,
+        ends: tuple[Ended, ...] = (),
+        most: int | None = None,
+    ) -> None:
+        """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
+        super().__init__(journal, terms, account, first, guess, now, ends, most)
+        self._asked_units = asked_units
+
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        super().head(status, headers)
+        if self._reader is not None:
+            self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
+
+    def _is_credible(self, usage: Usage, reader: Reader) -> bool:
+        if not tokens_in(usage) and isinstance(reader, Guarded) and reader.is_blocked():
+            return True
+        return super()._is_credible(usage, reader)
+
+    def _seen(self, reader: Reader) -> Usage:
+        usage = super()._seen(reader)
+        if not isinstance(reader, Guarded):
+            return usage
+        # All that came of a trace before the cut may be what it tells of the request.
+        told, guessed = (usage._replace(units=units) for units in reader.told_and_estimated(usage.output))
+        return max(guessed, told, key=lambda each: self._price.of(each).pico)

@@ -1,0 +1,284 @@
+"""What is spent, on this machine's disk before it is in the store: a row of segments, of which the last is written to.
+
+    head, carried intents, READY, then intents and what became of them, and at last the extent and the seal
+
+A call's intent is written before it is sent, and its receipt before the last byte of its answer goes to the caller, so
+a process that is killed loses nothing that was answered. When a segment is sealed, the calls still under way are
+carried into the next one first. So there is always exactly one segment that says of a call that it is open, and a call
+is never both estimated and recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from price_keeper.errors import CannotRecord, JournalFull, JournalUnusable
+from price_keeper.recording.entries import Counter, Counts, Intent, Receipt, Tally, head, ready
+from price_keeper.recording.folder import has_no_room
+from price_keeper.recording.seal import Extent, Seal
+from price_keeper.recording.segment import Segment, sync_file, sync_folder
+from price_keeper.recording.ulid import Ulids, made_at
+from price_keeper.traffic import MOST_TOLD, OTHER
+
+SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
+STALE_SECONDS = 86_400
+UNSOUND_SECONDS = 5  # a disk that refuses every sync gets a new file no more often than this
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+@dataclass(slots=True)
+class Sealed:
+    """A segment that has ended. It stays until what it comes to is in the store."""
+
+    seal: Seal
+    path: Path
+    size: int = 0  # of its lines; needed until the extent is known
+    extent: Extent | None = None
+    before: str = ""  # the segment that this one carries on
+    is_carrying: bool = False  # calls of that one
+    estimated: tuple[int, ...] = ()  # calls that its seal counts as estimated, by their numbers
+    carried_on: tuple[int, ...] = ()  # calls that later segments count, where lines of this one may be lost
+    next_path: Path | None = None  # of the one that carries it on
+    estimates: tuple[bytes, ...] = ()  # receipts that go before the seal
+    is_frozen: bool = True  # the seal stands in it
+    is_left_over: bool = False  # from a process that may have sent it, long ago
+    is_foreign: bool = False  # found when others had begun to go by what this process keeps count of
+    is_tried: bool = False  # an attempt to send it has no answer, or none that says for certain that it failed
+    parts_sent: int = 0
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Some of it may be in the store without an acknowledgement."""
+        return self.is_tried or self.is_left_over
+
+    def secure(self) -> None:
+        """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
+        if self.is_frozen:
+            return
+        if self.next_path is not None:
+            sync_file(self.next_path)  # the calls that it carries on, first
+            sync_folder(self.path.parent)
+        extent = self.measured()
+        ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes last lines, and no more room
+        try:
+            ended.append_all((extent.content(), *self.estimates, self.seal.content()))
+            ended.sync()
+        finally:
+            ended.close()
+        self.is_frozen, self.estimates = True, ()
+
+    def measured(self) -> Extent:
+        """Reads the file the first time, so call it in a thread then. Raises OSError."""
+        if self.extent is None:
+            self.extent = Extent.of_file(self.path, self.size)
+        return self.extent
+
+    def sums(self) -> Iterator[tuple[Counter, Counts]]:
+        return chain.from_iterable(self.seal.parts)
+
+    def unsent(self) -> Iterator[tuple[Counter, Counts]]:
+        return chain.from_iterable(self.seal.parts[self.parts_sent :])
+
+    def perhaps_stored(self) -> Iterator[tuple[Counter, Counts]]:
+        """What may be in the store, or certainly is."""
+        return chain.from_iterable(self.seal.parts if self.is_in_doubt else self.seal.parts[: self.parts_sent])
+
+    def discard(self) -> None:
+        """It is in the store."""
+        self.path.unlink(missing_ok=True)
+
+
+class Journal:
+    def __init__(self, folder: Path, ulids: Ulids, labels: Collection[str] = ()) -> None:
+        """`labels` are those whose share of what was recorded can be told."""
+        self.folder = folder
+        self._ulids = ulids
+        self._number = 0
+        self._open: dict[int, Intent] = {}
+        self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
+        self.tally = Tally()  # of what was recorded since the last seal
+        self._sealed = dict.fromkeys((*labels, OTHER), Counts())  # what was recorded before it
+        self._line_trouble = self._seal_trouble = self._sync_trouble = ""
+        self._unsound = ""  # the segment that could not be synced
+        self._before, self._is_carrying = "", False  # what the segment that is written to carries on
+        try:
+            self._segment = self._following("")
+            sync_folder(folder)
+            self._named = self._segment.ulid  # the last one of which that is certain
+        except OSError as failure:
+            kind = JournalFull if has_no_room(failure) else JournalUnusable
+            raise kind(f"cannot write to the journal in {folder}: {failure.strerror}") from None
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._open)
+
+    @property
+    def recorded(self) -> Counts:
+        """Since this process started."""
+        return Counts._make(map(sum, zip(*self.recorded_by_label.values(), strict=True)))
+
+    @property
+    def recorded_by_label(self) -> dict[str, Counts]:
+        found = dict(self._sealed)
+        for label, counts in self.tally.by_label().items():
+            known = label if label in found else OTHER
+            found[known] = found[known].plus(counts)
+        return found
+
+    def tell_apart(self, labels: Iterable[str]) -> None:
+        """These too from now on. What was recorded of one as some other label stays there, since no count goes back."""
+        counted = self.tally.by_label()
+        for label in labels:
+            if label not in self._sealed and len(self._sealed) < MOST_TOLD:
+                before = counted.get(label, Counts())
+                self._sealed[OTHER] = self._sealed[OTHER].plus(before)
+                self._sealed[label] = Counts().less(before)
+
+    @property
+    def trouble(self) -> str:
+        """Why the disk takes no lines, no new segment, or nothing for good; empty if all is well."""
+        return self._line_trouble or self._seal_trouble or self._sync_trouble
+
+    @property
+    def is_full(self) -> bool:
+        """Or of no use any more: pages that could not be synced are lost to later syncs, whatever those say."""
+        segment = self._segment
+        if segment.size > SEGMENT_BYTES:
+            return True
+        return segment.ulid == self._unsound and self._ulids.now() - made_at(segment.ulid) > UNSOUND_SECONDS
+
+    @property
+    def is_stale(self) -> bool:
+        """One that is old by its name waits for a person at the next start, so none is written to for long."""
+        return self._ulids.now() - made_at(self._segment.ulid) > STALE_SECONDS
+
+    def intend(self, intent: Intent) -> int:
+        """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""
+        self._number = number = self._number + 1
+        try:
+            self._segment.append(intent.content(number))
+        except OSError as failure:
+            self._line_trouble = self._fails(failure)
+            raise CannotRecord(f"what this call costs cannot be recorded: {failure.strerror}") from None
+        self._open[number] = intent
+        for budget in intent.account.budgets:
+            budget.began(_expected(intent))
+        return number
+
+    def record(self, number: int, receipt: Receipt | None) -> None:
+        """What became of the call; None if that costs nothing. Counts even when the disk will not take it now."""
+        if number in self._owed:
+            return
+        intent = self._open.get(number)
+        if intent is None:
+            return
+        try:
+            self._settle(number, intent, receipt)
+        except OSError as failure:
+            self._line_trouble = self._fails(failure)
+            self._owed[number] = receipt
+
+    def pay_owed(self) -> None:
+        """Tries again what the disk refused."""
+        for number, receipt in tuple(self._owed.items()):
+            try:
+                self._settle(number, self._open[number], receipt)
+            except OSError as failure:
+                self._line_trouble = self._fails(failure)
+                return
+            del self._owed[number]
+
+    @property
+    def is_synced(self) -> bool:
+        return self._segment.is_synced
+
+    def sync(self) -> None:
+        """To be called in a thread, every now and then. Raises OSError."""
+        segment = self._segment
+        if segment.is_synced:
+            return
+        try:
+            if segment.ulid != self._named:  # what is on the disk under no name is not there after a power cut
+                sync_folder(self.folder)
+                self._named = segment.ulid
+            segment.sync()
+        except OSError as failure:
+            self._sync_trouble, self._unsound = self._fails(failure, "synced"), segment.ulid
+            raise
+        if segment.ulid != self._unsound:
+            self._sync_trouble = ""
+
+    def seal(self) -> Sealed | None:
+        """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError.
+
+        No thread may sync the journal meanwhile.
+        """
+        if not (self.tally.requests or self.is_full or self.is_stale):
+            return None
+        ended = self._segment
+        try:
+            following = self._following(ended.ulid)
+        except OSError as failure:
+            self._seal_trouble = self._fails(failure)
+            raise
+        sealed = Sealed(
+            Seal.of(ended.ulid, self.tally),
+            ended.path,
+            ended.size,
+            before=self._before,
+            is_carrying=self._is_carrying,
+            next_path=following.path,
+            is_frozen=False,
+        )
+        self._before, self._is_carrying = ended.ulid, bool(self._open)
+        self._sealed = self.recorded_by_label
+        self._segment, self.tally, self._seal_trouble = following, Tally(), ""
+        ended.close()
+        return sealed
+
+    def close(self) -> None:
+        """What is still open stays so, and is counted as estimated by whoever comes next. A disk that cannot sync keeps
+        nobody from ending: what is written, the next process finds."""
+        with suppress(OSError):  # `sync` has told of it
+            self.sync()
+        self._segment.close()
+
+    def _following(self, before: str) -> Segment:
+        """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
+        carried = [intent.carried(number) for number, intent in self._open.items()]
+        segment = Segment(self.folder, self._ulids.new())
+        try:
+            segment.append_all((head(segment.ulid, before), *carried, ready(before, len(carried))))
+        except OSError:
+            segment.discard()
+            raise
+        return segment
+
+    def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
+        """Raises OSError if it cannot be written, and has not happened then."""
+        self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
+        self._line_trouble = ""
+        del self._open[number]
+        for budget in intent.account.budgets:
+            budget.ended(_expected(intent), 0 if receipt is None else receipt.counts[-1])
+        if receipt is not None:
+            self.tally.add(intent.account, receipt.counts)
+        for end in intent.ends:
+            end.ended(receipt)
+
+    def _fails(self, failure: OSError, how: str = "written") -> str:
+        """What is the trouble. The log is told when it begins."""
+        if not self.trouble:
+            _log.error("the journal in %s cannot be %s: %s", self.folder, how, failure.strerror)
+        return str(failure.strerror)
+
+
+def _expected(intent: Intent) -> int:
+    return intent.pico if intent.expected is None else intent.expected

@@ -1,0 +1,227 @@
+"""One call's money: its intent before it is sent, its answer watched on the way, its receipt before the last byte."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.logs import about_answer
+from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.reading import Reader, reader_of
+from price_keeper.metering.usage import Usage, tokens_in
+from price_keeper.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
+from price_keeper.recording.expected import Expected
+from price_keeper.recording.journal import Journal
+
+MOST_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
+WITHOUT_TOKENS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES})
+CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+PriceAt = Callable[[Target], Price]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all calls of one label and operation have in common. `price_at` is asked for each place that a call is sent
+    to, and `guess`, by the size of its body, what it is taken to use until that is known."""
+
+    counted_as: str
+    operation: Operation
+    format: str
+    price_at: PriceAt
+    guess: Callable[[int], Usage]
+    expected: Expected
+
+    def tokens(self, body_bytes: int) -> int:
+        """That a call is taken to use."""
+        guess = self.guess(body_bytes)
+        return guess[0] + guess[1]
+
+
+@lru_cache(1000)  # versions of prices, of which there are a few a day
+def _source_of(told: str) -> str:
+    return told.partition(" ")[0]
+
+
+class Meter:
+    """The tap on one call's answer."""
+
+    __slots__ = ("_guess", "_is_sent", "_is_settled", "_journal", "_most", "_number", "_price", "_reader",
+                 "_request_id", "_status", "_target", "_terms")  # fmt: skip
+
+    def __init__(
+        self,
+        journal: Journal,
+        terms: Terms,
+        account: Account,
+        first: Target,
+        guess: Usage,
+        now: float,
+        ends: tuple[Ended, ...] = (),
+        most: int | None = None,
+    ) -> None:
+        """`guess` is what the call is taken to use if that is never told, and `most` what it costs then, where that is
+        its worst case and not what follows from the guess. Raises CannotRecord: do not send it then."""
+        self._journal = journal
+        self._terms = terms
+        self._target = first
+        self._price = price = terms.price_at(first)
+        self._guess = guess
+        self._reader: Reader | None = None
+        self._request_id = ""
+        self._status = 0
+        self._is_sent = self._is_settled = False
+        input, output, _, _, _, _, _, by_policy = guess
+        if price.plain is not None:
+            pico, units = price.plain(input, output), 0
+        else:
+            pico, units = price.of(guess).pico, sum(by_policy.values())
+        if pico > MOST_PICO:
+            pico = MOST_PICO
+        self._most = most
+        if most is not None:
+            pico = most
+        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.expected.pico, ends)
+        self._number = journal.intend(intent)
+
+    @property
+    def price_source(self) -> str:
+        return _source_of(self._price.told)
+
+    def sent_to(self, target: Target) -> None:
+        if target is not self._target:
+            self._price = self._terms.price_at(target)
+        self._is_sent = True
+
+    def not_carried_out(self) -> None:
+        """Where it was sent it has surely not been carried out."""
+        self._is_sent = False
+
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        self._status = status
+        self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
+        kind = headers.get(CONTENT_TYPE, b"")
+        self._reader = reader_of(self._terms.operation, self._terms.format, kind, headers)
+
+    def data(self, data: bytes) -> None:
+        if self._reader is not None:
+            self._reader.feed(data)
+
+    def end(self, is_whole: bool) -> None:
+        if self._is_settled:
+            return
+        self._is_settled = True
+        try:
+            self._journal.record(self._number, self._receipt(is_whole))
+        except Exception as fault:
+            # The answer must reach its caller. Unknown spend never counts as nothing, and nor does what no line can
+            # hold. What the fault says may hold words of the answer, which no log is to have.
+            told = "an answer's usage could not be read, and is estimated: %s: request %s"
+            _log.error(told, type(fault).__name__, self._request_id, extra=about_answer(self._request_id))
+            self._journal.record(self._number, self._estimated(None, "fault"))
+
+    def close(self) -> None:
+        """At the very end, whatever became of the call."""
+        if self._is_settled:
+            return
+        if self._reader is not None:
+            self.end(False)
+        else:
+            self._is_settled = True
+            self._journal.record(self._number, self._estimated(None, "no answer") if self._is_sent else None)
+
+    def _receipt(self, is_whole: bool) -> Receipt | None:
+        reader = self._reader
+        if reader is None:
+            return self._estimated(None, "no answer")
+        usage = reader.usage()  # which may have come before the cut
+        if usage is not None and ((usage[0] and usage[1]) or self._status >= 300 or self._is_credible(usage, reader)):
+            return self._known(usage)
+        if self._status >= 300:
+            return None  # an error that tells of no usage has none
+        if reader.has_failed and not reader.estimate_output() and tokens_in(reader.partial()) <= 0:
+            return None  # one that came as a stream's first event neither
+        if usage is not None:
+            return self._doubted(usage, reader)
+        if not is_whole:
+            told = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
+            _log.warning(told, self._request_id, extra=about_answer(self._request_id))
+        return self._estimated(reader, "silent" if is_whole else "cut")
+
+    def _is_credible(self, usage: Usage, reader: Reader) -> bool:
+        """A model runs on some input, and counts what it says. Zeros are right only where nothing was said."""
+        if self._terms.operation in WITHOUT_TOKENS:
+            return True
+        input, output, read, written_5m, written_1h, _, _, _ = usage
+        return bool(input or read or written_5m or written_1h) and bool(output or not reader.says_something())
+
+    def _doubted(self, usage: Usage, reader: Reader | None) -> Receipt:
+        told = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
+        _log.warning(told, usage, self._request_id, extra=about_answer(self._request_id))
+        return self._estimated(reader, "implausible")
+
+    def _costs_nothing(self, usage: Usage) -> bool:
+        """Whether a cost of zero is right: for an error, for units of free policies, and where everything is free."""
+        guess = self._guess
+        if any(usage.units.values()):
+            if not tokens_in(usage):
+                return True
+            guess = guess._replace(units=usage.units)  # those that were used are known to be free
+        return self._status >= 300 or not self._price.of(guess).pico
+
+    def _known(self, usage: Usage) -> Receipt:
+        price = self._price
+        input, output, read, written_5m, written_1h, tier, latency, units = usage
+        about = {"request": self._request_id, "price": price.told}
+        if price.plain is not None and not (read or written_5m or written_1h or tier or latency or units):
+            pico = price.plain(input, output)  # as of nearly all
+            counts = plain_counts(input, output, pico)
+        else:
+            priced = price.of(usage)
+            pico, counts = priced.pico, counts_of(usage, priced.pico)
+            about |= _unusual(usage, priced)
+        if not 0 < pico <= MOST_PICO:
+            if pico > 0:
+                told = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
+                _log.error(told, usage, self._request_id, extra=about_answer(self._request_id))
+                return self._estimated(None, "absurd")
+            if not self._costs_nothing(usage):
+                return self._doubted(usage, None)
+        if output:
+            self._terms.expected.learn(output, pico)
+        return Receipt(counts, about)
+
+    def _estimated(self, reader: Reader | None, why: str) -> Receipt:
+        if self._most is not None:
+            about = {"request": self._request_id, "price": self._price.told, "why": why}
+            return Receipt(counts_of(self._guess, self._most, is_estimated=True), about)
+        usage = self._guess if reader is None else self._seen(reader)
+        priced = self._price.of(usage)
+        if priced.pico > MOST_PICO:
+            if reader is not None:
+                return self._estimated(None, "absurd")
+            priced = priced._replace(pico=MOST_PICO)
+        about = {"request": self._request_id, "price": self._price.told, **_unusual(usage, priced), "why": why}
+        return Receipt(counts_of(usage, priced.pico, is_estimated=True), about)
+
+    def _seen(self, reader: Reader) -> Usage:
+        told, said = reader.partial(), reader.estimate_output()
+        output = self._guess.output if said is None else said
+        if told is None:
+            return self._guess._replace(output=output)
+        if tokens_in(told) == told.output:
+            told = told._replace(input=self._guess.input)  # nothing runs without input
+        return told._replace(output=max(told.output, output))
+
+
+def _unusual(usage: Usage, priced: Priced) -> dict[str, str]:
+    said = {"tier": usage.tier, "latency": usage.latency, "flags": " ".join(sorted(priced.flags))}
+    return {name: text for name, text in said.items() if text}

@@ -1,0 +1,226 @@
+"""Gives each call its meter: who pays, at which price, and what it is taken to use until that is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary
+
+from price_keeper.clock import Clock
+from price_keeper.config import Config
+from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
+from price_keeper.errors import InvalidRequest
+from price_keeper.forwarding.forwarder import Tap, Target
+from price_keeper.forwarding.model_path import Operation
+from price_keeper.hard.worst import Worst
+from price_keeper.metering.guardrails import estimated, guardrail_cost, guardrail_prices
+from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.profiles import OwnChoice, Profile
+from price_keeper.metering.reading import BYTES_A_TOKEN
+from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.model import Caller, Choice
+from price_keeper.recording.entries import Account, Ended
+from price_keeper.recording.expected import Expected
+from price_keeper.recording.guarded import GuardedMeter, with_units
+from price_keeper.recording.jobs import JobMeter, Jobs
+from price_keeper.recording.journal import Journal
+from price_keeper.recording.meter import Meter, PriceAt, Terms
+
+MOST_INPUT: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
+MOST_EXPECTED: Final = 1000  # labels; models without one come as callers name them
+
+# What Bedrock does for nothing.
+_MADE: Callable[..., Meter] = Meter
+
+FREE: Final = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
+_GUARDRAILS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
+_BYTES_A_UNIT: Final = 1000
+_UNKNOWN_POLICY: Final = "unknown"  # costs as much as the dearest
+_UNLABELLED: Final = "unlabelled."
+_NO_LABEL: Final = re.compile(r"[^A-Za-z0-9]+")
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9]+(?:[.:-][A-Za-z0-9]+)*")
+_LONGEST_PLAIN: Final = 64 - len(_UNLABELLED)
+_DIGEST: Final = 12  # of hexadecimal digits
+
+
+class Metered(Tap, Protocol):
+    """A tap on an answer, which is told at last that the call has come to its end."""
+
+    @property
+    def price_source(self) -> str:
+        """Empty where nothing is paid."""
+
+    def close(self) -> None: ...
+
+
+class Free:
+    """Of a call that costs nothing."""
+
+    price_source = ""
+
+    def sent_to(self, target: Target) -> None: ...
+
+    def not_carried_out(self) -> None: ...
+
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def end(self, is_whole: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+FREE_OF_CHARGE: Final = Free()
+
+
+class Metering:
+    def __init__(
+        self, config: Config, journal: Journal, tariffs: Tariffs, clock: Clock, before: Metering | None = None
+    ) -> None:
+        """`before` is that of the configuration whose place this one takes: what was learned from answers stays."""
+        self._labels = config.labels
+        self._guardrails = guardrail_prices(config.guardrails) if config.guardrails is not None else None
+        self._journal = journal
+        self._tariffs = tariffs
+        self._clock = clock
+        self._expected: dict[str, Expected] = {}
+        self._kept_terms: dict[tuple[str, Operation], Terms] = {}
+        self._terms_of_own: WeakKeyDictionary[Profile, dict[Operation, Terms]] = WeakKeyDictionary()
+        self._jobs = Jobs()
+        if before is not None:
+            self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
+            kept = ((name, self._succeeding(before, name, each)) for name, each in before._expected.items())
+            self._expected = {name: each for name, each in kept if each is not None}
+
+    def _succeeding(self, before: Metering, name: str, each: Expected) -> Expected | None:
+        """What is still true where calls that are counted under this name go to the same model as they did."""
+        one, other = before._labels.get(name), self._labels.get(name)
+        if one == other:
+            return each
+        return each.at_other_prices() if one is not None and other is not None and one.model == other.model else None
+
+    def terms(self, choice: Choice, operation: Operation, method: bytes) -> Terms | None:
+        """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises
+        InvalidRequest."""
+        if operation in FREE or method != b"POST":
+            return None
+        if type(choice) is OwnChoice:
+            return self._own_terms(choice.profile, operation)
+        key = (choice.label or choice.model, operation)
+        kept = self._kept_terms.get(key)
+        if kept is None:
+            kept = self._made_terms(choice.label, choice.model, operation)
+            if len(self._kept_terms) >= MOST_EXPECTED:
+                self._kept_terms.clear()
+            self._kept_terms[key] = kept
+        return kept
+
+    def meter(
+        self,
+        terms: Terms,
+        account: Account,
+        caller: Caller,
+        targets: Sequence[Target],
+        body_bytes: int,
+        guardrail_units: int = 0,
+        ends: tuple[Ended, ...] = (),
+        worst: Worst | None = None,
+    ) -> Meter:
+        """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
+        call which names a guardrail is taken to have asked for, and `ends` hear what becomes of it; `worst` is what
+        it counts as under a hard budget as long as nobody knows better."""
+        guess, made = terms.guess(body_bytes), _MADE
+        if guardrail_units:
+            terms = replace(terms, price_at=self._with_units(terms.price_at))
+            guess = guess._replace(units=estimated(guardrail_units, guess.output))
+            made = partial(GuardedMeter, guardrail_units)
+        elif terms.operation is Operation.ASYNC_INVOKES:
+            made = partial(JobMeter, self._jobs, caller)
+        now = self._clock.now()
+        if worst is None:
+            return made(self._journal, terms, account, targets[0], guess, now, ends)
+        if worst.input_tokens:
+            guess = guess._replace(input=worst.input_tokens, output=worst.output_tokens)
+        return made(self._journal, terms, account, targets[0], guess, now, ends, worst.pico)
+
+    def _made_terms(self, label: str, model: str, operation: Operation) -> Terms:
+        if operation in _GUARDRAILS:
+            return Terms(GUARDRAIL_LABEL, operation, "", _always(self._unit_price()), _units, Expected())
+        if operation is Operation.ASYNC_INVOKES:
+            price = self._job_price(label)
+            return Terms(ASYNC_JOB_LABEL, operation, "", _always(price), lambda _: Usage(), Expected())
+        counted_as = label or model_label(model)
+        format = self._labels[label].format if label in self._labels else ""
+        expected, price_at = self._expected_of(counted_as), partial(self._token_price, label)
+        return Terms(counted_as, operation, format, price_at, partial(_tokens, expected), expected)
+
+    def _own_terms(self, profile: Profile, operation: Operation) -> Terms:
+        """Kept for as long as the profile itself is: another app's label of the same name has terms of its own."""
+        kept = self._terms_of_own.setdefault(profile, {})
+        terms = kept.get(operation)
+        if terms is None:
+            if operation is Operation.ASYNC_INVOKES:
+                self._job_price(profile.name)  # which it has not, so this raises
+            expected = next(iter(kept.values())).expected if kept else Expected()
+            price_at, guess = _always(profile.tariff.price), partial(_tokens, expected)
+            terms = Terms(profile.name, operation, profile.label.format, price_at, guess, expected)
+            kept[operation] = terms
+        return terms
+
+    def _unit_prices(self) -> Mapping[str, int]:
+        if self._guardrails is None:
+            raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
+        return self._guardrails
+
+    def _with_units(self, price_at: PriceAt) -> PriceAt:
+        prices = self._unit_prices()
+        return lambda target: with_units(price_at(target), prices)
+
+    def _unit_price(self) -> Price:
+        prices = self._unit_prices()
+        return Price(lambda usage: guardrail_cost(prices, usage.units), "config")
+
+    def _job_price(self, label: str) -> Price:
+        pico = self._labels[label].pico_per_async_job if label in self._labels else None
+        if pico is None:
+            raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
+        return Price(lambda _: Priced(pico), "config")
+
+    def _token_price(self, label: str, target: Target) -> Price:
+        return self._tariffs.for_label(label, target.region, target.model).price
+
+    def _expected_of(self, label: str) -> Expected:
+        found = self._expected.get(label)
+        if found is None:
+            if len(self._expected) >= MOST_EXPECTED:
+                self._expected.clear()
+            found = self._expected[label] = Expected()
+        return found
+
+
+def _units(body_bytes: int) -> Usage:
+    return Usage(units={_UNKNOWN_POLICY: body_bytes // _BYTES_A_UNIT + 1})
+
+
+def _tokens(expected: Expected, body_bytes: int) -> Usage:
+    return plain_usage(min(body_bytes // BYTES_A_TOKEN + 1, MOST_INPUT), expected.output, 0)
+
+
+def _always(price: Price) -> PriceAt:
+    return lambda _: price
+
+
+def model_label(model: str) -> str:
+    """Under what the spend of a model without a label is counted: its id, which is only spelt with other characters, or
+    of a longer or unusual one, such as an ARN, what can be kept and a digest. No two models have the same."""
+    if len(model) <= _LONGEST_PLAIN and _PLAIN_ID.fullmatch(model):
+        return _UNLABELLED + model.replace(":", "_")
+    digest = sha256(model.encode()).hexdigest()[:_DIGEST]
+    kept = _NO_LABEL.sub("-", model.rpartition("/")[2])[: _LONGEST_PLAIN - _DIGEST - 2].strip("-")
+    return f"{_UNLABELLED}{kept}__{digest}"  # two in a row are in no plain id

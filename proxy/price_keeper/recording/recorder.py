@@ -1,0 +1,252 @@
+"""From the journal to the store: seals what was recorded, sends it, and lets go of it once it is there.
+
+Whatever goes wrong leaves the segment where it is, to be sent again; the marker in the store makes sure that it counts
+once. Segments go in the order in which they were sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from price_keeper.clock import Clock
+from price_keeper.errors import CannotRecord, StoreError
+from price_keeper.recording.entries import PICO_PER_USD, Counter, Counts
+from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.pace import Pace
+from price_keeper.recording.sender import Sender
+from price_keeper.recording.turns import Turns
+
+PATIENCE_SECONDS = 0.5  # of those who would rather not meet a flush
+HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
+
+_Sum = tuple[Counter, Counts]
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+class Recorder:
+    """`max_unflushed_pico` is how much may wait for the store; past it, or while the store is away with
+    `refuses_without_store`, no call is let through."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        leftovers: Iterable[Sealed],
+        sender: Sender,
+        clock: Clock,
+        pace: Pace,
+        *,
+        max_unflushed_pico: int,
+        refuses_without_store: bool = False,
+    ) -> None:
+        self.journal = journal
+        self.sender = sender
+        self._clock = clock
+        self._pace = pace
+        self._max_unflushed_pico = max_unflushed_pico
+        self._hurry_pico = max_unflushed_pico // HURRY_SHARE
+        self._refuses_without_store = refuses_without_store
+        self._waiting: deque[Sealed] = deque(leftovers)
+        self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
+        self._files = asyncio.Lock()  # of the journal, which threads sync and close
+        self._turns = Turns()
+        self._due = asyncio.Event()
+        self._began = self._caught_up = clock.monotonic()
+        self.store_trouble = ""
+
+    # For the calls.
+
+    def admit(self) -> None:
+        """Raises CannotRecord where a call must not be sent, because nobody could keep count of it."""
+        pico, journal = self.journal.tally.pico, self.journal
+        if pico + self._waiting_pico > self._max_unflushed_pico:
+            usd = self._max_unflushed_pico / PICO_PER_USD
+            raise CannotRecord(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
+        if self._refuses_without_store and self.store_trouble:
+            raise CannotRecord("the store that keeps count of spend is away", retry_after=5)
+        if pico > self._hurry_pico or journal.is_full:
+            self._due.set()
+
+    def hurry(self) -> None:
+        """Somebody needs to know soon."""
+        self._due.set()
+
+    # What can be told.
+
+    @property
+    def unflushed_pico(self) -> int:
+        return self.journal.tally.pico + self._waiting_pico
+
+    @property
+    def limit_pico(self) -> int:
+        """Of what is not flushed."""
+        return self._max_unflushed_pico
+
+    @property
+    def waiting_segments(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def lag_seconds(self) -> float:
+        """For how long something recorded has been waiting at most."""
+        is_waiting = self._waiting or self.journal.tally.requests
+        return self._clock.monotonic() - self._caught_up if is_waiting else 0.0
+
+    def unflushed(self) -> dict[Counter, int]:
+        """Pico-dollars by counter: what is in the journal. Of a segment that is there, all: some may be stored."""
+        sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
+        return _added(sums, self._ours(Sealed.sums))
+
+    def in_doubt(self) -> dict[Counter, int]:
+        """Of these, what may be in the store."""
+        return _added({}, self._ours(Sealed.perhaps_stored))
+
+    def _ours(self, sums: Callable[[Sealed], Iterable[_Sum]]) -> Iterator[_Sum]:
+        for sealed in (*self._waiting, *self.sender.left):
+            if not sealed.is_foreign:
+                yield from sums(sealed)
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[bool]:
+        """Whether no flush is under way meanwhile; if one takes long, nobody waits for it."""
+        async with self._turns.other(PATIENCE_SECONDS) as is_quiet:
+            yield is_quiet
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether something that former processes left in this journal is not, or not certainly, in the store."""
+        waiting, left = self._in(self.journal.folder)
+        return bool(left) or any(sealed.is_left_over for sealed in waiting)
+
+    def waits_in(self, folder: Path) -> bool:
+        """Whether anything of the journal there is not, or not certainly, in the store."""
+        return any(self._in(folder))
+
+    def _in(self, folder: Path) -> tuple[list[Sealed], list[Sealed]]:
+        """Of the journal there: what waits, and what is left to a person."""
+        waiting = [sealed for sealed in self._waiting if sealed.path.parent == folder]
+        return waiting, [sealed for sealed in self.sender.left if sealed.path.parent == folder]
+
+    @property
+    def is_all_in(self) -> bool:
+        """Whether everything ever spent here is in the store, and no call is under way."""
+        journal = self.journal
+        return not (journal.open_calls or journal.tally.requests or self.waits_in(journal.folder))
+
+    async def check(self) -> str | None:
+        """Raises CannotRecord with what keeps spend from being recorded; tells of what waits for a person."""
+        if self.journal.trouble:
+            raise CannotRecord(f"the journal cannot be written: {self.journal.trouble}")
+        self.admit()
+        if self.store_trouble:
+            raise CannotRecord("spend cannot be flushed, and waits in the journal; the log says why")
+        left = len(self.sender.left)
+        return f"what the store did not take, {left} segments, waits for a person; the log says why" if left else None
+
+    def take_over(self, found: Iterable[Sealed]) -> None:
+        """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our
+        own has."""
+        for sealed in found:
+            sealed.is_foreign = True
+            self._waiting.append(sealed)
+            self._waiting_pico += sealed.seal.pico
+            self._due.set()
+
+    # Background work.
+
+    async def keep_time(self) -> None:
+        """Says when the next flush is due, for ever."""
+        while True:
+            elapsed = self._clock.monotonic() - self._began
+            if elapsed >= self._pace.seconds:
+                self._due.set()
+                elapsed = 0
+            await self._clock.sleep(self._pace.seconds - elapsed)
+
+    async def keep_flushing(self) -> None:
+        """Flushes whenever it is due, for ever; in a hurry too not more often than the pace's shortest."""
+        while True:
+            await self._due.wait()
+            pause = self._pace.seconds if self.store_trouble else self._pace.least
+            rest = pause - (self._clock.monotonic() - self._began)
+            if rest > 0:
+                await self._clock.sleep(rest)
+            self._due.clear()
+            await self.flush()
+
+    async def keep_on_disk(self) -> None:
+        """Once: what was written is on the disk, and what the disk refused is tried again. A segment that is full ends,
+        however long the store takes over those before it."""
+        self.journal.pay_owed()
+        if self.journal.is_full:
+            with suppress(OSError):  # the next flush tells of it
+                await self._seal()
+        if self.journal.is_synced:
+            return
+        async with self._files:
+            with suppress(OSError):  # the journal has told of it
+                await asyncio.to_thread(self.journal.sync)
+
+    async def close(self) -> None:
+        """The journal, when no thread is at it."""
+        async with self._files:
+            self.journal.pay_owed()  # what was flushed may have made room
+            self.journal.close()
+
+    async def flush(self) -> bool:
+        """Seals and sends everything there is; whether all of it arrived."""
+        async with self._turns.flush():
+            self._began = self._clock.monotonic()
+            try:
+                had_waited = bool(self._waiting)
+                requests = await self._seal()
+                await self._send_all()
+                if had_waited:  # what came since then is not sealed yet
+                    requests += await self._seal()
+                    await self._send_all()
+            except (StoreError, OSError) as failure:
+                self._failed(failure)
+                return False
+            self.store_trouble = ""
+            if not self.journal.trouble:  # else what was recorded may not be sealed
+                self._caught_up = self._began
+            self._pace.flushed(requests)
+            return True
+
+    async def _seal(self) -> int:
+        """How many requests are sealed now. While others wait for the store, the journal goes on in one segment as
+        long as it may, so that it does not come to consist of many. Raises OSError."""
+        sealed = None
+        async with self._files:
+            if not self._waiting or self.journal.is_full:
+                with suppress(OSError):  # the journal has told of it, and goes on where it was
+                    sealed = self.journal.seal()
+            if sealed is not None:
+                self._waiting.append(sealed)
+                self._waiting_pico += sealed.seal.pico
+            for each in tuple(self._waiting):  # whose first may go to the store meanwhile
+                if not each.is_frozen:
+                    await asyncio.to_thread(each.secure)
+        return sealed.seal.requests if sealed is not None else 0
+
+    async def _send_all(self) -> None:
+        while self._waiting and self._waiting[0].is_frozen:  # one that has just ended may not be on the disk yet
+            await self.sender.send(self._waiting[0])
+            self._waiting_pico -= self._waiting.popleft().seal.pico
+
+    def _failed(self, failure: StoreError | OSError) -> None:
+        if not self.store_trouble:
+            _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
+        self.store_trouble = str(failure)
+        self._pace.failed()
+
+
+def _added(picos: dict[Counter, int], sums: Iterable[_Sum]) -> dict[Counter, int]:
+    for counter, counts in sums:
+        picos[counter] = picos.get(counter, 0) + counts.pico
+    return picos

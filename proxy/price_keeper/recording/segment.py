@@ -1,0 +1,173 @@
+"""One file of the journal, which only ever grows: its lines are whole in the kernel before `append` returns.
+
+It is written to through memory that is mapped to it, which costs a tenth of a system call. The room for that is taken
+from the disk beforehand, as zeros: so a full disk is an error of `append` and no crash, and a process that was killed
+leaves zeros behind its last line. `close` cuts them off. Where a file system maps no files, each line is a system call.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+from mmap import ALLOCATIONGRANULARITY, mmap
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from price_keeper.recording.lines import line
+
+SUFFIX: Final = ".seg"
+LEAST_ROOM, MOST_ROOM = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
+
+# In a folder that others can write to, a link to somewhere else may stand in the place of a file of ours.
+OPENED: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+class Segment:
+    """Raises OSError when the disk will not take a line; nothing of that line is left behind then."""
+
+    def __init__(self, folder: Path, ulid: str, *, is_mapped: bool = True) -> None:
+        """One that is not mapped takes no more room than its lines do: for a few of them at the end."""
+        self.ulid = ulid
+        self.path = folder / f"{ulid}{SUFFIX}"
+        self._file = os.open(self.path, OPENED, 0o600)
+        self._is_mapped = is_mapped
+        self._window: mmap | None = None
+        self._start = os.fstat(self._file).st_size  # of the window, in the file
+        self._at = self._end = 0  # in the window: where the next line goes, and where it ends
+        self._synced_size = self.size
+
+    @property
+    def size(self) -> int:
+        return self._start + self._at
+
+    def append(self, content: bytes) -> None:
+        """All of it or nothing."""
+        data = b"%08x %b\n" % (crc32(content), content)  # `line`, spelt out for every call's sake
+        at = self._at
+        end = at + len(data)
+        if end > self._end:
+            self._write(data)
+        else:
+            self._window[at:end] = data  # type: ignore[index]  # where there is room there is a window
+            self._at = end
+
+    def append_all(self, contents: Iterable[bytes]) -> None:
+        """All of them or none."""
+        self._write(b"".join(map(line, contents)))
+
+    def _write(self, data: bytes) -> None:
+        if self._is_mapped and self._at + len(data) > self._end:
+            try:
+                self._open_window(len(data))
+            except MemoryError:  # for whoever writes it is as good as a disk that is full
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+        if self._window is None:
+            self._put(data, self._start)
+            self._start += len(data)
+        else:
+            self._window[self._at : self._at + len(data)] = data
+            self._at += len(data)
+
+    def _open_window(self, needed: int) -> None:
+        """Where the last one ends, but on the border of a page. There is none where the file system maps no files."""
+        size, taken = self.size, self._start + self._end
+        start = size - size % ALLOCATIONGRANULARITY
+        room = self._take(max(taken, size), start, size - start + needed)
+        try:
+            window = mmap(self._file, room, offset=start)
+        except OSError as failure:
+            self._go_on_without_window(failure)
+            return
+        if self._window is not None:
+            self._window.close()
+        self._window, self._start, self._at, self._end = window, start, size - start, room
+
+    def _take(self, taken: int, start: int, needed: int) -> int:
+        """How much of what was wished for the disk has given: where it is nearly full, a page, or what is needed."""
+        wished = max(needed, min(max(self.size, LEAST_ROOM), MOST_ROOM))
+        a_page = needed + -needed % ALLOCATIONGRANULARITY
+        *generous, exact = sorted({wished, min(wished, a_page), needed}, reverse=True)
+        for room in generous:
+            with suppress(OSError, MemoryError):
+                self._put(bytes(max(0, start + room - taken)), taken)
+                return room
+        self._put(bytes(max(0, start + exact - taken)), taken)
+        return exact
+
+    def _put(self, data: bytes, at: int) -> None:
+        """All of it or nothing."""
+        start, end = at, at + len(data)
+        try:
+            while at < end:
+                at += os.pwrite(self._file, data[at - start :] if at > start else data, at)
+        except OSError:
+            os.ftruncate(self._file, start)
+            raise
+
+    def _go_on_without_window(self, failure: OSError) -> None:
+        _tell_of_no_window(str(self.path.parent), str(failure.strerror))
+        window, size = self._window, self.size
+        self._is_mapped, self._window = False, None
+        self._start, self._at, self._end = size, 0, 0
+        if window is not None:
+            window.close()
+        os.ftruncate(self._file, size)
+
+    @property
+    def is_synced(self) -> bool:
+        return self._synced_size == self.size
+
+    def sync(self) -> None:
+        """May be called from another thread: what is appended meanwhile is left for the next time."""
+        size = self.size
+        os.fsync(self._file)
+        self._synced_size = size
+
+    def close(self) -> None:
+        """Never raises: all that was appended is in the file, and zeros that stay behind it do no harm. Whatever is
+        appended from then on is refused as by a file that is closed."""
+        file, window, size = self._file, self._window, self.size
+        self._file, self._window, self._is_mapped = -1, None, False
+        self._start, self._at, self._end = size, 0, 0
+        if file < 0:
+            return
+        try:
+            try:
+                if window is not None:
+                    window.close()
+                    os.ftruncate(file, size)
+            finally:
+                os.close(file)
+        except OSError as failure:
+            _log.error("segment %s did not close well: %s", self.ulid, failure.strerror)
+
+    def discard(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+
+@lru_cache(64)  # and so once: it may come with every segment
+def _tell_of_no_window(folder: str, why: str) -> None:
+    _log.warning("files in %s cannot be mapped, so each line is written by itself: %s", folder, why)
+
+
+def sync_file(path: Path, flags: int = os.O_RDONLY) -> None:
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """So that after a power cut the names of new files are there too."""
+    sync_file(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,0 +1,226 @@
+"""Brings sealed segments to the store, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from price_keeper.clock import Clock
+from price_keeper.errors import JournalFull, ReasonCode, Rejected, StoreError, TransactionFailed
+from price_keeper.recording import flush
+from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.flush import Mark
+from price_keeper.recording.journal import Sealed
+from price_keeper.recording.seal import Part
+from price_keeper.recording.stretches import SegmentMismatch, Stretches
+from price_keeper.recording.ulid import is_ulid, made_at
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Item, Query, Store, Write
+
+MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever the clocks say
+
+_log = logging.getLogger("price_keeper.recording")
+
+
+class Books(Protocol):
+    """Notified of what of ours may be in the store, and of what certainly is not. What is acknowledged is in the store,
+    and no more in the journal: a process that begins would else count it as unflushed beside what was noted of it."""
+
+    def sending(self, counter: Counter, pico: int) -> None: ...
+
+    def not_taken(self, counter: Counter, pico: int) -> None: ...
+
+    def acknowledged(self, counter: Counter, pico: int) -> None: ...
+
+
+class Sender:
+    """`force` sends also what is so old that its marker may be gone."""
+
+    def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
+        self.books: Books | None = None
+        self._store = store
+        self._clock = clock
+        self._force = force
+        self._day = ""
+        self._listed: set[Counter] = set()  # on this day
+        self.sent = self.requests = self.pico = self.repeats = 0
+        self.late = 0  # calls whose end was found when they had been counted as estimated, in a copy of their segment
+        self.outdated: set[Path] = set()  # journals of which somebody has counted a later state
+        # By journal: the segment that went last, and which calls that it leaves open are counted already.
+        self._last: dict[Path, tuple[str, frozenset[int]]] = {}
+        self.left: list[Sealed] = []  # what stays where it is, for a person to look at: it was spent all the same
+
+    @property
+    def refused(self) -> list[str]:
+        """The names of what is left."""
+        return [sealed.seal.ulid for sealed in self.left]
+
+    async def send(self, sealed: Sealed) -> None:
+        """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again; and
+        JournalFull for one without its seal that never will be."""
+        seal = sealed.seal
+        if sealed.is_left_over and not self._force and self._is_too_old(seal.ulid):
+            self._leave(sealed, "it is so old that it might count twice")
+            return
+        was_in_doubt, books = sealed.is_in_doubt, None if sealed.is_foreign else self.books
+        if books is not None and not was_in_doubt:
+            _tell(books.sending, sealed.unsent())
+        sealed.is_tried = True
+        try:
+            counted = await self._counted_before(sealed)
+            is_sent = not counted and await self._send_at_once(sealed)
+            if not is_sent:
+                was_in_doubt = True  # a copy of it may be in the store in part
+                counted = await self._send_stretches(sealed, counted)
+        except (StoreError, SegmentMismatch, ValueError) as failure:  # the last where a key can be none of the store's
+            if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
+                sealed.is_tried = False
+                if books is not None:
+                    _tell(books.not_taken, sealed.unsent())
+            if not isinstance(failure, Rejected | SegmentMismatch | ValueError):
+                raise
+            self._leave(sealed, str(failure))
+            return
+        sealed.parts_sent = len(seal.parts)
+        self.sent += 1
+        self._last[sealed.path.parent] = (seal.ulid, counted)
+        await asyncio.to_thread(sealed.discard)
+        if books is not None:
+            _tell(books.acknowledged, sealed.sums())
+
+    async def _counted_before(self, sealed: Sealed) -> frozenset[int]:
+        """Calls that it carries on and that count already: as estimated, where a copy of the segment before was counted
+        while they were under way."""
+        if not sealed.is_carrying:
+            return frozenset()
+        ulid, counted = self._last.get(sealed.path.parent, ("", frozenset()))
+        if ulid != sealed.before and is_ulid(sealed.before):
+            counted = flush.estimated_by((await self._markers(sealed.before)).values())
+        return counted
+
+    async def _markers(self, ulid: str) -> Mapping[str, Item]:
+        """By their sort keys."""
+        query = Query(schema.segment_marker(ulid, 0).table, schema.segment_markers(ulid), consistent=True)
+        return {row.key.sk: row.item for row in (await self._store.query(query)).rows}
+
+    async def _send_at_once(self, sealed: Sealed) -> bool:
+        """As nearly all go. False: a copy of this segment was counted, which had other lines."""
+        seal, extent = sealed.seal, sealed.extent
+        if extent is None:
+            extent = await asyncio.to_thread(sealed.measured)
+        estimated = tuple(sorted(sealed.estimated))
+        parts = seal.parts or (((),) if extent.has_calls else ())
+        mark = Mark(extent.lines, extent.digest, len(parts), estimated, sealed.carried_on)
+        for number, part in tuple(enumerate(parts))[sealed.parts_sent :]:
+            found = await self._send_part(seal.ulid, mark, number, part)
+            if found is not None and not (found and mark.is_said_by(found)):
+                return False
+            if seal.parts:
+                sealed.parts_sent += 1
+        self.requests += seal.requests
+        self.pico += seal.pico
+        return True
+
+    async def _send_stretches(self, sealed: Sealed, counted: frozenset[int]) -> frozenset[int]:
+        """What nobody has counted of it yet, behind what others began to count. The calls that it leaves open and that
+        count already. Raises SegmentMismatch."""
+        ulid, markers = sealed.seal.ulid, await self._markers(sealed.seal.ulid)
+        lines = await asyncio.to_thread(Stretches, sealed, counted)
+        while (item := markers.get(schema.segment_marker(ulid, 0, lines.at).sk)) is not None:
+            mark = Mark.of(item, lines.at)
+            if mark is None:  # by a former version, for all lines that there are
+                rest, _ = await asyncio.to_thread(lines.rest)
+                await self._send_parts(ulid, rest, sealed.seal.parts[1:], 1)
+                return frozenset()
+            if mark.lines > lines.size:
+                self._is_covered(sealed, mark, markers)
+                return frozenset(mark.estimated)
+            parts = (await asyncio.to_thread(lines.of, mark)).parts
+            await self._send_parts(ulid, mark, parts[1:], 1)
+        if lines.at < lines.size:
+            rest, seal = await asyncio.to_thread(lines.rest)
+            if not await self._send_parts(ulid, rest, seal.parts or ((),)):
+                return await self._send_stretches(sealed, counted)  # another copy was faster
+        self._tell(sealed, lines)
+        return frozenset(lines.counted)
+
+    async def _send_parts(self, ulid: str, mark: Mark, parts: Iterable[Part], first: int = 0) -> bool:
+        """False: the first one is there, and perhaps counts other lines. Raises SegmentMismatch if a later one does."""
+        for number, part in enumerate(parts, first):
+            found = await self._send_part(ulid, mark, number, part)
+            if found is None or (mark.is_said_by(found) if found else number):
+                continue
+            if number:
+                raise SegmentMismatch("its parts were counted with other lines each")
+            return False
+        return True
+
+    def _is_covered(self, sealed: Sealed, mark: Mark, markers: Mapping[str, Item]) -> None:
+        """By a later copy, which has more lines than this one. Raises SegmentMismatch."""
+        ulid = sealed.seal.ulid
+        if sealed.next_path is not None:
+            raise SegmentMismatch(f"{mark.lines} lines were counted under its name, and this process wrote fewer")
+        for number in range(mark.parts):
+            if schema.segment_marker(ulid, number, mark.start).sk not in markers:
+                raise SegmentMismatch("a later copy of it is half counted; bring that to the store first")
+        self.outdated.add(sealed.path.parent)
+        self.requests += sealed.seal.requests
+        self.pico += sealed.seal.pico
+
+    def _tell(self, sealed: Sealed, lines: Stretches) -> None:
+        self.requests += lines.requests
+        self.pico += lines.pico
+        self.late += lines.late
+        if lines.late:
+            _log.warning(
+                "segment %s: %d calls stay counted as estimated; a copy of it was replayed while they were under way, "
+                "and what they came to is not counted again",
+                sealed.seal.ulid,
+                lines.late,
+            )
+
+    def _is_too_old(self, ulid: str) -> bool:
+        return self._clock.now() - made_at(ulid) > flush.KEEP_MARKERS_SECONDS - MARGIN_SECONDS
+
+    def _leave(self, sealed: Sealed, why: str) -> None:
+        """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
+        ulid = sealed.seal.ulid
+        if not sealed.is_frozen:
+            raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
+        self.left.append(sealed)
+        _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
+
+    async def _send_part(self, ulid: str, mark: Mark, number: int, part: Part) -> Item | None:
+        """The marker that stands there, if this part is in the store already."""
+        now = self._clock.now()
+        self._turn_to(flush.utc_day_of(now))
+        entries: list[Write] = [*flush.active_entries(part, self._day, self._listed, now)]
+        writes = flush.writes(ulid, mark, number, part, now)
+        if self._is_too_old(ulid):
+            # They do not fit into one transaction with the totals, and do no harm where nothing follows them.
+            if entries:
+                await self._store.transact(entries)
+            entries = [*flush.additions_to_totals(part, now)]
+        try:
+            await self._store.transact([*writes, *entries])
+        except TransactionFailed as failure:
+            if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
+                raise
+            self.repeats += 1
+            return failure.reasons[0].item or {}  # an engine that does not tell leaves it to the next look
+        self._listed.update(counter for counter, _ in part)
+        return None
+
+    def _turn_to(self, day: str) -> None:
+        if day != self._day:
+            self._day = day
+            self._listed.clear()
+
+
+def _tell(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, Counts]]) -> None:
+    for counter, counts in sums:
+        if not counter.is_hold:
+            listener(counter, counts.pico)

@@ -1,0 +1,31 @@
+"""Money as it is written: pico-dollars become dollars or micro-dollars, exactly, or rounded for the eye. Pure."""
+
+from __future__ import annotations
+
+from price_keeper.recording.entries import PICO_PER_MICRO, PICO_PER_USD
+
+_DIGITS = 6
+
+
+def shown(pico: int) -> str:
+    """In whole micro-dollars, as $1,234.000056; what is less than half of one is still not nothing."""
+    micros = (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
+    if micros == 0 and pico > 0:
+        return "<$0.000001"
+    return f"${micros // 10**_DIGITS:,}.{micros % 10**_DIGITS:06}"
+
+
+def exact_usd(pico: int) -> str:
+    return _decimal(pico, PICO_PER_USD)
+
+
+def exact_micros(pico: int) -> str:
+    return _decimal(pico, PICO_PER_MICRO)
+
+
+def _decimal(number: int, unit: int) -> str:
+    """Without exponents, and without zeros at the end that say nothing."""
+    whole, part = divmod(number, unit)
+    if not part:
+        return str(whole)
+    return f"{whole}.{part:0{len(str(unit)) - 1}}".rstrip("0")

@@ -1,0 +1,110 @@
+"""A report for programs: JSON, and CSV. Pure.
+
+Money is exact in both. JSON has micro-dollars as a string, since not every program keeps a number's digits; CSV has
+dollars, in which spreadsheets add up.
+"""
+
+from __future__ import annotations
+
+import csv
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from io import StringIO
+from typing import Any
+
+from price_keeper.recording.entries import Counts
+from price_keeper.reporting import money
+from price_keeper.reporting.query import Report
+from price_keeper.reporting.totals import Key, Row, total
+
+COUNTED = Counts._fields[:-1]
+NAMED = {"org": "org_name", "app": "app_name"}  # the column behind an id
+# With which a cell begins that a spreadsheet carries out: also in another width, which some take for the same, and
+# behind what they leave out.
+_FORMULA = frozenset("=+-@\N{MINUS SIGN}")
+_LEFT_OUT = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories: controls, formats, spaces
+
+
+def as_json(
+    report: Report, rows: Sequence[Row], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "from": report.first.isoformat(),
+        "to": report.last.isoformat(),
+        "as_of": moment(report.as_of),
+        "is_final": report.is_final,
+        "filters": dict(filters),
+        "by": list(by),
+        "rows": [row_record(report, row, by) for row in rows],
+        "total": numbers(total(row.counts for row in rows)),
+        "notes": list(notes),
+    }
+
+
+def row_record(report: Report, row: Row, by: Sequence[str]) -> dict[str, Any]:
+    return {**_keys(report, row, by), **numbers(row.counts)}
+
+
+def as_csv(report: Report, rows: Sequence[Row], by: Sequence[str], *, has_header: bool = True) -> str:
+    columns = [column for name in by for column in (name, NAMED.get(name)) if column is not None]
+    records = []
+    for row in rows:
+        keys = _keys(report, row, by)
+        keys.update({column: harmless(keys[column]) for column in NAMED.values() if column in keys})
+        numbers = dict(zip(COUNTED, row.counts, strict=False))
+        records.append({**keys, **numbers, "cost_usd": money.exact_usd(row.counts.pico)})
+    return csv_text([*columns, *COUNTED, "cost_usd"], records, has_header=has_header)
+
+
+def csv_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]], *, has_header: bool = True) -> str:
+    """None is an empty cell."""
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if has_header:
+        writer.writeheader()
+    writer.writerows({column: _on_one_line(value) for column, value in record.items()} for record in records)
+    return text.getvalue()
+
+
+def moment(epoch: float) -> str:
+    return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _keys(report: Report, row: Row, by: Sequence[str]) -> dict[str, Any]:
+    keys = dict(zip(by, row.keys, strict=True))
+    told: dict[str, Any] = {}
+    for name, key in keys.items():
+        told[name] = key.isoformat() if isinstance(key, date) else key
+        if name in NAMED:
+            told[NAMED[name]] = _name(report, name, keys)
+    return told
+
+
+def _name(report: Report, name: str, keys: Mapping[str, Key]) -> str | None:
+    if name == "org":
+        return report.tenants[str(keys["org"])].name
+    return report.app_names.get((str(keys["org"]), str(keys["app"])))
+
+
+def numbers(counts: Counts) -> dict[str, Any]:
+    return {**dict(zip(COUNTED, counts, strict=False)), "cost_usd_micros": money.exact_micros(counts.pico)}
+
+
+def _on_one_line(value: Any) -> Any:
+    """Python's writer leaves a lone carriage return unquoted, which readers take for the end of a row."""
+    return value.replace("\r", " ") if isinstance(value, str) else value
+
+
+def harmless(name: str | None) -> str | None:
+    """Only names are anybody's free text; a cell of theirs must not become a formula of the reader's."""
+    return f"'{name}" if name is not None and _is_formula(name) else name
+
+
+def _is_formula(name: str) -> bool:
+    if name[:1] in ("\t", "\r", "\n"):
+        return True
+    for letter in name:
+        if unicodedata.category(letter) not in _LEFT_OUT:
+            return unicodedata.normalize("NFKC", letter)[:1] in _FORMULA
+    return False

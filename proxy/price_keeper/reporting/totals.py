@@ -1,0 +1,93 @@
+"""Rows of a report: what was spent by org, app, label or day, the dearest first. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import NamedTuple
+
+from price_keeper.recording.entries import Counts
+
+DIMENSIONS = ("org", "app", "label", "day")
+NO_APP = "-"  # how calls of callers without an app are shown
+
+Key = str | date | None
+
+
+class Spent(NamedTuple):
+    """By an app, or with None by callers of the org without one."""
+
+    org: str
+    app: str | None
+    label: str
+    day: date
+    counts: Counts
+
+
+class Row(NamedTuple):
+    keys: tuple[Key, ...]
+    counts: Counts
+
+
+def rows(spent: Iterable[Spent], by: Sequence[str]) -> list[Row]:
+    sums: dict[tuple[Key, ...], Counts] = {}
+    for each in spent:
+        keys = tuple(getattr(each, name) for name in by)
+        sums[keys] = sums[keys].plus(each.counts) if keys in sums else each.counts
+    return _ordered([Row(keys, counts) for keys, counts in sums.items()], by)
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    result = Counts()
+    for each in counts:
+        result = result.plus(each)
+    return result
+
+
+def tokens(counts: Counts) -> int:
+    return (
+        counts.input_tokens
+        + counts.output_tokens
+        + counts.cache_read_tokens
+        + counts.cache_write_5m_tokens
+        + counts.cache_write_1h_tokens
+    )
+
+
+def only(spent: Iterable[Spent], app: str | None, label: str | None) -> list[Spent]:
+    """None is any; NO_APP is that of callers without an app."""
+    return [
+        each
+        for each in spent
+        if (app is None or (each.app or NO_APP) == app) and (label is None or each.label == label)
+    ]
+
+
+def dimensions(text: str) -> tuple[str, ...]:
+    """Raises ValueError that says what there is. An app is one of its org, so it is told with it."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in DIMENSIONS]
+    if unknown:
+        raise ValueError(f"there is no {unknown[0]!r} to go by; there are {', '.join(DIMENSIONS)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{text!r} names something twice")
+    if "app" in names and "org" not in names:
+        names.insert(names.index("app"), "org")
+    return tuple(names)
+
+
+def _ordered(found: list[Row], by: Sequence[str]) -> list[Row]:
+    """What belongs together stays together, and the dearest of it comes first; days come as they went by."""
+    weights: defaultdict[tuple[Key, ...], int] = defaultdict(int)
+    for row in found:
+        for depth in range(1, len(by) + 1):
+            weights[row.keys[:depth]] += row.counts.pico
+
+    def place(row: Row) -> list[tuple[int, str]]:
+        return [
+            (0 if name == "day" else -weights[row.keys[: depth + 1]], str(row.keys[depth] or ""))
+            for depth, name in enumerate(by)
+        ]
+
+    return sorted(found, key=place)

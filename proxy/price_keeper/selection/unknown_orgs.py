@@ -1,0 +1,95 @@
+"""Calls whose org nobody has registered: they are refused, or metered without a budget (`unknown_org`).
+
+The decision is made when the settings of a caller are loaded, so callers whose settings are cached pay nothing for it.
+The store is asked again for a refused org once in ASK_AGAIN_SECONDS at most, so one that is registered is served soon.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Literal, TypeVar
+
+from price_keeper import telemetry as metrics
+from price_keeper.clock import Clock
+from price_keeper.errors import UnknownOrg
+from price_keeper.model import Scope
+from price_keeper.selection.notes import Notes
+from price_keeper.telemetry import Telemetry
+
+ASK_AGAIN_SECONDS: Final = 3.0
+UNREGISTERED: Final = "unregistered"  # why an org was served without a budget
+STORE_AWAY: Final = "store_away"
+MOST_ORGS: Final = 10_000  # remembered; the one found longest ago makes room
+
+V = TypeVar("V")
+
+_log = logging.getLogger("price_keeper.selection")
+
+
+class UnknownOrgs:
+    def __init__(self, policy: Literal["refuse", "meter"], clock: Clock, notes: Notes) -> None:
+        self._refuses = policy == "refuse"
+        self._clock = clock
+        self._notes = notes
+        self._asked_at: dict[str, float] = {}  # by the monotonic clock; each was logged when it was put here
+        self._unread: dict[str, None] = {}  # those that were served as nothing was known of them
+        self._served = {UNREGISTERED: 0, STORE_AWAY: 0}
+
+    def add_to(self, telemetry: Telemetry) -> None:
+        telemetry.add(metrics.UNKNOWN_ORGS, lambda: [({"why": why}, count) for why, count in self._served.items()])
+
+    def found(self, org: str) -> bool:
+        """The store says that nobody has registered it. Whether its calls are served all the same."""
+        is_new = self._asked_at.pop(org, None) is None
+        _keep(self._asked_at, org, self._clock.monotonic())
+        self._unread.pop(org, None)
+        self._notes.settings(Scope(org), None)
+        if is_new:
+            self._served[UNREGISTERED] += not self._refuses
+            effect = "calls are refused" if self._refuses else "calls are served and metered without a budget"
+            _log.warning(
+                "org %s is not registered; its %s (unknown_org: %s). Register it: price-keeper org put %s FILE",
+                org,
+                effect,
+                "refuse" if self._refuses else "meter",
+                org,
+            )
+        return not self._refuses
+
+    def forget(self, org: str) -> None:
+        """Somebody has registered it, or may have: the next call asks the store."""
+        self._asked_at.pop(org, None)
+        self._unread.pop(org, None)
+
+    def served_unread(self, org: str) -> None:
+        """The store cannot be asked and nothing was noted of the org, and `on_store_down: serve` lets it through."""
+        if org not in self._unread:
+            _keep(self._unread, org, None)
+            self._served[STORE_AWAY] += 1
+            _log.warning(
+                "org %s is not in the budget snapshot and the store is away; its calls are served without a budget "
+                "(on_store_down: serve) until the store answers",
+                org,
+            )
+
+    def is_refused(self, org: str) -> bool:
+        """By what the store said last, also where it cannot be asked now."""
+        return self._refuses and self._notes.settings_of(Scope(org)) == {}
+
+    def check(self, org: str) -> None:
+        """Raises UnknownOrg if the store said so a moment ago."""
+        asked = self._asked_at.get(org)
+        if self._refuses and asked is not None and self._clock.monotonic() < asked + ASK_AGAIN_SECONDS:
+            raise self.refusal(org)
+
+    def refusal(self, org: str) -> UnknownOrg:
+        return UnknownOrg(
+            f"nobody has registered the org {org}, so it has no budget: register it with "
+            f"`price-keeper org put {org} FILE`, or set unknown_org: meter to serve it without one"
+        )
+
+
+def _keep(orgs: dict[str, V], org: str, value: V) -> None:
+    if len(orgs) >= MOST_ORGS:
+        del orgs[next(iter(orgs))]
+    orgs[org] = value

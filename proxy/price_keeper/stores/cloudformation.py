@@ -1,0 +1,59 @@
+"""The tables in AWS's words: their keys, and a template for those who do not let a program make tables. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from price_keeper.stores.contract import EXPIRY
+from price_keeper.stores.schema import TABLES, Table
+
+
+def key_schema(table: Table) -> list[dict[str, str]]:
+    keys = [{"AttributeName": "PK", "KeyType": "HASH"}]
+    return [*keys, {"AttributeName": "SK", "KeyType": "RANGE"}] if table.has_sort_key else keys
+
+
+def attribute_definitions(table: Table) -> list[dict[str, str]]:
+    return [{"AttributeName": key["AttributeName"], "AttributeType": "S"} for key in key_schema(table)]
+
+
+def template() -> dict[str, Any]:
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": "The DynamoDB tables of Bedrock Price Keeper.",
+        "Parameters": {
+            "TablePrefix": {
+                "Type": "String",
+                "Default": "price-keeper-",
+                "AllowedPattern": "[A-Za-z0-9_.-]{0,100}",
+                "Description": "What every table's name begins with; the same as store.table_prefix.",
+            }
+        },
+        "Resources": {_logical_name(table): _resource(table) for table in TABLES.values()},
+        "Outputs": {
+            "TableArns": {
+                "Description": "For the policies of the roles that use the tables.",
+                "Value": {"Fn::Join": [",", [{"Fn::GetAtt": [_logical_name(t), "Arn"]} for t in TABLES.values()]]},
+            }
+        },
+    }
+
+
+def _logical_name(table: Table) -> str:
+    return "".join(part.capitalize() for part in table.name.split("-")) + "Table"
+
+
+def _resource(table: Table) -> dict[str, Any]:
+    return {
+        "Type": "AWS::DynamoDB::Table",
+        "DeletionPolicy": "Retain",
+        "UpdateReplacePolicy": "Retain",
+        "Properties": {
+            "TableName": {"Fn::Sub": f"${{TablePrefix}}{table.name}"},
+            "BillingMode": "PAY_PER_REQUEST",
+            "KeySchema": key_schema(table),
+            "AttributeDefinitions": attribute_definitions(table),
+            "TimeToLiveSpecification": {"AttributeName": EXPIRY, "Enabled": True},
+            "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
+        },
+    }

@@ -1,0 +1,65 @@
+"""Connections to DynamoDB on which every answer is to what was asked last.
+
+aiohttp takes an idle connection for good as long as it stands. What came on it unasked, the same answer once more or
+anything else, it would hand out as the answer to the next call: a read would find another item, and a write that never
+was would be thought done.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+from collections import deque
+from functools import partial
+from typing import Any
+
+from aiohttp import ServerDisconnectedError, TCPConnector
+from aiohttp.client_proto import ResponseHandler
+
+from price_keeper.verified import Verified
+
+_NUMBER = "x-amzn-requestid"  # that no two answers share
+_REMEMBERED = 100  # answers of one connection
+
+
+class _Connection(ResponseHandler):
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._answered: deque[str] = deque(maxlen=_REMEMBERED)  # by their numbers
+        self._is_asked = False  # and has not begun to answer
+        self._is_spoilt = False
+
+    def set_response_params(self, **chosen: Any) -> None:
+        self._is_asked = True
+        super().set_response_params(**chosen)
+
+    def data_received(self, data: bytes) -> None:
+        if data and not self._is_asked and (self._payload is None or self._payload.is_eof()):
+            self._is_spoilt = True
+        super().data_received(data)
+
+    def is_connected(self) -> bool:
+        """Asked before each use, and answered with no where something came that nobody asked for."""
+        return super().is_connected() and not (self._is_spoilt or self._buffer or self._tail)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        number = data[0].headers.get(_NUMBER, "")
+        if number in self._answered:  # what was asked meanwhile has no answer yet
+            self.set_exception(ServerDisconnectedError("an answer that was given before"))
+            if self.transport is not None:
+                self.transport.abort()
+        elif self.exception() is None:
+            self._is_asked = False
+            if number:
+                self._answered.append(number)
+            super().feed_data(data, size)
+
+
+def _made(loop: AbstractEventLoop) -> ResponseHandler:
+    return _Connection(loop)
+
+
+class Connections(Verified):
+    def _create_connector(self, proxy_url: str | None) -> TCPConnector:
+        connector: TCPConnector = super()._create_connector(proxy_url)
+        connector._factory = partial(_made, connector._loop)
+        return connector

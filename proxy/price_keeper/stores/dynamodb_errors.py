@@ -1,0 +1,215 @@
+"""What went wrong at DynamoDB, told in the store's own errors: the one place where botocore's are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+import aiohttp
+import orjson
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConfigNotFound,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
+
+from price_keeper.errors import (
+    ConditionFailed,
+    NotAllowed,
+    Reason,
+    ReasonCode,
+    Rejected,
+    StoreError,
+    StoreMisconfigured,
+    StoreUnavailable,
+    Throttled,
+    TransactionFailed,
+)
+from price_keeper.stores.expressions import item_from_wire
+
+# Everything a call through the client may raise that is no mistake of ours.
+FAILURES = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
+
+_NO_CREDENTIALS = (
+    ConfigNotFound,
+    CredentialRetrievalError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
+
+# DynamoDB's own operations. A provider of credentials may call other services on the way, and fail there.
+_DYNAMODB = frozenset(
+    {
+        "BatchGetItem",
+        "CreateTable",
+        "DeleteItem",
+        "DescribeContinuousBackups",
+        "DescribeTable",
+        "DescribeTimeToLive",
+        "GetItem",
+        "PutItem",
+        "Query",
+        "TransactWriteItems",
+        "UpdateContinuousBackups",
+        "UpdateItem",
+        "UpdateTimeToLive",
+    }
+)
+
+_THROTTLED = frozenset(
+    {
+        "ContinuousBackupsUnavailableException",  # a new table's backups are not ready yet
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "ReplicatedWriteConflictException",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "TransactionConflictException",  # a transaction holds the item this moment; nothing was written
+    }
+)
+_BAD_CREDENTIALS = frozenset(
+    {
+        "AccessDeniedException",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "IncompleteSignatureException",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "NotAuthorizedException",
+        "RequestExpired",
+        "UnrecognizedClientException",
+    }
+)
+_NO_PERMISSION = frozenset({"AccessDeniedException", "NotAuthorizedException"})  # for these credentials, which are good
+_REASONS = {
+    "None": ReasonCode.NONE,
+    "ConditionalCheckFailed": ReasonCode.CONDITION_FAILED,
+    "TransactionConflict": ReasonCode.CONFLICT,
+    "ProvisionedThroughputExceeded": ReasonCode.THROTTLED,
+    "ThrottlingError": ReasonCode.THROTTLED,
+}
+
+
+# How DynamoDB says that a table's key is another than that of what is asked or written.
+_OTHER_KEY = ("does not match the schema", "Missing the key ", "Type mismatch for key ", "missed key schema element")
+_ANOTHER_KEY = "a table in DynamoDB has another key than it should; see: price-keeper tables check"
+
+
+class Garbled(BotoCoreError):  # type: ignore[misc]
+    """What came back is not DynamoDB speaking; botocore alone would read an empty answer out of it."""
+
+    fmt = "an answer of status {status} that is not DynamoDB's"
+
+
+def require_sense(response_dict: Mapping[str, Any], **_: Any) -> None:
+    """A hook before botocore's parser. A server's own failure may look as it likes."""
+    status, body = response_dict["status_code"], response_dict["body"]
+    headers = response_dict["headers"]
+    if status >= 500:
+        return
+    is_signed = "x-amzn-requestid" in headers and headers.get("x-amz-crc32", str(crc32(body))) == str(crc32(body))
+    if not is_signed or not _is_json_object(body):
+        raise Garbled(status=status)
+
+
+def _is_json_object(body: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(body), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def translated(failure: BaseException) -> StoreError:
+    if isinstance(failure, ClientError):
+        if failure.operation_name not in _DYNAMODB:
+            return NotAllowed(f"no AWS credentials for DynamoDB: {failure.operation_name} failed")
+        return _from_answer(failure.response)
+    if isinstance(failure, _NO_CREDENTIALS):
+        return NotAllowed(f"no AWS credentials for DynamoDB: {type(failure).__name__}")
+    return StoreUnavailable(f"no answer from DynamoDB: {failure}", maybe_applied=not _was_never_sent(failure))
+
+
+def refuses_credentials(failure: ClientError) -> bool:
+    """Whether others may be taken."""
+    return failure.response.get("Error", {}).get("Code") in _BAD_CREDENTIALS - _NO_PERMISSION
+
+
+def _was_never_sent(failure: BaseException) -> bool:
+    """aiobotocore calls a connection that broke in the middle by the same name as one that was never made."""
+    if isinstance(failure, EndpointConnectionError):
+        return isinstance(failure.kwargs.get("error"), aiohttp.ClientConnectorError)
+    return isinstance(failure, ConnectTimeoutError)
+
+
+def is_passing(trouble: StoreError) -> bool:
+    """Whether the same request may well succeed in a moment, nothing having been written."""
+    match trouble:
+        case TransactionFailed(reasons=reasons):
+            return all(reason.code is not ReasonCode.CONDITION_FAILED for reason in reasons)
+        case Throttled():
+            return True
+        case StoreUnavailable(maybe_applied=maybe_applied):
+            return not maybe_applied and not isinstance(trouble, NotAllowed)
+    return False
+
+
+def _from_answer(response: Mapping[str, Any]) -> StoreError:
+    error = response.get("Error", {})
+    code, message = error.get("Code", ""), error.get("Message", "")
+    if code == "ConditionalCheckFailedException":
+        return ConditionFailed(_old_item(response))
+    if code == "TransactionCanceledException":
+        return _cancelled(response.get("CancellationReasons", []), message)
+    if code in _THROTTLED:
+        return Throttled(f"DynamoDB asks to slow down: {code}")
+    if code == "TransactionInProgressException":  # one sent before under this token; it may well succeed
+        return StoreUnavailable("a transaction of the same token is under way", maybe_applied=True)
+    if code == "ResourceNotFoundException":
+        return StoreMisconfigured("a table is missing in DynamoDB; make it with: price-keeper tables create")
+    if code == "ValidationException" and _is_of_another_key(message):
+        return StoreMisconfigured(_ANOTHER_KEY)
+    if code in _BAD_CREDENTIALS:
+        return NotAllowed(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status >= 500 or not status:
+        return StoreUnavailable(f"DynamoDB answered {status} {code}", maybe_applied=True)
+    return Rejected(f"DynamoDB rejects the request: {code}: {message}")
+
+
+def _is_of_another_key(message: str) -> bool:
+    """Then the table is at fault, not what was asked: it may be mended, and so must be asked again."""
+    return any(words in message for words in _OTHER_KEY)
+
+
+def _cancelled(entries: list[Mapping[str, Any]], message: str) -> StoreError:
+    for entry in entries:
+        if _is_of_another_key(entry.get("Message") or ""):
+            return StoreMisconfigured(_ANOTHER_KEY)
+        if entry.get("Code") not in _REASONS:
+            return Rejected(f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}")
+    if not entries:
+        return Rejected(f"DynamoDB rejects the transaction: {message}")
+    return TransactionFailed([Reason(_REASONS[entry["Code"]], _old_item(entry)) for entry in entries])
+
+
+def _old_item(answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    wire = answer.get("Item")
+    return item_from_wire(wire) if wire else None

@@ -1,0 +1,201 @@
+"""The contract's values as DynamoDB requests, and DynamoDB's answers as the contract's values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from price_keeper.stores.contract import (
+    AllOf,
+    AnyOf,
+    Between,
+    Check,
+    Compare,
+    Condition,
+    Delete,
+    Exists,
+    Item,
+    ItemExists,
+    ItemMissing,
+    Key,
+    Missing,
+    Prefix,
+    Put,
+    Query,
+    Update,
+    Value,
+    Write,
+)
+from price_keeper.stores.schema import TABLES
+from price_keeper.stores.values import number
+
+Request = dict[str, Any]
+
+
+def to_wire(value: Value) -> dict[str, Any]:
+    return _TO_WIRE[type(value)](value)
+
+
+_TO_WIRE: dict[type, Callable[[Any], dict[str, Any]]] = {
+    str: lambda value: {"S": value},
+    bool: lambda value: {"BOOL": value},
+    int: lambda value: {"N": str(value)},
+    Decimal: lambda value: {"N": str(number(value))},
+    bytes: lambda value: {"B": value},
+    list: lambda value: {"L": [to_wire(part) for part in value]},
+    dict: lambda value: {"M": item_to_wire(value)},
+}
+
+
+def item_to_wire(item: Item) -> dict[str, Any]:
+    return {name: to_wire(value) for name, value in item.items()}
+
+
+def from_wire(wire: Mapping[str, Any]) -> Value:
+    ((kind, content),) = wire.items()
+    return _FROM_WIRE[kind](content)
+
+
+_FROM_WIRE: dict[str, Callable[[Any], Value]] = {
+    "S": lambda content: content,
+    "BOOL": lambda content: content,
+    "N": lambda content: number(Decimal(content)),
+    "B": bytes,
+    "L": lambda content: [from_wire(part) for part in content],
+    "M": lambda content: {name: from_wire(part) for name, part in content.items()},
+    # None of these is written here, but a person may: whoever reads it must find something, and pass it over.
+    "NULL": lambda _: "",
+    "SS": lambda content: [*content],
+    "NS": lambda content: [number(Decimal(each)) for each in content],
+    "BS": lambda content: [bytes(each) for each in content],
+}
+
+
+_NOT_ATTRIBUTES = ("PK", "SK")
+
+
+def item_from_wire(wire: Mapping[str, Any]) -> dict[str, Value]:
+    """Without the key's own attributes, which whoever asked knows, and without those a person has set to null."""
+    return {
+        name: from_wire(value) for name, value in wire.items() if name not in _NOT_ATTRIBUTES and "NULL" not in value
+    }
+
+
+def key_to_wire(key: Key) -> dict[str, Any]:
+    wire = {"PK": {"S": key.pk}}
+    if TABLES[key.table].has_sort_key:
+        wire["SK"] = {"S": key.sk}
+    return wire
+
+
+def key_from_wire(table: str, wire: Mapping[str, Any]) -> Key:
+    return Key(table, wire["PK"]["S"], wire["SK"]["S"] if "SK" in wire else "")
+
+
+class _Names:
+    """Placeholders for a request's names and values, so that no reserved word can be in the way."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
+
+    def name(self, attribute: str) -> str:
+        return self._names.setdefault(attribute, f"#{len(self._names)}")
+
+    def value(self, value: Value) -> str:
+        placeholder = f":{len(self._values)}"
+        self._values[placeholder] = to_wire(value)
+        return placeholder
+
+    def request(self) -> Request:
+        request: Request = {}
+        if self._names:
+            request["ExpressionAttributeNames"] = {short: name for name, short in self._names.items()}
+        if self._values:
+            request["ExpressionAttributeValues"] = self._values
+        return request
+
+
+def write_request(write: Write, prefix: str) -> Request:
+    """The body of the single write, or of the entry in a transaction: they are the same."""
+    names = _Names()
+    request: Request = {"TableName": prefix + write.key.table}
+    if isinstance(write, Put):
+        request["Item"] = key_to_wire(write.key) | item_to_wire(write.item)
+    else:
+        request["Key"] = key_to_wire(write.key)
+    if isinstance(write, Update):
+        request["UpdateExpression"] = _update_expression(write, names)
+    if write.condition is not None:
+        request["ConditionExpression"] = _condition_expression(write.condition, names)
+        request["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
+    return request | names.request()
+
+
+TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Delete", Check: "ConditionCheck"}
+
+
+def _update_expression(update: Update, names: _Names) -> str:
+    """In the order of names, so that a transaction sent again under its token is the same to the letter."""
+    settings = [f"{names.name(name)} = {names.value(value)}" for name, value in sorted(update.set.items())]
+    settings += [
+        f"{names.name(name)} = if_not_exists({names.name(name)}, {names.value(value)})"
+        for name, value in sorted(update.set_if_missing.items())
+    ]
+    additions = [f"{names.name(name)} {names.value(amount)}" for name, amount in sorted(update.add.items())]
+    removals = [names.name(name) for name in update.remove]
+    clauses = (("SET", settings), ("ADD", additions), ("REMOVE", removals))
+    return " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses if parts)
+
+
+def _condition_expression(condition: Condition, names: _Names) -> str:
+    match condition:
+        case Compare(name, operator, value):
+            return f"{names.name(name)} {operator} {names.value(value)}"
+        case Exists(name):
+            return f"attribute_exists({names.name(name)})"
+        case Missing(name):
+            return f"attribute_not_exists({names.name(name)})"
+        case ItemExists():
+            return f"attribute_exists({names.name('PK')})"
+        case ItemMissing():
+            return f"attribute_not_exists({names.name('PK')})"
+        case AllOf((part,)) | AnyOf((part,)):  # parentheses around parentheses are refused
+            return _condition_expression(part, names)
+        case AllOf(parts):
+            return "(" + " AND ".join(_condition_expression(part, names) for part in parts) + ")"
+        case AnyOf(parts):
+            return "(" + " OR ".join(_condition_expression(part, names) for part in parts) + ")"
+
+
+def query_request(query: Query, prefix: str) -> Request:
+    names = _Names()
+    terms = [f"{names.name('PK')} = {names.value(query.pk)}"]
+    if query.sort is not None:
+        terms += _sort_terms(query.sort, names)
+    request: Request = {
+        "TableName": prefix + query.table,
+        "KeyConditionExpression": " AND ".join(terms),
+        "ConsistentRead": query.consistent,
+        "ScanIndexForward": not query.descending,
+    }
+    if query.after is not None:
+        request["ExclusiveStartKey"] = key_to_wire(Key(query.table, query.pk, query.after))
+    return request | names.request()
+
+
+def _sort_terms(sort: Prefix | Between, names: _Names) -> list[str]:
+    match sort:
+        case Prefix(text):
+            return [f"begins_with({names.name('SK')}, {names.value(text)})"]
+        case Between(None, None):
+            return []
+        case Between(low, None) if low is not None:
+            return [f"{names.name('SK')} >= {names.value(low)}"]
+        case Between(None, high) if high is not None:
+            return [f"{names.name('SK')} <= {names.value(high)}"]
+        case Between(low, high):
+            assert low is not None
+            assert high is not None
+            return [f"{names.name('SK')} BETWEEN {names.value(low)} AND {names.value(high)}"]

@@ -1,0 +1,211 @@
+"""The tables, and every key that stands in them. Pure.
+
+Names here are without the configured prefix. A key's parts are joined by '#', which no id or label may contain, so that
+two different things can never share a key. Periods come ready made from the calendar (`DAY#20261118`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+
+from price_keeper.model import Scope, is_app_id, is_label
+from price_keeper.stores.contract import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: str
+    has_sort_key: bool
+    purpose: str
+
+
+def _by_name(*tables: Table) -> dict[str, Table]:
+    return {table.name: table for table in tables}
+
+
+TABLES = _by_name(
+    Table("config", True, "orgs, apps, their credentials' hashes, and the registry of orgs"),
+    Table("sticky-state", True, "the active label of a scope in a period, and manual overrides"),
+    Table("usage-agg-sharded", True, "usage counters of a scope, label and period, spread over shards"),
+    Table("daily-total", True, "the sum of the shards, rewritten by the aggregator"),
+    Table("pricing-cache", True, "prices of a model in a region by the day they were read"),
+    Table("revoked-tokens", False, "tokens and sessions that are valid no more"),
+    Table("secret-retrieval-tokens", False, "secrets waiting to be fetched once"),
+    Table("request-dedup", True, "markers of what was counted already, alerts raised, active counters"),
+    Table("rate-buckets", True, "token buckets: limits, hard budgets, leases"),
+    Table("sessions", True, "refresh sessions of clients, and refused refresh tokens"),
+    Table("audit", True, "every administrative change, append only"),
+)
+
+SHARD_COUNTS = (8, 16, 32, 64)
+
+_ORG_CONFIG = "CONFIG"
+_MARKER = "MARKER"
+_ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_UTC_DAY = re.compile(r"[0-9]{8}")
+_PERIOD = re.compile(r"DAY#[0-9]{8}|WEEK#[0-9]{4}-W[0-9]{2}|MONTH#[0-9]{6}")
+
+
+def org_config(org: str) -> Key:
+    return Key("config", Scope(org).key, _ORG_CONFIG)
+
+
+def app_config(org: str, app: str) -> Key:
+    return Key("config", Scope(org).key, f"{APPS_PREFIX}{_checked(app, is_app_id(app), 'app id')}")
+
+
+APPS_PREFIX = "APP#"
+
+ORG_REGISTRY = "REGISTRY#ORGS"
+
+
+def org_entry(org: str) -> Key:
+    """The org's line in the registry partition: how all orgs are listed without a scan."""
+    return Key("config", ORG_REGISTRY, Scope(org).key)
+
+
+def sticky_state(scope: Scope, period: str) -> Key:
+    return Key("sticky-state", scope.key, _period(period))
+
+
+def usage_shard(scope: Scope, label: str, shard: int, period: str) -> Key:
+    if shard < 0:
+        raise ValueError(f"a shard's number is not negative, as {shard} is")
+    return Key("usage-agg-sharded", f"{_labelled(scope, label)}#SH#{shard}", _period(period))
+
+
+def daily_total(scope: Scope, label: str, period: str) -> Key:
+    return Key("daily-total", _labelled(scope, label), _period(period))
+
+
+def price(model: str, region: str, date: str) -> Key:
+    """`date` is YYYY-MM-DD, so that the newest price not after a day is one short query."""
+    if "@" in region:
+        raise ValueError(f"not a region: {region!r}")
+    return Key("pricing-cache", f"{model}@{region}", _checked(date, bool(_DATE.fullmatch(date)), "date"))
+
+
+def revoked_token(jti: str) -> Key:
+    return Key("revoked-tokens", _checked(jti, "#" not in jti, "token id"))
+
+
+def revoked_session(sid: str) -> Key:
+    return Key("revoked-tokens", f"SID#{_checked(sid, '#' not in sid, 'session id')}")
+
+
+def session_head(client_id: str) -> Key:
+    """What every change of a client's set of sessions moves on."""
+    return Key("sessions", client_id, "HEAD")
+
+
+def session(client_id: str, sid: str) -> Key:
+    return Key("sessions", client_id, f"{SESSIONS_PREFIX}{_checked(sid, '#' not in sid, 'session id')}")
+
+
+SESSIONS_PREFIX = "SESSION#"
+
+
+def refused_refresh_token(token_hash: str) -> Key:
+    return Key(
+        "sessions", f"BLOCK#refresh#{_checked(token_hash, bool(_SHA256.fullmatch(token_hash)), 'hash')}", "BLOCK"
+    )
+
+
+def retrieval_token(token_hash: str) -> Key:
+    return Key("secret-retrieval-tokens", token_hash)
+
+
+def segment_marker(ulid: str, part: int, start: int = 0) -> Key:
+    """Of one part of the lines that were counted together, from line `start` on. Those of the first lines have the
+    names that versions look for which know of no others."""
+    own = f"LINES#{start:010}#PART#{part:04}" if start else f"PART#{part:04}"
+    return Key("request-dedup", segment_markers(ulid), own)
+
+
+def segment_markers(ulid: str) -> str:
+    """The partition with all markers of one segment."""
+    return f"SEG#{_checked(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}"
+
+
+def request_marker(org: str, app: str, request_id: str) -> Key:
+    name = _checked(app, isinstance(app, str) and is_app_id(app), "app id")
+    return Key("request-dedup", f"REQ#{Scope(org).org}#{name}#{request_id}", _MARKER)
+
+
+def alert_marker(scope: Scope, label: str, period: str, threshold_pct: int) -> Key:
+    return Key("request-dedup", f"ALERT#{_labelled(scope, label)}#{_period(period)}", f"PCT#{threshold_pct:03}")
+
+
+def active_counters(utc_day: str) -> str:
+    """The partition that lists which counters were first written to on a UTC day (YYYYMMDD)."""
+    return f"ACTIVE#{_checked(utc_day, bool(_UTC_DAY.fullmatch(utc_day)), 'UTC day')}"
+
+
+def active_counter(utc_day: str, scope: Scope, label: str, period: str) -> Key:
+    return Key("request-dedup", active_counters(utc_day), f"{_labelled(scope, label)}#{_period(period)}")
+
+
+def audit_record(org: str, name: str) -> Key:
+    """`name` begins with the time, so that records stand in the order in which they were made."""
+    return Key("audit", Scope(org).key, name)
+
+
+PROFILES_PREFIX = "PROFILE#"
+
+
+def inference_profile(org: str, app: str, label: str) -> Key:
+    """Beside the settings of the org's apps, and not below one of them, since those are listed by their prefix."""
+    own = f"{profiles_of(app)}{_checked(label, is_label(label), 'label')}"
+    return Key("config", Scope(org).key, own)
+
+
+def profiles_of(app: str) -> str:
+    return f"{PROFILES_PREFIX}{_checked(app, is_app_id(app), 'app id')}#"
+
+
+def bucket(scope: Scope, name: str) -> Key:
+    return Key("rate-buckets", scope.key, f"BUCKET#{name}")
+
+
+def control_bucket(who: str) -> Key:
+    """Of one who calls the control API."""
+    return Key("rate-buckets", f"CONTROL#{who}", "BUCKET#CALLS")
+
+
+def hard_bucket(scope: Scope, label: str, period: str) -> Key:
+    """What nobody holds of a hard budget."""
+    return Key("rate-buckets", scope.key, f"BUCKET#HARD#{_checked(label, is_label(label), 'label')}#{_period(period)}")
+
+
+def hold(scope: Scope, label: str, period: str, holder: str) -> Key:
+    """What one run of one process took of it."""
+    own = f"{holds_of(label, period)}{_checked(holder, bool(_ULID.fullmatch(holder)), 'ULID')}"
+    return Key("rate-buckets", scope.key, own)
+
+
+def holds_of(label: str, period: str) -> str:
+    """The prefix of all holds on one hard budget, in the partition of its scope."""
+    return f"HOLD#{_checked(label, is_label(label), 'label')}#{_period(period)}#"
+
+
+def shard_of(ulid: str, shard_count: int) -> int:
+    """The same on every machine and in every process, as Python's own hash() is not."""
+    return int.from_bytes(sha256(ulid.encode()).digest()) % shard_count
+
+
+def _labelled(scope: Scope, label: str) -> str:
+    return f"{scope.key}#LABEL#{_checked(label, is_label(label), 'label')}"
+
+
+def _period(period: str) -> str:
+    return _checked(period, bool(_PERIOD.fullmatch(period)), "period")
+
+
+def _checked(text: str, is_good: bool, what: str) -> str:
+    if not is_good:
+        raise ValueError(f"not a {what}: {text!r}")
+    return text

@@ -1,0 +1,229 @@
+"""The embedded store: one SQLite file, shared by any number of processes on one machine.
+
+One thread writes, in groups: all writes that wait are carried out in one `BEGIN IMMEDIATE` transaction and made durable
+by one sync, then answered together. Another thread reads; the write-ahead log keeps the two out of each other's way.
+An acknowledged write survives `kill -9` and, with `synchronous=FULL`, a power cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from price_keeper.errors import Rejected, StoreMisconfigured, StoreUnavailable
+from price_keeper.stores import sqlite_codec as codec
+from price_keeper.stores.batching import BatchThread
+from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, Row, Update, Write
+from price_keeper.stores.sqlite_file import connect, prepare, translated
+from price_keeper.stores.sqlite_group import Group, load, owned
+from price_keeper.stores.sqlite_watch import FileWatch
+from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
+
+_PROBE = Key("config", "PROBE", "PROBE")
+
+_Job = Callable[[Group], object]
+_Read = Callable[[sqlite3.Connection], object]
+
+
+class SqliteStore:
+    """Use from one event loop. `now` is the wall clock, asked for the age of tokens."""
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        self._path = path.absolute()  # `:memory:` too is a file's name here
+        self._now = now
+
+    async def open(self) -> SqliteStore:
+        watch = await asyncio.to_thread(_prepared, self._path)
+        writer, reader = _Writer(self._path, watch, self._now), _Reader(self._path, watch)
+        self._writer = BatchThread("sqlite-writer", writer.run, writer.disconnect)
+        self._reader = BatchThread("sqlite-reader", reader.run, reader.disconnect)
+        return self
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self._reader.close()
+
+    async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
+        check_key(key)
+        return cast("Item | None", await self._reader.submit(lambda connection: load(connection, key)))
+
+    async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
+        for key in keys:
+            check_key(key)
+        wanted = tuple(keys)
+        found = self._reader.submit(lambda connection: [load(connection, key) for key in wanted])
+        return cast("list[Item | None]", await found)
+
+    async def query(self, query: Query) -> Page:
+        check_query(query)
+        return cast(Page, await self._reader.submit(lambda connection: _select(connection, query)))
+
+    async def put(self, put: Put) -> None:
+        await self._write(put)
+
+    async def update(self, update: Update) -> Item:
+        return cast(Item, await self._write(update))
+
+    async def delete(self, delete: Delete) -> Item | None:
+        return cast("Item | None", await self._write(delete))
+
+    async def _write(self, write: Put | Update | Delete) -> object:
+        check_write(write)
+        own = owned(write)
+        return await self._writer.submit(lambda group: group.write(own))
+
+    async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
+        check_transaction(writes, token)
+        frozen = tuple(owned(write) for write in writes)
+        await self._writer.submit(lambda group: group.transact(frozen, token))
+
+    async def probe(self) -> None:
+        """Raises what a write would: a full disk reads well."""
+        await self.update(Update(_PROBE, set={"written_at": int(self._now())}))
+
+    async def look(self) -> None:
+        """Raises StoreUnavailable when the file is not the one that was opened; costs no write."""
+        await self._reader.submit(lambda _: None)
+
+    async def purge(self, expired_before: float) -> int:
+        """Deletes some rows that expired before the given time; the number deleted, 0 when none are left."""
+        return cast(int, await self._writer.submit(lambda group: group.purge(int(expired_before))))
+
+
+def _prepared(path: Path) -> FileWatch:
+    prepare(path)
+    return FileWatch(path)
+
+
+def _select(connection: sqlite3.Connection, query: Query) -> Page:
+    sql, arguments = _query_sql(query)
+    found = connection.execute(sql, arguments).fetchall()
+    has_more = query.limit is not None and len(found) > query.limit
+    rows = tuple(Row(Key(query.table, query.pk, sk), codec.decode(item)) for sk, item in found[: query.limit])
+    return Page(rows, rows[-1].key.sk if has_more else None)
+
+
+def _query_sql(query: Query) -> tuple[str, list[Any]]:
+    terms, arguments = ["pk=?"], [query.pk]
+    for comparison, bound in _bounds(query):
+        terms.append(f"sk{comparison}?")
+        arguments.append(bound)
+    order = "DESC" if query.descending else "ASC"
+    sql = f'SELECT sk, item FROM "{query.table}" WHERE {" AND ".join(terms)} ORDER BY sk {order}'  # noqa: S608
+    return (sql, arguments) if query.limit is None else (f"{sql} LIMIT {query.limit + 1}", arguments)
+
+
+def _bounds(query: Query) -> list[tuple[str, str]]:
+    bounds: list[tuple[str, str | None]] = []
+    match query.sort:
+        case Prefix(text):
+            bounds = [(">=", text), ("<", after_prefix(text))]
+        case Between(low, high):
+            bounds = [(">=", low), ("<=", high)]
+    bounds.append(("<" if query.descending else ">", query.after))
+    return [(comparison, bound) for comparison, bound in bounds if bound is not None]
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The first text, in the order of UTF-8 bytes, after every text that begins so; None when there is none."""
+    for at in range(len(prefix) - 1, -1, -1):
+        point = ord(prefix[at]) + 1
+        if point == 0xD800:  # surrogates are no characters
+            point = 0xE000
+        if point <= 0x10FFFF:
+            return prefix[:at] + chr(point)
+    return None
+
+
+class _Connected:
+    """Lives in one thread, where its connection is made when first needed, and stays."""
+
+    def __init__(self, path: Path, watch: FileWatch) -> None:
+        self._path = path
+        self._watch = watch
+        self._connection: sqlite3.Connection | None = None
+
+    def connection(self) -> sqlite3.Connection:
+        """Raises StoreUnavailable when the file is not the one that the store was opened with."""
+        self.check_file()
+        if self._connection is None:
+            self._connection = connect(self._path)
+            self._watch.opened()
+            try:
+                self.check_file()
+            except StoreUnavailable:
+                self.disconnect()  # it may lead to the wrong file
+                raise
+        return self._connection
+
+    def check_file(self) -> None:
+        self._watch.check(self._connection)
+
+    def disconnect(self) -> None:
+        """Also rolls back what was begun. A connection that has failed is not trusted again."""
+        if self._connection is not None:
+            self._watch.closing()
+            self._connection.close()
+            self._connection = None
+
+
+class _Reader(_Connected):
+    def run(self, reads: Sequence[_Read]) -> list[object]:
+        try:
+            connection = self.connection()
+        except sqlite3.Error as failure:
+            return [translated(failure, self._path)] * len(reads)
+        return [self._answer(read, connection) for read in reads]
+
+    def _answer(self, read: _Read, connection: sqlite3.Connection) -> object:
+        try:
+            return read(connection)
+        except sqlite3.Error as failure:
+            return translated(failure, self._path)
+        except Exception as failure:  # a row that somebody else wrote; the other reads are none the worse for it
+            return StoreMisconfigured(f"{self._path}: a row cannot be read: {type(failure).__name__}")
+
+
+class _Writer(_Connected):
+    def __init__(self, path: Path, watch: FileWatch, now: Callable[[], float]) -> None:
+        super().__init__(path, watch)
+        self._now = now
+
+    def run(self, jobs: Sequence[_Job]) -> list[object]:
+        is_committing = False
+        try:
+            connection = self.connection()
+            connection.execute("BEGIN IMMEDIATE")
+            group = Group(connection, self._now())
+            outcomes = [_outcome(job, group) for job in jobs]
+            group.save()
+            is_committing = True
+            connection.execute("COMMIT")
+            self.check_file()  # what was committed to a file that has no name any more is not acknowledged
+            return outcomes
+        except StoreUnavailable as failure:
+            return [StoreUnavailable(str(failure), maybe_applied=is_committing)] * len(jobs)
+        except StoreMisconfigured as failure:
+            return [failure] * len(jobs)
+        except sqlite3.Error as failure:
+            self.disconnect()
+            # A commit that failed half-way may come back to life from the log when the file is next opened.
+            return [translated(failure, self._path, maybe_applied=is_committing)] * len(jobs)
+        except Exception as failure:
+            # Something in one of the writes that no check foresaw: only that one is to suffer for it.
+            self.disconnect()
+            if len(jobs) > 1:
+                return [outcome for job in jobs for outcome in self.run([job])]
+            return [Rejected(f"the write cannot be kept: {type(failure).__name__}")]
+
+
+def _outcome(job: _Job, group: Group) -> object:
+    try:
+        return job(group)
+    except sqlite3.Error:
+        raise  # the file is in trouble, so the whole group is
+    except Exception as failure:
+        return failure

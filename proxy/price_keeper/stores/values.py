@@ -1,0 +1,253 @@
+"""Which values a store keeps, checked before they leave for any engine. Pure.
+
+The rules are DynamoDB's, held on every engine: 38 significant digits, no floats, 400 KB an item, no empty keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Context, Decimal, DecimalException, DivisionByZero, Inexact, InvalidOperation, Overflow
+from typing import Any
+
+from price_keeper.errors import Rejected
+from price_keeper.stores import contract
+from price_keeper.stores.contract import (
+    AllOf,
+    AnyOf,
+    Between,
+    Check,
+    Compare,
+    Condition,
+    Delete,
+    Item,
+    Key,
+    Prefix,
+    Put,
+    Query,
+    Update,
+    Value,
+    Write,
+)
+from price_keeper.stores.schema import TABLES
+
+SIGNIFICANT_DIGITS = 38
+_LARGEST_EXPONENT = 125
+_SMALLEST_EXPONENT = -130
+_PLAINLY_FITS = 10**SIGNIFICANT_DIGITS
+
+# Raises instead of rounding: a counter that cannot be held exactly must not be held at all.
+EXACT = Context(prec=SIGNIFICANT_DIGITS, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
+
+_KEY_NAMES = frozenset({"PK", "SK"})
+_NESTING = 32  # DynamoDB's own depth limit for lists and maps
+
+
+def number(value: int | Decimal) -> int | Decimal:
+    """The number in its one form: int where whole, else a Decimal without trailing zeros."""
+    if type(value) is int and -_PLAINLY_FITS < value < _PLAINLY_FITS:
+        return value
+    try:
+        exact = EXACT.create_decimal(value).normalize(EXACT)
+    except (DecimalException, ValueError):
+        raise Rejected(f"a number has at most {SIGNIFICANT_DIGITS} significant digits") from None
+    if not exact.is_finite():
+        raise Rejected("a number must be finite")
+    if exact and not _SMALLEST_EXPONENT <= exact.adjusted() <= _LARGEST_EXPONENT:
+        raise Rejected(f"a number lies between 1E{_SMALLEST_EXPONENT} and 1E{_LARGEST_EXPONENT + 1}")
+    return int(exact) if exact == exact.to_integral_value() else exact
+
+
+def total(left: int | Decimal, right: int | Decimal) -> int | Decimal:
+    """Exact addition; Rejected when the sum has more digits than a store keeps."""
+    if type(left) is int and type(right) is int:
+        return number(left + right)
+    try:
+        return number(EXACT.add(Decimal(left), Decimal(right)))
+    except DecimalException:
+        raise Rejected(f"a sum has more than {SIGNIFICANT_DIGITS} significant digits") from None
+
+
+def check_value(value: Any, depth: int = 0) -> int:
+    """The size in bytes, as DynamoDB counts it (to within a byte or two a value)."""
+    kind = type(value)
+    if kind is str:
+        return _utf8(value)
+    if kind is int or kind is Decimal:
+        return len(str(number(value))) // 2 + 2
+    if kind is bool:
+        return 1
+    if kind is bytes:
+        return len(value)
+    if depth >= _NESTING:
+        raise Rejected(f"lists and maps nest at most {_NESTING} deep")
+    if kind is list:
+        return 3 + sum(1 + check_value(part, depth + 1) for part in value)
+    if kind is dict:
+        return 3 + sum(1 + _name_size(name) + check_value(part, depth + 1) for name, part in value.items())
+    raise Rejected(f"a store keeps str, int, Decimal, bool, bytes, list and dict, not {kind.__name__}")
+
+
+def _name_size(name: Any) -> int:
+    if type(name) is not str:
+        raise Rejected(f"an attribute is named by a str, not by {type(name).__name__}")
+    return _utf8(name)
+
+
+def _utf8(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise Rejected("text must be valid Unicode (it holds a lone surrogate)") from None
+
+
+def check_attributes(attributes: Mapping[str, Value]) -> int:
+    size = 0
+    for name, value in attributes.items():
+        size += check_name(name) + check_value(value)
+    return size
+
+
+def check_name(name: str) -> int:
+    size = _name_size(name)
+    if name in _KEY_NAMES or not 0 < size <= 255:
+        raise Rejected(f"{name!r} cannot name an attribute: 1 to 255 bytes, and not PK or SK")
+    return size
+
+
+def check_item(key: Key, item: Item) -> int:
+    size = check_attributes(item) + _utf8(key.pk) + _utf8(key.sk) + len("PKSK")
+    if size > contract.MAX_ITEM_BYTES:
+        raise Rejected(f"an item holds at most {contract.MAX_ITEM_BYTES} bytes; this one has about {size}")
+    return size
+
+
+def check_key(key: Key) -> None:
+    table = TABLES.get(key.table)
+    if table is None:
+        raise Rejected(f"there is no table {key.table!r}; there are {', '.join(TABLES)}")
+    _check_key_part("partition key", key.pk, contract.MAX_PARTITION_KEY_BYTES)
+    if table.has_sort_key:
+        _check_key_part("sort key", key.sk, contract.MAX_SORT_KEY_BYTES)
+    elif key.sk:
+        raise Rejected(f"table {key.table!r} has no sort key")
+
+
+def _check_key_part(what: str, text: str, most: int) -> None:
+    if not text:
+        raise Rejected(f"a {what} cannot be empty")
+    if _utf8(text) > most:
+        raise Rejected(f"a {what} has at most {most} bytes")
+
+
+def check_condition(condition: Condition | None) -> None:
+    for name in contract.attributes_of(condition):
+        check_name(name)
+    _check_compared(condition)
+
+
+def _check_compared(condition: Condition | None) -> None:
+    match condition:
+        case AllOf(parts) | AnyOf(parts):
+            if not parts:
+                raise Rejected("a condition of several parts needs at least one")
+            for part in parts:
+                _check_compared(part)
+        case Compare(_, operator, value):
+            check_value(value)
+            if not isinstance(value, (str, int, Decimal, bytes)) or (
+                (value is True or value is False) and operator != "="
+            ):
+                raise Rejected(f"{type(value).__name__} cannot be compared with {operator}")
+
+
+def check_write(write: Write) -> int:
+    """The size of what it brings, in bytes."""
+    return _CHECKS[type(write)](write)
+
+
+def _check_put(put: Put) -> int:
+    check_key(put.key)
+    check_condition(put.condition)
+    return check_item(put.key, put.item)
+
+
+def _check_update(update: Update) -> int:
+    check_key(update.key)
+    named = [*update.set, *update.set_if_missing, *update.add, *update.remove]
+    if not named:
+        raise Rejected("an update must change something")
+    if len(set(named)) < len(named):
+        raise Rejected("an update names an attribute only once")
+    for name in update.remove:
+        check_name(name)
+    for name, amount in update.add.items():
+        check_name(name)
+        if type(amount) is not int and type(amount) is not Decimal:
+            raise Rejected(f"only a number can be added, not {type(amount).__name__}")
+        number(amount)
+    check_condition(update.condition)
+    return check_item(update.key, {**update.set, **update.set_if_missing})
+
+
+def _check_delete(write: Delete | Check) -> int:
+    check_key(write.key)
+    check_condition(write.condition)
+    return 0
+
+
+_CHECKS: dict[type, Callable[[Any], int]] = {
+    Put: _check_put,
+    Update: _check_update,
+    Delete: _check_delete,
+    Check: _check_delete,
+}
+
+
+def check_transaction(writes: Sequence[Write], token: str | None) -> None:
+    if not 0 < len(writes) <= contract.MAX_TRANSACTION_WRITES:
+        raise Rejected(f"a transaction has 1 to {contract.MAX_TRANSACTION_WRITES} writes, not {len(writes)}")
+    if len({write.key for write in writes}) < len(writes):
+        raise Rejected("a transaction names an item only once")
+    if token is not None and not 0 < len(token) <= contract.MAX_TOKEN_CHARACTERS:
+        raise Rejected(f"a transaction's token has 1 to {contract.MAX_TOKEN_CHARACTERS} characters")
+    size = sum(check_write(write) for write in writes)
+    if size > contract.MAX_TRANSACTION_BYTES:
+        raise Rejected(f"a transaction holds at most {contract.MAX_TRANSACTION_BYTES} bytes; this one has about {size}")
+
+
+def check_query(query: Query) -> None:
+    table = TABLES.get(query.table)
+    if table is None or not table.has_sort_key:
+        raise Rejected(f"{query.table!r} is no table with a sort key, so there is nothing to query")
+    _check_key_part("partition key", query.pk, contract.MAX_PARTITION_KEY_BYTES)
+    for bound in _bounds(query):
+        _check_key_part("bound of a sort key", bound, contract.MAX_SORT_KEY_BYTES)
+    if query.limit is not None and query.limit < 1:
+        raise Rejected("a query's limit is at least 1")
+    if not _is_within(query):
+        raise Rejected("a query's range begins before it ends, and what it goes on after lies in it")
+
+
+def _bounds(query: Query) -> Sequence[str]:
+    match query.sort:
+        case Prefix(text):
+            bounds: Sequence[str | None] = (text, query.after)
+        case Between(low, high):
+            bounds = (low, high, query.after)
+        case None:
+            bounds = (query.after,)
+    return [bound for bound in bounds if bound is not None]
+
+
+def _is_within(query: Query) -> bool:
+    """Texts compare by code points, which is the order of their UTF-8 bytes."""
+    after = query.after
+    match query.sort:
+        case Prefix(text):
+            return after is None or after.startswith(text)
+        case Between(low, high):
+            points = [point for point in (low, after, high) if point is not None]
+            return points == sorted(points)
+    return True

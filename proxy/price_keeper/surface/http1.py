@@ -1,0 +1,303 @@
+"""HTTP/1.1 on the data port: an asyncio protocol that answers one request after another on a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+from price_keeper.errors import InvalidRequest, Refusal
+from price_keeper.exchange import Request
+from price_keeper.surface.http1_answer import Answer, BodilessAnswer
+from price_keeper.surface.http1_request import RequestReader
+from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
+from price_keeper.surface.reading import Reading
+from price_keeper.surface.reset import reset
+from price_keeper.surface.sockets import peer_of
+
+if TYPE_CHECKING:
+    from price_keeper.surface.listener import Listener
+
+
+class _Whole(NamedTuple):
+    """A request that waits for its turn."""
+
+    request: Request
+    keeps_alive: bool
+    takes_chunks: bool
+    weight: int
+
+
+_Entry: TypeAlias = "_Whole | Refusal"  # or why there is no request
+
+
+class Http1Connection(asyncio.Protocol):
+    """Answers requests in their order; those sent ahead wait their turn."""
+
+    def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
+        self.protocol = "http/1.1"
+        self.open_streams = 0
+        self._listener = listener
+        self._limits = listener.limits
+        self.outbox = listener.outbox
+        self._is_surplus = is_surplus
+        self._slice = min(SLICE_BYTES, self._limits.head_bytes)
+        self._requests = RequestReader(self, listener)
+        self._answer: Answer | None = None  # to the request under way
+        self._waiting: deque[_Entry] = deque()
+        self._is_serving_those = False
+        self._unread = b""  # what came in behind more requests than may wait
+        self._unread_weight = 0  # of it, as far as it is counted
+        self._is_reading_paused = False
+        self._is_resting = False  # what is unread waits for the next turn of the loop
+        self._is_deaf = False  # what still comes in is thrown away
+        self._is_cut_short = False  # the client was stopped in the middle of what it had to say
+        self._is_closed = False
+        self.is_write_paused = False
+        self._reading: Reading | None = None  # what we wait for the client to read, if so
+        self._since = listener.now()  # when the present wait began: for a head, a body, the next request
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
+        self._peer = peer_of(transport)
+        self._listener.joined(self, self._peer)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._is_closed = True
+        self._listener.left(self)
+        self._hear_no_more()
+        self._requests.close()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.left()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        if len(data) <= self._slice and not self._requests.head_bytes and not self._unread:
+            self._requests.feed(data)
+        else:
+            self._unread += data
+            self._read_on()
+
+    def eof_received(self) -> bool:
+        self.outbox.flush()  # there may be an answer to it, and what is not answered now is closed by the event loop
+        # A client may close its half after its last request and still wait for the answer; not so over TLS.
+        self._requests.drop()
+        self._is_deaf = True
+        self._is_cut_short = False
+        return (self._answer is not None or bool(self._waiting)) and self._transport.can_write_eof()
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self._reading = Reading(self._transport, self._listener.now())
+        if self._answer is not None and self._answer.flow is not None:
+            self._answer.flow.pause()
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if not self._is_closed:
+            self._reading = None
+        if self._answer is None:
+            if not self._is_closed:
+                self.begin_wait()
+                self._next()
+        elif self._answer.flow is not None:
+            self._answer.flow.resume()
+
+    def check_time(self, now: float) -> None:
+        """Called every second or so: ends what has waited too long."""
+        if self._reading is not None:
+            self._check_reading(self._reading.waited(now))
+        elif self._answer is None and not self._is_closed:
+            self._check_request(now - self._since)
+
+    def _check_reading(self, waited: float) -> None:
+        is_lingering = self._is_closed and not self._transport.is_closing()
+        if waited > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
+            reset(self._transport)
+        elif self._answer is not None and self._answer.flow is not None:
+            self._answer.flow.waits(waited)
+
+    def _check_request(self, waited: float) -> None:
+        if self._requests.has_begun:
+            trouble = self._requests.overdue(waited)
+            if trouble is not None:
+                self.stop_hearing(InvalidRequest(trouble))
+        elif waited > (self._limits.head_seconds if self._requests.head_bytes else self._limits.idle_seconds):
+            self._close()
+
+    def drain(self) -> None:
+        """Finishes the request under way, or the one that has half come, and takes no other."""
+        if self._answer is not None:
+            self._hear_no_more()
+            self._answer.keeps_alive = False
+        elif not (self._requests.is_in_body or self._requests.head_bytes):
+            self._close()
+
+    def cut(self) -> None:
+        self.outbox.flush()
+        reset(self._transport)
+
+    # What the reader of requests calls.
+
+    def begin_wait(self) -> None:
+        self._since = self._listener.now()
+
+    def take(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
+        if self._can_serve():
+            self._serve(request, keeps_alive, takes_chunks, weight)
+        else:
+            self._line_up(_Whole(request, keeps_alive, takes_chunks, weight))
+
+    def stop_hearing(self, refusal: Refusal) -> None:
+        """The connection cannot be read any further: answers what was understood, then says why, then closes."""
+        self._is_deaf = self._is_cut_short = True
+        self._requests.drop()
+        self._keep_unread(b"")
+        if self._can_serve():
+            self._refuse(refusal)
+        else:
+            self._line_up(refusal)
+
+    def encourage(self) -> None:
+        """Tells a client that waits for it to go on, as soon as it is its turn."""
+        if self._requests.owes_continue and self._can_serve():
+            self._requests.owes_continue = False
+            self.outbox.flush()
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # From bytes to answers.
+
+    def _read_on(self) -> None:
+        slices = 0
+        while self._unread and not (self._is_deaf or self._is_reading_paused or self._is_resting):
+            if slices == SLICES_A_TURN:
+                self._rest()
+                break
+            slices += 1
+            room = self._requests.room(self._slice)
+            if not room:
+                what = f"a request's head has at most {self._limits.head_bytes} bytes"
+                self.stop_hearing(InvalidRequest(what))
+                return
+            piece, self._unread = self._unread[:room], self._unread[room:]
+            self._requests.feed(piece)
+        self._keep_unread(b"" if self._is_deaf else self._unread)
+
+    def _rest(self) -> None:
+        """Requests and chunks of the smallest kind take long, and others have their turn."""
+        self._is_resting = True
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self._is_closed:
+            return
+        self._read_on()
+        if not (self._is_closed or self._is_resting or self._is_reading_paused):
+            self._transport.resume_reading()
+
+    def _keep_unread(self, data: bytes) -> None:
+        more = len(data) - self._unread_weight
+        self._unread, self._unread_weight = data, len(data)
+        if not self._listener.holds(more) and more > 0:
+            self.stop_hearing(self._listener.full)
+
+    def _can_serve(self) -> bool:
+        return self._answer is None and not self._waiting and not self.is_write_paused and not self._is_closed
+
+    def _line_up(self, entry: _Entry) -> None:
+        if self._is_closed:
+            self._drop(entry)
+            return
+        self._waiting.append(entry)
+        if len(self._waiting) >= self._limits.pipelined and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def _serve(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
+        if self._is_surplus:
+            self._listener.let_go(weight)
+            self._refuse(self._listener.too_many)
+            return
+        request.peer = self._peer
+        make = BodilessAnswer if request.method == b"HEAD" else Answer
+        self._answer = make(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
+        self._listener.begin(request, self._answer, weight)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._answer = Answer(self, self._transport, False, False)
+        self._listener.refuse(self._answer, refusal)
+
+    def _drop(self, entry: _Entry) -> None:
+        if not isinstance(entry, Refusal):
+            self._listener.let_go(entry.weight)
+
+    def answered(self, keeps_alive: bool) -> None:
+        self._answer = None
+        self.begin_wait()
+        if not keeps_alive:
+            self._close()
+        elif not self.is_write_paused:
+            self._next()
+
+    def _next(self) -> None:
+        """Serves what waits, reads what could not even wait; if nothing more can come, that was all."""
+        if self._waiting:
+            self._serve_those_waiting()
+        elif self._is_deaf:
+            self._close()
+        if self._is_reading_paused and len(self._waiting) < self._limits.pipelined and not self._is_closed:
+            self._is_reading_paused = False
+            if not self._is_resting:
+                self._transport.resume_reading()
+                self._read_on()
+        if self._requests.owes_continue:
+            self.encourage()
+
+    def _serve_those_waiting(self) -> None:
+        """Until one has to be waited for. Those that have not come back here from within, and there may be hundreds."""
+        if self._is_serving_those:
+            return
+        self._is_serving_those = True
+        try:
+            while self._waiting and self._answer is None and not (self.is_write_paused or self._is_closed):
+                entry = self._waiting.popleft()
+                if isinstance(entry, Refusal):
+                    self._refuse(entry)
+                else:
+                    self._serve(*entry)
+        finally:
+            self._is_serving_those = False
+
+    def break_off(self) -> None:
+        self._answer = None
+        self._is_closed = True
+        self._hear_no_more()
+        reset(self._transport)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._hear_no_more()
+        self._reading = Reading(self._transport, self._since)
+        if self._is_cut_short and self._transport.can_write_eof():
+            # It may still be sending, and closing now would destroy the answer on its way to it.
+            with suppress(OSError):  # the client may just have gone
+                self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
+
+    def _hear_no_more(self) -> None:
+        self.outbox.flush()
+        self._is_deaf = True
+        self._requests.drop()
+        self._keep_unread(b"")
+        while self._waiting:
+            self._drop(self._waiting.popleft())

@@ -1,0 +1,133 @@
+"""The way back for one request of an HTTP/1.1 connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from price_keeper.exchange import Flow, Header
+
+if TYPE_CHECKING:
+    from price_keeper.surface.http1 import Http1Connection
+
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_NO_BODY: Final = (204, 304)
+
+
+class Answer:
+    """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
+
+    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_outbox", "_takes_chunks", "_transport",
+                 "flow", "has_started", "is_gone", "keeps_alive")  # fmt: skip
+
+    def __init__(
+        self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool
+    ) -> None:
+        self._connection = connection
+        self._outbox = connection.outbox
+        self._transport = transport
+        self._length: int | None = None
+        self.keeps_alive = keeps_alive
+        self._takes_chunks = takes_chunks
+        self._is_chunked = False
+        self._is_over = False
+        self._head = b""
+        self.flow: Flow | None = None
+        self.has_started = False
+        self.is_gone = False
+
+    def attach(self, flow: Flow) -> None:
+        self.flow = flow
+        if self._connection.is_write_paused:
+            flow.pause()
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        self.has_started = True
+        self._length = length
+        framing = b""
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif status not in _NO_BODY:
+            if self._takes_chunks:
+                self._is_chunked = True
+                framing = b"transfer-encoding: chunked\r\n"
+            else:
+                self.keeps_alive = False  # the end of the connection is the end of the body
+        end = b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n"
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        lines = b"\r\n".join(map(b": ".join, headers))
+        # It goes out with the first bytes of the body, in one packet.
+        self._head = b"%b%b\r\n%b%b" % (line, lines, framing, end) if headers else line + framing + end
+
+    def write(self, data: bytes) -> None:
+        if self.is_gone or not data:
+            return
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            is_all = len(data) == self._length
+            data = self._head + data
+            self._head = b""
+            if is_all and self.keeps_alive:
+                self._outbox.put(self._transport.write, data)
+                return
+        self._send(data)
+
+    def flush(self) -> None:
+        if self._head and not self.is_gone:
+            self._send(self._head)
+            self._head = b""
+
+    def _send(self, data: bytes) -> None:
+        self._outbox.flush()  # where something of an answer before this one may be
+        self._transport.write(data)
+
+    def finish(self) -> None:
+        if self._is_over:
+            return
+        was_gone = self.is_gone
+        if not was_gone:
+            self._end()
+        self._close()
+        if not was_gone:
+            self._connection.answered(self.keeps_alive)
+
+    def abort(self) -> None:
+        if self._is_over:
+            return
+        flow, was_gone = self.flow, self.is_gone
+        self._close()
+        if not was_gone:
+            self._connection.break_off()
+        if flow is not None:
+            flow.caller_left()
+
+    def left(self) -> None:
+        """The connection is gone."""
+        self.is_gone = True
+        flow, self.flow = self.flow, None  # it leads back here
+        if flow is not None:
+            flow.caller_left()
+
+    def _end(self) -> None:
+        self.flush()
+        if self._is_chunked:
+            self._send(b"0\r\n\r\n")
+
+    def _close(self) -> None:
+        self._is_over = self.is_gone = self.has_started = True
+        self.flow = None
+
+
+class BodilessAnswer(Answer):
+    """To HEAD: the head that a body would have had."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def _end(self) -> None:
+        self.flush()

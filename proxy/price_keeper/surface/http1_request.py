@@ -1,0 +1,277 @@
+"""From the bytes of an HTTP/1.1 connection to whole requests, over llhttp's parser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import httptools
+
+from price_keeper.answers import OUT_OF_MEMORY
+from price_keeper.authority import host_mistake, target_mistake
+from price_keeper.errors import InvalidRequest, Refusal, TooLarge
+from price_keeper.exchange import Request
+from price_keeper.surface.bodies import HEADER_BYTES, Body, added, weight_of, whole
+
+if TYPE_CHECKING:
+    from price_keeper.surface.http1 import Http1Connection
+    from price_keeper.surface.listener import Listener
+
+
+_NOBODYS: Final = httptools.HttpRequestParser(object())
+_SPACES: Final = b" \t"
+_METHOD_BYTES: Final = 24  # the parser knows no longer one
+
+
+class RequestReader:
+    """Hands its connection what is whole; or tells it, once, why it cannot be read any further."""
+
+    __deletable__ = ("_connection",)  # says the compiler
+
+    def __init__(self, connection: Http1Connection, listener: Listener) -> None:
+        self._connection = connection
+        self._listener = listener
+        self._limits = listener.limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._is_upgrading = False
+        self._is_last = False  # a request that offers to upgrade also says that it is the last
+        self._version = ""
+        self._host = b""  # of the last request: seldom another one
+        self._fed: bytes | bytearray = b""  # what came since the request line under way began
+        self._before = b""  # the last of what came before that, which may be a part of its method
+        self._refusal: Refusal | None = None
+        self._is_behind = False  # what is read is behind another request, or behind the end of one
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._repeated: set[bytes] = set()
+        self._body: Body = b""
+        self._body_bytes = 0
+        self._weight = 0  # of what has come of this request, as far as it is counted
+        self.head_bytes = 0  # that came before the head was whole
+        self.is_in_body = False
+        self._has_read_head = True
+        self.owes_continue = False
+
+    @property
+    def has_begun(self) -> bool:
+        """A part of a request is here; line ends before it are not."""
+        return bool(self.is_in_body or self._target or self._headers)
+
+    def room(self, slice_bytes: int) -> int:
+        """How much may be fed at once; 0 when a head has grown too long."""
+        if self.head_bytes:
+            return min(slice_bytes, self._limits.head_bytes - self.head_bytes)
+        if self.is_in_body:
+            # The length is known to be within the limit, so what belongs to this body needs no slices.
+            return max(slice_bytes, int(self._headers.get(b"content-length", b"0")) - self._body_bytes)
+        return slice_bytes
+
+    def feed(self, data: bytes) -> None:
+        was_in_body, body_bytes = self.is_in_body, self._body_bytes
+        if not self.head_bytes:
+            self._fed, self._is_behind = data, was_in_body
+        elif not self._headers:  # behind the first of them the request line is whole
+            self._fed = bytearray(self._fed) if isinstance(self._fed, bytes) else self._fed
+            self._fed += data
+        self._has_read_head = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as failure:
+            refusal = OUT_OF_MEMORY if isinstance(failure.__context__, MemoryError) else None
+            self._connection.stop_hearing(
+                self._refusal or refusal or InvalidRequest(f"this is no HTTP request: {failure}")
+            )
+            return
+        if self.is_in_body:
+            if not was_in_body:
+                self._connection.begin_wait()
+            elif self._body_bytes == body_bytes:
+                self._count_quiet(len(data))
+            else:
+                self._quiet_bytes = 0
+        elif not self._has_read_head:
+            if not self.head_bytes:
+                self._connection.begin_wait()
+            self._count_head(self.head_bytes + len(data))
+        elif self._target or self._headers:  # of one head with the end of another's request
+            self._connection.begin_wait()
+            self._count_head(1)
+        if not self.head_bytes:
+            self._fed, self._before = b"", data[-_METHOD_BYTES:]
+
+    def drop(self) -> None:
+        """What has come of a request is of no use any more."""
+        self._listener.let_go(self._weight)
+        self._fed = b""  # a connection that is refused goes only when the collector of cycles comes by
+        self._begin_head()
+
+    def close(self) -> None:
+        """At the connection's end. It and the parser lead back here, and what leads in a circle goes only when the
+        collector of cycles comes by, which is seldom."""
+        self.drop()
+        self._parser = _NOBODYS
+        del self._connection
+
+    def overdue(self, waited: float) -> str | None:
+        if self.is_in_body and waited > self._limits.body_seconds:
+            return f"the body took more than {self._limits.body_seconds:g} seconds"
+        if not self.is_in_body and waited > self._limits.head_seconds:
+            return f"the head took more than {self._limits.head_seconds:g} seconds"
+        return None
+
+    # What the parser calls.
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_in_body:
+            return  # a trailer, which nothing here has a use for
+        name = name.lower()
+        if name in self._headers:
+            self._repeated.add(name)
+        else:
+            self._headers[name] = value.rstrip(_SPACES)  # which the parser leaves, and which are no part of it
+
+    def on_headers_complete(self) -> None:
+        self.is_in_body = True
+        self.head_bytes = 0
+        self._quiet_bytes = 0
+        self._is_upgrading = self._parser.should_upgrade()
+        self._version = version = self._parser.get_http_version()
+        headers = self._headers
+        weight = weight_of(self._target, headers)
+        is_room = self._listener.holds(weight - self._weight)
+        self._weight = weight
+        # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
+        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
+        if not self._fed.startswith(line) and not self._has_line(line):
+            self._refuse_now(
+                InvalidRequest("this port speaks HTTP alone, with one space between parts of the first line")
+            )
+        if version != "1.1":
+            if version != "1.0":
+                self._refuse_now(InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge"))
+        elif b"host" not in headers:
+            self._refuse_now(InvalidRequest("a request needs a Host header"))
+        if b"host" in self._repeated:
+            self._refuse_now(InvalidRequest("a request has one Host header"))
+        host = headers.get(b"host", b"")
+        if host != self._host:
+            self._check(host_mistake(host))
+            self._host = host
+        if not self._target.startswith(b"/"):
+            self._check(target_mistake(self._target, host))
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None:
+            self._check_chunks(coding)
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._limits.body_bytes:
+            self._refuse_now(self._too_large())
+        if length > self._limits.heard_bytes:
+            self._ask_at_head()
+        if not is_room:
+            self._refuse_now(self._listener.full)
+        if self._is_upgrading:
+            self._is_last = not self._parser.should_keep_alive()
+        elif b"expect" in headers and version == "1.1":
+            self.owes_continue = headers[b"expect"].strip().lower() == b"100-continue"
+            self._connection.encourage()
+
+    def on_body(self, data: bytes) -> None:
+        self._body = added(self._body, data)
+        self._body_bytes += len(data)
+        self._weight += len(data)
+        is_room = self._listener.holds(len(data))
+        if self._body_bytes > self._limits.body_bytes:
+            self._refuse_now(self._too_large())
+        if not is_room:
+            self._refuse_now(self._listener.full)
+
+    def on_message_complete(self) -> None:
+        if self._is_upgrading:
+            return
+        request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
+        request.body = whole(self._body)
+        is_modern = self._version == "1.1"
+        keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
+        self._begin_head()
+        self._is_behind = True
+        self._connection.take(request, keeps_alive, is_modern, weight)
+
+    def _has_line(self, line: bytes) -> bool:
+        """Whether a head began so that does not stand at the beginning of what was fed."""
+        if line in self._before + self._fed[: len(line)]:
+            return True
+        # Behind another request it may be anywhere; else only line ends come before it, and what is below is a header.
+        return line in self._fed if self._is_behind else self._fed.lstrip(b"\r\n").startswith(line)
+
+    def _check(self, mistake: str | None) -> None:
+        if mistake is not None:
+            self._refuse_now(InvalidRequest(mistake))
+
+    def _check_chunks(self, coding: bytes) -> None:
+        if coding.lower() != b"chunked" or self._version != "1.1":
+            self._refuse_now(InvalidRequest("a body comes with a Content-Length, or in chunks alone"))
+        self._ask_at_head()  # it may have no end before it is answered
+
+    def _ask_at_head(self) -> None:
+        request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
+        refusal = self._listener.refused_at_head(request)
+        if refusal is not None:
+            self._refuse_now(refusal)
+
+    # What it counts.
+
+    def _count_head(self, size: int) -> None:
+        """Of a head that is not whole: so many bytes of it, in so many headers, are here."""
+        self.head_bytes = size
+        weight = size + HEADER_BYTES * len(self._headers)
+        is_room = self._listener.holds(weight - self._weight)
+        self._weight = weight
+        if not is_room:
+            self._connection.stop_hearing(self._listener.full)
+
+    def _count_quiet(self, more: int) -> None:
+        """Trailers and the like, in which the parser sees no body for long."""
+        self._quiet_bytes += more
+        self._weight += more
+        if not self._listener.holds(more):
+            self._connection.stop_hearing(self._listener.full)
+        elif self._quiet_bytes > self._limits.head_bytes:
+            what = f"a request's trailers have at most {self._limits.head_bytes} bytes"
+            self._connection.stop_hearing(InvalidRequest(what))
+
+    # What it refuses.
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """The parser takes what follows for another protocol; a new one reads it as if nobody had asked for that.
+
+        Some clients, Java's own among them, offer to upgrade with every first request.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._connection.stop_hearing(InvalidRequest("this is no proxy for tunnels"))
+            return
+        left_out = (b"connection", b"upgrade", b"http2-settings")
+        kept = [(name, value) for name, value in self._headers.items() if name not in left_out]
+        kept += [(name, b"") for name in self._repeated if name not in left_out]
+        if self._is_last:
+            kept.append((b"connection", b"close"))
+        head = b"%b %b HTTP/%b\r\n" % (method, self._target, self._version.encode())
+        head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
+        self._parser = httptools.HttpRequestParser(self)
+        self.drop()
+        self.feed(head + rest)
+
+    def _refuse_now(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        raise ValueError  # stops the parser, which wraps it in an error of its own
+
+    def _too_large(self) -> Refusal:
+        return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")

@@ -1,0 +1,365 @@
+"""HTTP/2 with prior knowledge on the data port: the library `h2` keeps the protocol, this file the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import H2Error, NoSuchStreamError, StreamIDTooLowError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+from price_keeper.exchange import Header
+from price_keeper.surface.http2_protocol import Protocol
+from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
+from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
+from price_keeper.surface.reading import Reading
+from price_keeper.surface.sockets import peer_of
+
+if TYPE_CHECKING:
+    from price_keeper.surface.listener import Listener
+
+WINDOW_BYTES = 1024 * 1024  # a body comes in few round trips, and a stream holds little that was not asked for
+
+_log = logging.getLogger("price_keeper.surface")
+
+
+class Http2Connection(asyncio.Protocol):
+    def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
+        self.protocol = "h2"
+        self.listener = listener
+        self.now = listener.now
+        self.limits = limits = listener.limits
+        self._is_surplus = is_surplus
+        self._h2 = Protocol(limits, self.now)
+        self._streams: dict[int, Stream] = {}
+        self._newest = 0
+        self._is_draining = False
+        self._is_closed = False
+        self.is_write_paused = False
+        self._heard = listener.now()  # the last whole frame, or the last answer's end
+        self._unread = b""  # what came, and is left for a later turn of the loop
+        self._is_resting = False  # until then
+        self._waiting_bytes = 0  # of half a head, of a partial frame, or unread, as far as they are counted
+        self._windows_grown: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
+        self._reading: Reading | None = None  # what we wait for the client to read, if so
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
+        self.peer = peer_of(transport)
+        self.listener.joined(self, self.peer)
+        # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
+        self._h2.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: self.limits.streams,
+                SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+                SettingCodes.MAX_HEADER_LIST_SIZE: self.limits.head_bytes,
+                SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
+            },
+        )
+        # A list that is a little too long gets an answer; what is far beyond ends the connection.
+        self._h2.decoder.max_header_list_size = 2 * self.limits.head_bytes
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(WINDOW_BYTES * 4)
+        self._send()
+        if self.listener.is_draining:
+            self.drain()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.listener.left(self)
+        self._forget_all()
+        self._h2.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        if len(data) <= SLICE_BYTES and not self._unread:
+            self._take(data)
+            return
+        self._unread += data
+        if not self._is_resting:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """So much in one turn of the loop: small frames take long, and others have their turn."""
+        for _ in range(SLICES_A_TURN):
+            piece, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
+            self._take(piece)
+            if not self._unread or self._is_closed:
+                return
+        self._is_resting = True
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self._is_closed:
+            return
+        self._read_on()
+        if not (self._is_closed or self._is_resting):
+            self._transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
+        self._let_go_of_waiting()  # what it becomes part of is counted as that
+        try:
+            came = self._h2.receive_data(data)
+            for event in came:
+                handle = _HANDLERS.get(type(event))
+                if handle is not None and not self._is_closed:
+                    handle(self, event)
+        except H2Error:
+            self._close()  # the library has put why into what is to be sent
+            return
+        if self._is_closed:
+            return
+        if came:
+            self._heard = self.now()
+        if self._windows_grown:
+            self._pump_grown()
+        self._count_waiting()
+        self._send()
+        if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
+            self.cut()
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def _pump_grown(self) -> None:
+        grown, self._windows_grown = self._windows_grown, set()
+        numbers = tuple(self._streams) if 0 in grown else grown
+        for number in numbers:
+            stream = self._streams.get(number)
+            if stream is not None and stream.outgoing:
+                if self._h2.outbound_flow_control_window <= 0:
+                    return
+                stream.pump()
+
+    def _count_waiting(self) -> None:
+        received = self._h2.received
+        half_head = received.header_block_bytes
+        size = received.buffered_bytes + len(self._unread)
+        if size and not self._is_closed:
+            is_room = self.listener.holds(size)
+            self._waiting_bytes = size
+            # A head far beyond the limit, or beyond what there is room for, gets no answer. What is merely unread is
+            # little, and tells by stream what has no room.
+            if half_head > 2 * self.limits.head_bytes or (half_head and not is_room):
+                self._calm_down()
+
+    def _let_go_of_waiting(self) -> None:
+        if self._waiting_bytes:
+            self.listener.let_go(self._waiting_bytes)
+            self._waiting_bytes = 0
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self._reading = Reading(self._transport, self.now())
+        for stream in self._streams.values():
+            stream.pause()
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if not self._is_closed:
+            self._reading = None
+        for stream in tuple(self._streams.values()):
+            stream.pump()
+
+    def check_time(self, now: float) -> None:
+        waited = self._reading.waited(now) if self._reading is not None else 0.0
+        if self._is_closed:
+            if waited > self.limits.lingering_seconds:
+                self._transport.abort()
+            return
+        # Until a connection has taken what was written to it, no stream can be blamed for its own wait.
+        connection_waits = waited if self.is_write_paused else None
+        for stream in tuple(self._streams.values()):
+            stream.check_time(now, connection_waits)
+        if self.is_write_paused:
+            if waited > self.limits.stalled_seconds:
+                self.cut()
+        elif not self._streams and now - self._heard > self.limits.idle_seconds:
+            self._say_goodbye(ErrorCodes.NO_ERROR)
+            self._close()
+
+    def drain(self) -> None:
+        """Tells the client to go elsewhere with what it has not sent yet, and finishes the rest."""
+        self._is_draining = True
+        self._say_goodbye(ErrorCodes.NO_ERROR)
+        self._close_if_done()
+
+    def cut(self) -> None:
+        self._is_closed = True
+        self._transport.abort()
+
+    # What the client did.
+
+    def _request_came(self, event: events.RequestReceived) -> None:
+        if self._is_draining:
+            self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        self._newest = event.stream_id
+        self._h2.expect_for_request()
+        is_room = self.listener.holds(STREAM_BYTES)
+        stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
+        self._streams[event.stream_id] = stream
+        if self._is_surplus:
+            stream.refuse(self.listener.too_many)
+            self.drain()
+        else:
+            stream.take_head(event.headers or [])
+        if not is_room and event.stream_id in self._streams:  # its refusal waits for a window that may never open
+            self.reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
+            stream.left()  # what a head counts for that was not refused yet
+
+    def _data_came(self, event: events.DataReceived) -> None:
+        if event.flow_controlled_length:
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        stream = self._streams.get(event.stream_id)
+        if stream is not None and (event.data or event.stream_ended is not None):
+            stream.is_heard_out = event.stream_ended is not None
+            stream.take_data(event.data or b"")
+
+    def _request_ended(self, event: events.StreamEnded) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is not None:
+            stream.request_ended()
+
+    def _stream_was_reset(self, event: events.StreamReset) -> None:
+        stream = self._removed(event.stream_id)
+        if stream is not None:
+            stream.left()
+        self._close_if_done()
+
+    def _window_grew(self, event: events.WindowUpdated) -> None:
+        self._windows_grown.add(event.stream_id or 0)
+
+    def _settings_changed(self, _: events.RemoteSettingsChanged) -> None:
+        self._windows_grown.add(0)
+
+    def _client_says_goodbye(self, _: events.ConnectionTerminated) -> None:
+        self._is_draining = True
+        self._close_if_done()
+
+    # What streams call.
+
+    def send_head(self, stream: Stream, headers: Sequence[Header]) -> None:
+        try:
+            self._h2.send_headers(stream.id, headers)
+        except (NoSuchStreamError, StreamIDTooLowError):  # the latter where it has opened another since
+            self._lost(stream)
+        except H2Error as failure:
+            _log.error("an answer's head cannot be sent over HTTP/2: %s", failure)
+            stream.abort()
+
+    def send_some(self, stream: Stream) -> None:
+        """As much of what waits as the client's windows take, and the connection."""
+        unsent = 0
+        try:
+            while stream.outgoing and not self.is_write_paused:
+                room = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
+                if room <= 0:
+                    return
+                data = stream.take_outgoing(room)
+                self._h2.send_data(stream.id, data)
+                self._h2.expect_for_frame(len(data))
+                unsent += len(data)
+                if unsent > self.limits.write_buffer_bytes:
+                    self._send()
+                    unsent = 0
+            if stream.is_finished and not stream.outgoing:
+                self._h2.end_stream(stream.id)
+                if not stream.is_heard_out:
+                    self._reset(stream.id, ErrorCodes.NO_ERROR)  # the client need not send the rest
+                self.forget(stream)
+        except NoSuchStreamError:
+            self._lost(stream)
+
+    def reset(self, stream: Stream, code: ErrorCodes) -> None:
+        self._reset(stream.id, code)
+        self.forget(stream)
+
+    def forget(self, stream: Stream) -> None:
+        self._removed(stream.id)
+        self._heard = self.now()
+        self._send()
+        self._close_if_done()
+
+    def flush(self) -> None:
+        self._send()
+
+    # What goes out.
+
+    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
+        if not self._is_closed:
+            try:
+                self._h2.reset_stream(stream_id, code)
+            except NoSuchStreamError:
+                return
+            self._send()
+
+    def _lost(self, stream: Stream) -> None:
+        """The client has reset it; the library knows already, and we shall hear of it next."""
+        self._removed(stream.id)
+        stream.left()
+
+    def _removed(self, stream_id: int) -> Stream | None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self.listener.let_go(STREAM_BYTES)
+        return stream
+
+    def _send(self) -> None:
+        if not self._is_closed and (data := self._h2.data_to_send()):
+            self._transport.write(data)
+
+    def _say_goodbye(self, code: ErrorCodes) -> None:
+        # The library would take the connection for closed; streams under way must still be answered.
+        self._send()
+        if not self._is_closed:
+            self._transport.write(GoAwayFrame(0, last_stream_id=self._newest, error_code=code).serialize())
+
+    def _calm_down(self) -> None:
+        self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+        self._close()
+
+    def _close_if_done(self) -> None:
+        if self._is_draining and not self._streams:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._send()
+            self._reading = Reading(self._transport, self.now())
+            self._transport.close()
+            self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._is_closed = True
+        self._let_go_of_waiting()
+        self._unread = b""
+        for number in tuple(self._streams):
+            if (stream := self._removed(number)) is not None:
+                stream.left()
+
+
+_HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
+    events.RequestReceived: Http2Connection._request_came,
+    events.DataReceived: Http2Connection._data_came,
+    events.StreamEnded: Http2Connection._request_ended,
+    events.StreamReset: Http2Connection._stream_was_reset,
+    events.WindowUpdated: Http2Connection._window_grew,
+    events.RemoteSettingsChanged: Http2Connection._settings_changed,
+    events.ConnectionTerminated: Http2Connection._client_says_goodbye,
+}

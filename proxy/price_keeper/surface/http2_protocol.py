@@ -1,0 +1,107 @@
+"""The protocol of one HTTP/2 connection: the library `h2`, but for what it makes of some frames, and with each counted.
+
+Thousands of frames may come at once, and nobody else is served before all of them are taken apart. So they are counted
+one by one, before anybody hears of what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.exceptions import DenialOfServiceError
+from h2.frame_buffer import FrameBuffer
+from h2.settings import SettingCodes
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
+
+from price_keeper.surface.limits import Limits, Rate
+
+TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
+
+# Of small frames, window updates most of all, so many are to be expected; the rest are frames that ask for nothing.
+SMALLS_PER_REQUEST = 4  # some clients widen the windows of each stream as they open it
+SMALLS_PER_FRAME = 2  # window updates for its stream and for the connection
+UPDATE_BYTES = 1024  # of a frame, for clients that tell of each part of it that they have read
+MOST_SMALLS = 10_000  # that can be saved up
+SMALL_BYTES = 64  # of a body, in one frame: to take that apart costs what a hundred times as much would
+FRAME_HEADER_BYTES = 9
+
+
+class FrameReader(FrameBuffer):
+    """Checks a frame's length as soon as its header is here; the library waits for all of it first, up to 16 MB."""
+
+    def __next__(self) -> Frame:
+        if len(self._data) >= FRAME_HEADER_BYTES:
+            self._validate_frame_length(int.from_bytes(self._data[:3]))
+        return super().__next__()
+
+    @property
+    def header_block_bytes(self) -> int:
+        """Received of a header block whose last frame is not here yet."""
+        return sum(len(frame.data) for frame in self._headers_buffer)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._data) + self.header_block_bytes
+
+
+class Protocol(H2Connection):
+    MAX_CLOSED_STREAMS = 1024  # remembered of one connection; the library's 65,536 take 8 MB
+
+    def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
+        super().__init__(H2Configuration(client_side=False, header_encoding=None))
+        self.received = self.incoming_buffer = FrameReader(server=True)
+        self._resets = Rate(limits.resets, limits.window_seconds, now)
+        self._controls = Rate(limits.controls, limits.window_seconds, now)
+        self._expected = SMALLS_PER_REQUEST
+
+    def expect_for_request(self) -> None:
+        self._expect(SMALLS_PER_REQUEST)
+
+    def expect_for_frame(self, size: int) -> None:
+        """Of an answer."""
+        self._expect(SMALLS_PER_FRAME + size // UPDATE_BYTES)
+
+    def _expect(self, smalls: int) -> None:
+        self._expected = min(self._expected + smalls, MOST_SMALLS)
+
+    def _receive_frame(self, frame: Frame) -> list[events.Event]:
+        came = super()._receive_frame(frame)
+        if any(type(event) is events.StreamReset for event in came):
+            self._demand(not self._resets.is_exceeded())
+        elif not _is_of_use(frame, came):
+            if self._expected:
+                self._expected -= 1
+            else:
+                self._demand(not self._controls.is_exceeded())
+        return came
+
+    @staticmethod
+    def _demand(is_calm: bool) -> None:
+        """Ends the connection in the middle of what has come, and says why."""
+        if not is_calm:
+            raise DenialOfServiceError("so many frames that ask for nothing are an attack")
+
+    def _receive_goaway_frame(self, _: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
+        # A client that opens no more streams still waits for the answers under way.
+        return [], [events.ConnectionTerminated()]
+
+    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[events.Event]]:
+        if SettingCodes.HEADER_TABLE_SIZE in frame.settings:
+            asked = frame.settings[SettingCodes.HEADER_TABLE_SIZE]
+            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(asked, TABLE_BYTES)
+        return super()._receive_settings_frame(frame)
+
+    def close(self) -> None:
+        """At the connection's end. What frames are received by leads back here, so that only the collector of cycles
+        would end it, which comes by seldom."""
+        self._frame_dispatch_table.clear()
+
+
+def _is_of_use(frame: Frame, came: list[events.Event]) -> bool:
+    """Of what nobody has a use for, some is to be expected. Without an event it was for a stream that is no more."""
+    if isinstance(frame, DataFrame):
+        return len(frame.data) >= SMALL_BYTES or any(type(event) is events.StreamEnded for event in came)
+    return isinstance(frame, HeadersFrame) and bool(came)

@@ -1,0 +1,284 @@
+"""One stream of an HTTP/2 connection: a request coming in and, as its responder, the way back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from h2.errors import ErrorCodes
+
+from price_keeper.authority import SCHEMES, host_mistake
+from price_keeper.errors import InvalidRequest, Refusal, TooLarge
+from price_keeper.exchange import Flow, Header, Request
+from price_keeper.surface.bodies import Body, added, weight_of, whole
+
+if TYPE_CHECKING:
+    from price_keeper.surface.http2 import Http2Connection
+
+_BAD_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
+ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
+STREAM_BYTES = 2048  # what an open stream takes beside its request, measured: the library's state and ours
+UNSENT_BYTES = 1024 * 1024  # what a client may have left to send and still hear an answer: Node has room for 10 MB
+
+
+class Stream:
+    """One request and, as its responder, the way back."""
+
+    def __init__(self, stream_id: int, connection: Http2Connection, *, is_heard_out: bool) -> None:
+        self.id = stream_id
+        self.is_heard_out = is_heard_out  # the client has said all it had to say
+        self._connection = connection
+        self._limits = connection.limits
+        self._since = connection.now()
+        self._request: Request | None = None
+        self._is_whole = False
+        self._is_mute = False
+        self._body: Body = b""
+        self._body_bytes = 0
+        self._told_bytes: int | None = None  # of the body, by its head
+        self._weight = 0  # of what has come of the request
+        self._unsent = 0  # of a body that is of no use
+        self._useless: Refusal | None = None  # why it is not
+        self.outgoing: deque[bytes] = deque()
+        self._outgoing_bytes = 0
+        self._flow: Flow | None = None
+        self._is_flow_paused = False
+        self.has_started = False
+        self.is_finished = False
+        self.is_gone = False
+
+    # The request.
+
+    def take_head(self, headers: Sequence[Header]) -> None:
+        try:
+            self._request = request = _request(headers, self._limits.head_bytes)
+        except Refusal as refusal:
+            self.refuse(refusal)
+            return
+        self._is_mute = request.method == b"HEAD"
+        is_room = self._weighs(weight_of(request.target, request.headers))
+        announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
+        self._told_bytes = None if announced is None else int(announced)
+        length = self._told_bytes or 0
+        is_open = announced is None and not _is_read(request)
+        if not self.is_heard_out and (is_open or length > self._limits.heard_bytes):
+            known = self._connection.listener.refused_at_head(request)
+            if known is not None:
+                self._refuse_behind(length, known)
+                return
+        if not is_room:
+            self.refuse(self._connection.listener.full)
+        elif length > self._limits.body_bytes:
+            self._refuse_behind(length, self._too_large())
+
+    def take_data(self, data: bytes) -> None:
+        if self._is_whole:
+            return
+        if self._useless is not None:
+            self._throw_away(len(data), self._useless)
+            return
+        if not self._body_bytes and self._told_bytes is None and data:
+            known = self._refused_for_body()
+            if known is not None:
+                self.refuse(known)
+                return
+        self._body = added(self._body, data)
+        self._body_bytes += len(data)
+        is_room = self._weighs(len(data))
+        if self._body_bytes > self._limits.body_bytes:
+            self.refuse(self._too_large())
+        elif not is_room:
+            self.refuse(self._connection.listener.full)
+
+    def request_ended(self) -> None:
+        self.is_heard_out = True
+        if self._is_whole or self._request is None:
+            return
+        if self._useless is not None:
+            self.refuse(self._useless)
+            return
+        if self._told_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
+            self.refuse(InvalidRequest("the body is not as long as its content-length says"))
+            return
+        self._is_whole = True
+        self._request.body = whole(self._body)
+        self._request.peer = self._connection.peer
+        self._body = b""
+        self._connection.listener.begin(self._request, self, self._weight)
+
+    def check_time(self, now: float, connection_waits: float | None) -> None:
+        waited = now - self._since
+        if not self._is_whole:
+            if waited > self._limits.body_seconds:
+                self.refuse(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
+            return
+        if connection_waits is not None:
+            waited = min(waited, connection_waits)
+        if self.outgoing and waited > self._limits.stalled_seconds:
+            self._break()
+        elif self._is_flow_paused and self._flow is not None:
+            self._flow.waits(waited)
+
+    def left(self) -> None:
+        self.is_gone = True
+        self.outgoing.clear()
+        self._drop_body()
+        flow, self._flow = self._flow, None  # it leads back here
+        if flow is not None:
+            flow.caller_left()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answers before the request is whole; what still comes of it is thrown away."""
+        self._drop_body()
+        self._connection.listener.refuse(self, refusal)
+
+    def _refuse_behind(self, length: int, refusal: Refusal) -> None:
+        """The client is heard until it can hear why."""
+        self._unsent, self._useless = length, refusal
+        self._throw_away(0, refusal)
+
+    def _refused_for_body(self) -> Refusal | None:
+        """Asked as its first byte comes, where none was to be expected."""
+        request = self._request
+        if request is None or not _is_read(request):
+            return None
+        return self._connection.listener.refused_at_head(request)
+
+    def _throw_away(self, size: int, refusal: Refusal) -> None:
+        self._unsent -= size
+        if self._unsent <= UNSENT_BYTES:
+            self.refuse(refusal)
+
+    def _drop_body(self) -> None:
+        if not self._is_whole:
+            self._is_whole = True
+            self._connection.listener.let_go(self._weight)
+            self._body = b""
+
+    def _weighs(self, more: int) -> bool:
+        self._weight += more
+        return self._connection.listener.holds(more)
+
+    def _too_large(self) -> Refusal:
+        return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
+
+    # The responder.
+
+    def attach(self, flow: Flow) -> None:
+        self._flow = flow
+        self._is_flow_paused = False
+        if self._connection.is_write_paused:
+            self.pause()
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        self.has_started = True
+        if self.is_gone:
+            return
+        head = [(b":status", b"%d" % status), *headers]
+        if length is not None:
+            head.append((b"content-length", b"%d" % length))
+        self._connection.send_head(self, head)
+
+    def write(self, data: bytes) -> None:
+        if self.is_gone or self.is_finished or not data or self._is_mute:
+            return
+        if not self.outgoing:
+            self._since = self._connection.now()
+        self.outgoing.append(data)
+        self._outgoing_bytes += len(data)
+        self.pump()
+
+    def flush(self) -> None:
+        if not self.is_gone:
+            self._connection.flush()
+
+    def finish(self) -> None:
+        if not self.is_finished:
+            self.is_finished = self.has_started = True
+            self._flow = None
+            self.pump()
+
+    def abort(self) -> None:
+        if not self.is_finished:  # what was finished may still be on its way to a slow reader
+            self._break()
+
+    def _break(self) -> None:
+        flow, self._flow = self._flow, None
+        if not self.is_gone:
+            self.is_gone = True
+            self.outgoing.clear()
+            self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
+            if flow is not None:
+                flow.caller_left()
+
+    def pump(self) -> None:
+        if self.is_gone:
+            return
+        self._connection.send_some(self)
+        self._connection.flush()
+        if self._outgoing_bytes > self._limits.write_buffer_bytes:
+            self.pause()
+        elif self._is_flow_paused and not self._connection.is_write_paused:
+            self._is_flow_paused = False
+            if self._flow is not None:
+                self._flow.resume()
+
+    def pause(self) -> None:
+        if not self._is_flow_paused:
+            self._is_flow_paused = True
+            if not self.outgoing:
+                self._since = self._connection.now()
+            if self._flow is not None:
+                self._flow.pause()
+
+    def take_outgoing(self, room: int) -> bytes:
+        data = self.outgoing.popleft()
+        if len(data) > room:
+            self.outgoing.appendleft(data[room:])
+            data = data[:room]
+        if self.outgoing:
+            self._since = self._connection.now()
+        self._outgoing_bytes -= len(data)
+        return data
+
+
+def _is_read(request: Request) -> bool:
+    """It has no body, though the protocol lets its end come by itself, after the head."""
+    return request.method == b"GET"
+
+
+def _request(headers: Sequence[Header], most_bytes: int) -> Request:
+    """The library has checked the protocol's rules; what it leaves to us is what a value may hold."""
+    pseudo: dict[bytes, bytes] = {}
+    plain: dict[bytes, bytes] = {}
+    repeated: set[bytes] = set()
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value) + ENTRY_BYTES
+        if len(value.translate(None, _BAD_IN_VALUES)) != len(value):
+            raise InvalidRequest("a header's value has no control characters")
+        if name.startswith(b":"):
+            pseudo[name] = value
+        elif name in plain:
+            repeated.add(name)
+        else:
+            plain[name] = value
+    if size > most_bytes:
+        raise InvalidRequest(f"a request's head has at most {most_bytes} bytes")
+    if b"content-length" in repeated:
+        raise InvalidRequest("a body has one length")
+    authority = pseudo.get(b":authority")
+    if authority is not None and plain.setdefault(b"host", authority) != authority:
+        raise InvalidRequest("the headers Host and :authority differ")
+    mistake = host_mistake(plain.get(b"host", b""))
+    if mistake is not None:
+        raise InvalidRequest(mistake)
+    if b"host" in repeated:
+        raise InvalidRequest("a request has one Host header")
+    if pseudo.get(b":scheme") not in SCHEMES:
+        raise InvalidRequest("a request's scheme is http or https")
+    method, path = pseudo[b":method"], pseudo.get(b":path", b"")
+    if b" " in method + path or b"\t" in method + path:
+        raise InvalidRequest("neither a method nor a path has spaces")
+    return Request(method, path, plain, frozenset(repeated))

@@ -1,0 +1,124 @@
+"""What the data port takes from anybody, each limit with its reason."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from price_keeper.memory import Memory
+
+OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
+ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
+FEWEST = 16  # connections, however few descriptors there are, or however little memory
+CONNECTION_BYTES = 32 * 1024  # what one takes before it asks for anything; measured: 18 kB over HTTP/2
+TLS_CONNECTION_BYTES = 64 * 1024  # measured: 45 kB over HTTP/2
+HANDSHAKE_BYTES = 512 * 1024  # measured: 327 kB of one that sent most of a long greeting
+CALL_BYTES = 16 * 1024  # what a call takes beside its request; measured: 15 kB with an open stream of an answer
+SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
+SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
+    body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
+    heard_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
+    requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once; `within` goes by the memory
+    head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
+    body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
+    idle_seconds: float = 75.0  # between requests; longer than any SDK's pool keeps a connection
+    stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
+    lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
+    connections: int = 10_000  # at once; `fitting` and `within` lower it to what there is
+    of_one: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
+    surplus: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
+    handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
+    requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
+    pipelined: int = 16  # requests sent ahead on one connection before we stop reading
+    write_buffer_bytes: int = 64 * 1024  # of an answer, waiting for a slow caller; past it upstream is paused
+    streams: int = 256  # of one HTTP/2 connection at once
+    resets: int = 200  # of streams by the client in one window: rapid reset is an attack
+    controls: int = 1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
+    window_seconds: float = 10.0  # over which those are counted
+    control_backlog_bytes: int = 1024 * 1024  # answers to them that the client does not read
+
+
+DEFAULT = Limits()
+
+
+def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
+    """A third of the descriptors for callers, one for their calls upstream, one for connections that stand by."""
+    share = max((descriptors - OWN_DESCRIPTORS) // 3, FEWEST)
+    surplus = min(limits.surplus, share // 8)
+    return replace(
+        limits,
+        connections=(connections := min(limits.connections, share - surplus)),
+        of_one=min(limits.of_one, connections // 2),
+        surplus=surplus,
+        requests=min(limits.requests, share),
+    )
+
+
+def within(
+    limits: Limits, memory: Memory, processes: int = 1, requests_bytes: int | None = None, *, is_tls: bool = False
+) -> Limits:
+    """The limits of each of so many processes that have this memory together.
+
+    Half of it is for requests, an eighth for connections; the rest is the processes' own. Only a limit of our own
+    cgroup makes it more than usual: those around it hold for others too. `requests_bytes` is what the configuration
+    says instead. A single request must have room in any case.
+    """
+    if requests_bytes is None:
+        requests_bytes = limits.requests_bytes if memory.own is None else memory.own // 2
+        if memory.least is not None:
+            requests_bytes = min(requests_bytes, memory.least // 2)
+    one = limits.head_bytes + limits.body_bytes
+    limits = replace(limits, requests_bytes=max(requests_bytes // processes, min(one, limits.requests_bytes)))
+    if memory.least is None:
+        return limits
+    of_connections = memory.least // 8 // processes
+    each = TLS_CONNECTION_BYTES if is_tls else CONNECTION_BYTES
+    connections = min(limits.connections, max(of_connections // each, FEWEST))
+    return replace(
+        limits,
+        connections=connections,
+        of_one=min(limits.of_one, connections // 2),
+        handshakes=min(limits.handshakes, max(of_connections // HANDSHAKE_BYTES, FEWEST)),
+        requests=min(limits.requests, max(of_connections // CALL_BYTES, FEWEST)),
+    )
+
+
+def raised_descriptors() -> int:
+    """How many the process may have, now that it has asked for as many as it can get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    # macOS says "unlimited" and has a limit of its own beneath it.
+    for wanted in (hard, ENOUGH_DESCRIPTORS) if hard == unlimited else (hard,):
+        if soft in (wanted, unlimited):
+            break
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+            break
+    return ENOUGH_DESCRIPTORS if soft == unlimited else soft
+
+
+class Rate:
+    """So many in one window of time; a burst across the seam of two windows may hold twice as many."""
+
+    def __init__(self, most: int, seconds: float, now: Callable[[], float]) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._now = now
+        self._since = now()
+        self._count = 0
+
+    def is_exceeded(self) -> bool:
+        """Counts one more."""
+        now = self._now()
+        if now - self._since > self._seconds:
+            self._since, self._count = now, 0
+        self._count += 1
+        return self._count > self._most

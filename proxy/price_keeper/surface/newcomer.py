@@ -1,0 +1,98 @@
+"""A connection until its first bytes tell what it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from price_keeper.surface.http1 import Http1Connection
+from price_keeper.surface.sockets import peer_of
+
+if TYPE_CHECKING:
+    from price_keeper.surface.http2 import Http2Connection
+    from price_keeper.surface.listener import Listener
+
+# HTTP/2 begins with a line that no HTTP/1.1 request can be.
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+class Newcomer(asyncio.Protocol):
+    """Over TLS it is counted and timed from before its handshake, of which the event loop tells nothing."""
+
+    def __init__(self, listener: Listener, shaking_hands: socket.socket | None = None) -> None:
+        self.protocol = "unknown"
+        self.open_streams = 0
+        self._listener = listener
+        self._shaking_hands = shaking_hands
+        self._since = listener.now()
+        self._data = b""
+        if shaking_hands is not None:
+            self._arrive(_peer(shaking_hands))
+
+    def _arrive(self, peer: str) -> None:
+        surplus = self._listener.surplus(peer)
+        self._is_surplus = surplus > 0
+        self.is_unheard = surplus > self._listener.limits.surplus or self._listener.is_draining
+        self._listener.joined(self, peer)
+
+    @property
+    def has_shaken_hands(self) -> bool:
+        return self._shaking_hands is None
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        if self._shaking_hands is None:
+            self._arrive(peer_of(transport))
+        self._shaking_hands = None
+        if self.is_unheard:
+            self._transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._listener.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        begun = self._data[: len(HTTP2_PREFACE)]
+        if begun == HTTP2_PREFACE:
+            self._become(_http2(self._listener, self._is_surplus))
+        elif not HTTP2_PREFACE.startswith(begun):
+            self._become(Http1Connection(self._listener, self._is_surplus))
+
+    def _become(self, connection: Http1Connection | Http2Connection) -> None:
+        self._listener.left(self)
+        self._transport.set_protocol(connection)
+        connection.connection_made(self._transport)
+        connection.data_received(self._data)
+
+    # What the listener calls.
+
+    def check_time(self, now: float) -> None:
+        if now - self._since > self._listener.limits.head_seconds:
+            self.cut()
+
+    def drain(self) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        if self._shaking_hands is None:
+            self._transport.abort()
+        else:
+            with suppress(OSError):  # the client may just have gone
+                self._shaking_hands.shutdown(socket.SHUT_RDWR)  # and so the handshake fails
+
+
+def _peer(kernel: socket.socket) -> str:
+    try:
+        return str(kernel.getpeername()[0])
+    except OSError:  # the client has just gone
+        return ""
+
+
+def _http2(listener: Listener, is_surplus: bool) -> Http2Connection:
+    from price_keeper.surface.http2 import Http2Connection  # its library is a tenth of a start that has no use for it
+
+    return Http2Connection(listener, is_surplus)

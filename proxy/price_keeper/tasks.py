@@ -1,0 +1,119 @@
+"""Background work under supervision. No other file creates a task, so none can die unseen or be left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from price_keeper.clock import Clock
+from price_keeper.logs import where
+
+Work = Callable[[], Coroutine[Any, Any, object]]
+
+_log = logging.getLogger("price_keeper.tasks")
+
+_FIRST_BACKOFF_SECS = 1.0
+_MAX_BACKOFF_SECS = 60.0
+
+
+class Tasks:
+    """Use as `async with Tasks(clock) as tasks`; on the way out everything is stopped and waited for."""
+
+    def __init__(self, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
+        """`chance` gives a number in [0, 1) for each wait that is jittered."""
+        self._clock = clock
+        self._chance = chance
+        self._loop = asyncio.get_running_loop()
+        self._short: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()  # the loop itself holds its tasks only weakly
+        self._is_stopping = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def start(self, name: str, work: Work) -> None:
+        """Run until it returns; run it again, after a growing back-off, each time it crashes."""
+        if self._is_stopping:
+            raise RuntimeError(f"cannot start {name!r}: the background tasks are stopping")
+        task = asyncio.create_task(self._supervise(name, work), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def once(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run to its end, come what may: made for the many and short, whose failures are their own to tell."""
+        task = self._loop.create_task(work)
+        self._short.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._short.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            # Its message is left out, as it could hold a piece of what a caller sent.
+            _log.error("a task ended with %s", type(failure).__name__, extra={"where": where(failure)})
+
+    def every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
+        """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.
+
+        The interval runs from the end of an action to the start of the next, so actions never overlap.
+        `jitter` is the share of the interval, less than 1, by which each wait may be shorter or longer.
+        """
+        if not (interval > 0 and 0 <= jitter < 1):
+            raise ValueError(f"{name!r} cannot run every {interval} s with a jitter of {jitter}")
+
+        async def repeat() -> None:
+            while not self._is_stopping:
+                await self._clock.sleep(interval * (1 + jitter * (2 * self._chance() - 1)))
+                await self._is_done(name, action)
+
+        self.start(name, repeat)
+
+    async def stop(self) -> None:
+        """Cancel everything and wait until it has cleaned up. Any later call only waits."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            for task in self._running:
+                task.cancel()
+        if self._running:
+            # If this wait is cancelled, the tasks are not: a second cancellation would break off their clean-up.
+            await asyncio.wait(set(self._running))
+
+    async def _supervise(self, name: str, work: Work) -> None:
+        backoff = _FIRST_BACKOFF_SECS
+        while True:
+            began = self._clock.monotonic()
+            if await self._is_done(name, work) or self._is_stopping:
+                return
+            if self._clock.monotonic() - began >= _MAX_BACKOFF_SECS:
+                backoff = _FIRST_BACKOFF_SECS  # it ran well for a while, so this crash is a new trouble
+            await self._clock.sleep(backoff * (0.5 + self._chance() / 2))
+            backoff = min(2 * backoff, _MAX_BACKOFF_SECS)
+
+    async def _is_done(self, name: str, work: Work) -> bool:
+        """Whether the work came to its end; if it crashed instead, that has been logged."""
+        try:
+            await work()
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # Nobody cancelled this task: something it waited for was, and that must not end it silently.
+            _log.error("background task %r crashed: what it waited for was cancelled", name, exc_info=error)
+            return False
+        except Exception as error:
+            _log.error("background task %r crashed: %r", name, error, exc_info=error)
+            return False
+        return True
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,196 @@
+"""What can be measured from outside: every metric, once, and how it is written for Prometheus.
+
+Nothing is counted here: each metric is read from the part that knows it, when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from price_keeper.traffic import Distribution
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels: TypeAlias = Mapping[str, str]
+Samples: TypeAlias = "Iterable[tuple[Labels, float | Distribution]]"
+Reading: TypeAlias = "float | Samples"
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    help: str
+
+
+def _metric(name: str, kind: Kind, help: str) -> Metric:
+    return Metric(f"price_keeper_{name}", kind, help)
+
+
+# ---------------------------------------------------------------- this process
+
+BUILD = _metric("build_info", "gauge", "1; which version this is, compiled or not, and which Python runs it")
+WORKERS = _metric("workers", "gauge", "processes that are to share the data port")
+WORKERS_UP = _metric("workers_up", "gauge", "processes on the data port that told what they have counted")
+
+RELOADS = _metric("reloads_total", "counter", "times that labels and prices were to be read again, by what came of it")
+CONFIG_REFUSED = _metric(
+    "configuration_refused", "gauge", "1 while the configuration that was read last is not in force"
+)
+CONFIG_TAKEN = _metric("configuration_taken_timestamp_seconds", "gauge", "when the one in force was taken on")
+
+# ---------------------------------------------------------------- the data port
+
+REQUESTS = _metric("requests_total", "counter", "requests answered, by operation, label and class of status")
+REQUEST_SECONDS = _metric(
+    "request_duration_seconds", "histogram", "from a whole request to the last byte of Bedrock's answer handed on"
+)
+FIRST_BYTE_SECONDS = _metric(
+    "time_to_first_byte_seconds", "histogram", "from a whole request to the first byte of a streamed answer"
+)
+ADDED_SECONDS = _metric(
+    "added_latency_seconds", "histogram", "our own time: before a call is sent, and after its answer's last byte came"
+)
+REFUSALS = _metric("refusals_total", "counter", "requests that were refused here, by kind")
+JOINED_RETRIES = _metric("joined_retries_total", "counter", "repeats of SDKs that joined the call they repeat")
+CONNECTIONS = _metric("connections", "gauge", "connections of callers, by protocol; unknown before their first bytes")
+STREAMS = _metric("http2_streams", "gauge", "streams of HTTP/2 that are open")
+UNDER_WAY = _metric("requests_under_way", "gauge", "requests that are handled, whether or not their callers still wait")
+HELD_BYTES = _metric("requests_held_bytes", "gauge", "what the requests that come in or are under way hold of memory")
+ROOM_BYTES = _metric(
+    "requests_room_bytes", "gauge", "how much memory those requests may hold; beyond it they are refused"
+)
+UPSTREAM = _metric("upstream_connections", "gauge", "connections to Bedrock, by whether they carry a call")
+UPSTREAM_TROUBLE = _metric(
+    "upstream_trouble", "gauge", "what keeps calls from Bedrock: refused credentials, places away"
+)
+
+# ---------------------------------------------------------------- what was used, and its way to the store
+
+RECORDED_REQUESTS = _metric("recorded_requests_total", "counter", "calls recorded, by whether their usage is estimated")
+RECORDED_USD = _metric("recorded_usd_total", "counter", "US dollars recorded since the start of the process")
+TOKENS = _metric("tokens_total", "counter", "tokens recorded since the start of the process, by what they cost as")
+GUARDRAIL_UNITS = _metric("guardrail_units_total", "counter", "units of guardrails recorded since the start")
+CALLS_OPEN = _metric("calls_open", "gauge", "calls sent to Bedrock whose usage is not known yet")
+UNFLUSHED_USD = _metric("unflushed_usd", "gauge", "US dollars in the journal that are not in the store")
+UNFLUSHED_LIMIT = _metric("unflushed_limit_usd", "gauge", "how many may be there until calls are refused")
+UNFLUSHED_SECONDS = _metric("unflushed_seconds", "gauge", "for how long something in the journal waits for the store")
+STORE_TROUBLE = _metric("store_trouble", "gauge", "1 while the last flush to the store has failed")
+JOURNAL_TROUBLE = _metric("journal_trouble", "gauge", "1 while the disk takes no lines, no new segment, or no sync")
+SEGMENTS_WAITING = _metric("journal_segments_waiting", "gauge", "sealed segments that are not in the store")
+TORN_LINES = _metric("journal_torn_lines_total", "counter", "lines cut off or spoilt, found when the process started")
+LOST_CALLS = _metric("journal_lost_calls_total", "counter", "calls under way at a crash, found at the start: estimated")
+FLUSHES = _metric("flushes_total", "counter", "segments that went to the store")
+FLUSH_REPEATS = _metric("flush_repeats_total", "counter", "parts of segments that were in the store already")
+FLUSH_REJECTS = _metric("flush_rejects_total", "counter", "segments that the store will never take: see the log")
+TOTALS_WRITTEN = _metric("totals_written_total", "counter", "totals that this process brought up to date")
+TOTALS_FRESH = _metric("totals_left_alone_total", "counter", "totals that somebody else had just brought up to date")
+TOTALS_AGE = _metric("totals_age_seconds", "gauge", "since this process was last through with all totals")
+
+# ---------------------------------------------------------------- prices
+
+PRICE_SOURCE = _metric("price_source_info", "gauge", "1; where a label's prices at a place come from")
+PRICE_AGE = _metric("price_age_seconds", "gauge", "since the AWS Price List was read for a label's place")
+PRICE_TROUBLE = _metric("price_trouble", "gauge", "1 where a label's prices are not those of today")
+
+# ---------------------------------------------------------------- budgets
+
+QUOTA_USED = _metric("quota_used_ratio", "gauge", "what is spent of a label's quota, of the scopes nearest to its end")
+QUOTA_MODE = _metric("quota_mode", "gauge", "of the same: 0 normal, 1 tight, 2 exceeded")
+ACTIVE_LABEL = _metric("active_label_info", "gauge", "1; which label of its chain is active, of the same scopes")
+SCOPES = _metric("scopes", "gauge", "orgs and apps whose budgets are held in memory")
+SCOPES_UNTOLD = _metric("scopes_untold", "gauge", "those of which no quota is told here, as there are too many")
+SCOPES_STALE = _metric("scopes_stale", "gauge", "scopes whose budget could not be looked up when it was time to")
+UNKNOWN_ORGS = _metric(
+    "unknown_orgs_served_total", "counter", "orgs that began to be served without a budget, by why nobody knows one"
+)
+LOOKS = _metric("budget_looks_total", "counter", "looks at the store for a scope's budget, by whether they failed")
+FLIPS = _metric("active_label_flips_total", "counter", "times that a scope's active label became another, as seen here")
+MOVES = _metric("budget_moves_total", "counter", "times that this process moved an active label on for the whole fleet")
+SERVED_ELSEWHERE = _metric("served_by_another_label_total", "counter", "calls that another label served than was asked")
+QUOTA_REFUSALS = _metric("quota_refusals_total", "counter", "calls refused because every quota that may pay is spent")
+HELD_USD = _metric(
+    "hard_budget_held_usd", "gauge", "US dollars of hard budgets that this process holds, and has not spent"
+)
+HOLD_TOP_UPS = _metric("hard_budget_top_ups_total", "counter", "times that this process took more of a hard budget")
+HOLD_REFUSALS = _metric("hard_budget_refusals_total", "counter", "worst cases of calls that no hold could be had for")
+
+# ---------------------------------------------------------------- limits
+
+LIMITED_CALLS = _metric("limited_calls_total", "counter", "calls of callers who have limits, by how it was decided")
+LIMIT_WRITES = _metric("limit_writes_total", "counter", "questions to the store for more of a limit, by the path taken")
+LIMITS_GIVEN_BACK = _metric("limits_given_back_total", "counter", "times that what a caller does not need went back")
+LIMITS_UNASKED = _metric("limits_unasked_total", "counter", "questions for more of a limit without an answer")
+LEASES = _metric("leases", "gauge", "callers of whose limits something may be held here")
+LEASED = _metric("leased", "gauge", "what is held here of limits, by limit")
+
+# ---------------------------------------------------------------- tokens and secrets
+
+REVOCATION_LOOKUPS = _metric(
+    "revocation_lookups_total", "counter", "tokens looked up among the revoked ones, by whether that was known here"
+)
+REVOCATIONS = _metric("revocations_total", "counter", "tokens and sessions that were revoked here")
+REVOCATION_AWAY = _metric("revocation_away_seconds", "gauge", "for how long the store has not said what is revoked")
+TOKENS_UNCHECKED = _metric(
+    "tokens_unchecked_total", "counter", "tokens let in by signature alone, the store being away"
+)
+RETRIEVAL_TOKENS = _metric("retrieval_tokens_total", "counter", "retrieval tokens of secrets: made, used, refused")
+
+# ---------------------------------------------------------------- alerts and traces
+
+ALERTS_RAISED = _metric("alerts_raised_total", "counter", "alerts that this process raised, by threshold in percent")
+WEBHOOKS_DELIVERED = _metric("webhooks_delivered_total", "counter", "alerts that the webhook's receiver has taken")
+WEBHOOKS_FAILED = _metric("webhooks_failed_total", "counter", "attempts that failed, by whether it was the last one")
+WEBHOOKS_WAITING = _metric("webhooks_waiting", "gauge", "alerts that the webhook's receiver has not taken yet")
+SPANS = _metric("spans_total", "counter", "spans of sampled calls: made, exported, and those that could not be")
+
+ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+
+
+class Telemetry:
+    def __init__(self) -> None:
+        self._readings: list[tuple[Metric, Callable[[], Reading]]] = []
+
+    def add(self, metric: Metric, read: Callable[[], Reading]) -> None:
+        self._readings.append((metric, read))
+
+    def text(self) -> str:
+        return "".join(described(metric) + "".join(_lines(metric.name, read())) for metric, read in self._readings)
+
+    async def told(self) -> str:
+        """Of this process, and of those that it speaks for."""
+        return self.text()
+
+
+def described(metric: Metric) -> str:
+    return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+
+
+def _lines(name: str, reading: Reading) -> Iterable[str]:
+    for labels, value in [({}, reading)] if isinstance(reading, (int, float)) else reading:
+        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        if isinstance(value, Distribution):
+            yield from _buckets(name, told, value)
+        else:
+            yield _line(name, told, value)
+
+
+def _buckets(name: str, told: str, found: Distribution) -> Iterable[str]:
+    """Each bucket holds all that is in those below it."""
+    so_far, before = 0, f"{told}," if told else ""
+    for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
+        so_far += count
+        yield _line(f"{name}_bucket", f'{before}le="{bound}"', so_far)
+    yield _line(f"{name}_sum", told, found.total)
+    yield _line(f"{name}_count", told, so_far)
+
+
+def _line(name: str, told: str, value: float) -> str:
+    return f"{name}{'{' + told + '}' if told else ''} {value:.17g}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,102 @@
+"""The first worker speaks for all: it asks the others for what its own control port is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import aiohttp
+import orjson
+
+from price_keeper import build
+from price_keeper.control.health import Checks
+from price_keeper.errors import WorkerAway
+from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, Telemetry, described
+from price_keeper.workers.place import Place
+from price_keeper.workers.samples import merged
+
+SECONDS = 2.0  # for an answer: who asks for our own waits no longer than some
+
+_HOST = "http://localhost"
+
+
+class Crew:
+    def __init__(self, sessions: dict[int, aiohttp.ClientSession]) -> None:
+        self._sessions = sessions
+
+    def checks(self) -> Checks:
+        return {f"worker {number}": partial(self._check, number) for number in self._sessions}
+
+    async def texts(self) -> dict[int, str]:
+        """The metrics of all that answer."""
+        found = await asyncio.gather(*(self._text(number) for number in self._sessions))
+        return {number: text for number, text in zip(self._sessions, found, strict=True) if text is not None}
+
+    async def _text(self, number: int) -> str | None:
+        try:
+            status, body = await self._asked(number, "/metrics")
+            return body.decode() if status == 200 else None
+        except (WorkerAway, UnicodeDecodeError):
+            return None
+
+    async def _check(self, number: int) -> str:
+        status, body = await self._asked(number, "/ready")
+        try:
+            checks = {str(name): str(text) for name, text in orjson.loads(body)["checks"].items()}
+        except (orjson.JSONDecodeError, AttributeError, LookupError, TypeError):
+            raise WorkerAway("what it says cannot be understood") from None
+        told = "; ".join(f"{name}: {text}" for name, text in checks.items() if text != "ok")
+        if status != 200:
+            raise WorkerAway(told or "not ready")
+        return told or "ok"
+
+    async def _asked(self, number: int, path: str) -> tuple[int, bytes]:
+        try:
+            async with self._sessions[number].get(f"{_HOST}{path}") as answer:
+                return answer.status, await answer.read()
+        except TimeoutError:
+            raise WorkerAway(f"no answer in {SECONDS:g} seconds") from None
+        except (aiohttp.ClientError, OSError):
+            raise WorkerAway("it is not there") from None
+
+
+class CrewTelemetry(Telemetry):
+    """Each sample tells whose it is; those of a worker that does not answer are missing."""
+
+    def __init__(self, crew: Crew, workers: int) -> None:
+        super().__init__()
+        self._crew = crew
+        self._workers = workers
+
+    async def told(self) -> str:
+        texts = {0: self.text(), **await self._crew.texts()}
+        return merged(texts) + of_all(WORKERS, self._workers) + of_all(WORKERS_UP, len(texts))
+
+
+def of_all(metric: Metric, value: int) -> str:
+    """No worker's own, so without a worker's number."""
+    return f"{described(metric)}{metric.name} {value}\n"
+
+
+@asynccontextmanager
+async def opened_crew(place: Place) -> AsyncIterator[Crew]:
+    """Empty for any but the first."""
+    timeout = aiohttp.ClientTimeout(total=SECONDS)
+    async with AsyncExitStack() as opened:
+        sessions = {}
+        for number in place.others:
+            connector = aiohttp.UnixConnector(str(place.socket_of(number)), force_close=True)
+            session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+            sessions[number] = await opened.enter_async_context(session)
+        yield Crew(sessions)
+
+
+def telemetry_of(place: Place, crew: Crew) -> Telemetry:
+    telemetry = CrewTelemetry(crew, place.count) if place.is_first and place.shares_port else Telemetry()
+    build.add_to(telemetry)
+    if not place.shares_port:
+        telemetry.add(WORKERS, lambda: 1)
+        telemetry.add(WORKERS_UP, lambda: 1)
+    return telemetry

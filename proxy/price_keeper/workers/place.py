@@ -1,0 +1,55 @@
+"""Which of how many workers a process is, and what that makes of the configuration. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from price_keeper.config import Config
+from price_keeper.recording.adoption import folder_of_worker
+
+MOST = 64  # workers: more of them than a large machine has cores only cost memory
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`sockets` is the folder in which the workers serve what the first one asks them; `lifeline` ends when the
+    supervisor does, whatever ended it."""
+
+    number: int = 0
+    count: int = 1
+    sockets: Path = Path()
+    lifeline: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def shares_port(self) -> bool:
+        return self.count > 1
+
+    @property
+    def others(self) -> range:
+        """The workers for which the first one speaks."""
+        return range(1, self.count if self.is_first else 1)
+
+    def socket_of(self, number: int) -> Path:
+        return self.sockets / f"worker-{number}"
+
+    def configured(self, config: Config) -> Config:
+        """Its own journal, and its share of what is promised for all together."""
+        if not self.shares_port:
+            return config
+        journal = config.journal
+        return replace(
+            config,
+            journal=replace(
+                journal,
+                dir=str(folder_of_worker(Path(journal.dir), self.number)),
+                max_unflushed_usd=journal.max_unflushed_usd / self.count,
+            ),
+        )
+
+
+ALONE = Place()
