@@ -89,7 +89,6 @@ class Wires:
         self.answer = HEAD.encode() + ANSWER
         self.called: list[Connection] = []
         self.answered, self.asked_for = 0, CONNECTIONS
-        self.callers = [self._caller(listener) for _ in range(CONNECTIONS)]
         pool = forwarder._pool(UPSTREAM)
         for _ in range(CONNECTIONS):
             connection = Connection(pool)
@@ -97,6 +96,7 @@ class Wires:
             wire.protocol = connection
             connection.connection_made(wire)
             pool.free(connection)
+        self.callers = [self._caller(listener) for _ in range(CONNECTIONS)]
 
     def _caller(self, listener: Listener) -> asyncio.BaseProtocol:
         transport = Wire(self._hears)

@@ -45,21 +45,35 @@ class Chosen(NamedTuple):
     asked: Asked
     body: bytes
     targets: list[Target]
+    lane: Lane
     terms: Terms | None = None
     account: Account | None = None
     worst: Worst | None = None
     held: Held | None = None
 
 
-class Road(NamedTuple):
-    """How calls of one operation come to one label, and where they count. `is_everybodys`: it is no app's own."""
+class Destination(NamedTuple):
+    """What all calls of one route that one label serves have in common."""
 
     choice: Choice
     terms: Terms
     targets: list[Target]
     told: tuple[Header, ...]
     lane: Lane
-    is_everybodys: bool
+
+
+class Route:
+    """What a request asks for, by the labels and prices of `choosing`. Those of configured labels are kept by their
+    targets, each with its destinations by the label that serves."""
+
+    __slots__ = ("asked", "choice", "choosing", "destinations", "terms")
+
+    def __init__(self, choosing: Choosing, asked: Asked, choice: Choice, terms: Terms | None) -> None:
+        self.choosing = choosing
+        self.asked = asked
+        self.choice = choice
+        self.terms = terms
+        self.destinations: dict[str, Destination] = {}
 
 
 class _Succeeded(Exception):
@@ -90,27 +104,38 @@ class Choosing:
     def configured(self, model: str) -> Choice | None:
         return self._labels.configured(model)
 
-    def known(self, caller: Caller) -> Payer | None:
-        """Who pays, without asking anybody; None also where a call is paid for beforehand."""
+    def cached(self, caller: Caller, route: Route, request: Request, told: Told) -> Chosen | None:
+        """As `chosen`, without waiting. None where that has to be asked: for what costs nothing, under a hard budget,
+        and while the state of the budget is not known or too old. Raises a Refusal."""
+        asked, choice, terms = route.asked, route.choice, route.terms
+        if terms is None:
+            return None
         payer = self._standings.known(caller)
-        return None if payer is None or payer.standing.plan.enforcement == "hard" else payer
-
-    def decided(self, payer: Payer, choice: Choice, terms: Terms, asked: Asked, told: Told) -> Decision:
-        """Of a budget that is not hard. `told` hears why not. Raises a Refusal."""
+        if payer is None or payer.standing.plan.enforcement == "hard":
+            return None
         self._admit()
         try:
-            return _decided(payer, choice, terms, asked)
+            decision = _decided(payer, choice, terms, asked)
         except Refusal as refusal:
             told += _refusal_told(choice, refusal)
             raise
+        found = route.destinations.get(decision.label)
+        if found is None:
+            found = self._destination(payer, asked, request, choice, terms, decision)
+            if type(found.choice) is not OwnChoice:  # which another app may have under the same name
+                route.destinations[decision.label] = found
+        choice, terms, targets, choice_told, lane = found
+        told += choice_told
+        told += decision_told(decision)
+        account = payer.account(terms.counted_as)
+        return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
-    def road(
+    def _destination(
         self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
-    ) -> Road:
+    ) -> Destination:
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
-        targets = self._targets(choice, asked)
         lane = self._traffic.lane(asked.operation.name, terms.counted_as)
-        return Road(choice, terms, targets, _choice_told(choice), lane, type(choice) is not OwnChoice)
+        return Destination(choice, terms, self._targets(choice, asked), _choice_told(choice), lane)
 
     async def named(self, caller: Caller, asked: Asked) -> Choice:
         """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
@@ -128,7 +153,8 @@ class Choosing:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if terms is None:
             told += _choice_told(choice)
-            return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked))
+            lane = self._traffic.lane(asked.operation.name, choice.label)
+            return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), lane)
         self._admit()
         payer = self._standings.known(caller) or await self._standings.learned(caller)
         if self.successor is not None:
@@ -143,10 +169,10 @@ class Choosing:
         except Refusal as refusal:
             told += _refusal_told(choice, refusal)
             raise
-        choice, terms = self._instead(payer, asked, request, choice, terms, decision)
-        told += (*_choice_told(choice), *decision_told(decision))
+        choice, terms, targets, choice_told, lane = self._destination(payer, asked, request, choice, terms, decision)
+        told += (*choice_told, *decision_told(decision))
         account = payer.account(terms.counted_as)
-        return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), terms, account)
+        return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
     async def _chosen_anew(self, caller: Caller, asked: Asked, request: Request, told: Told) -> Chosen:
         """For a call that had its name read by labels that are none any more when its budget was known. Standings know
@@ -194,7 +220,8 @@ class Choosing:
                 if held is not None:
                     held.close()
                 raise
-        return Chosen(self.metering, choice, asked, body, [*targets], terms, account, worst, held)
+        lane = self._traffic.lane(asked.operation.name, terms.counted_as)
+        return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)
 
 
 def _decided(payer: Payer, choice: Choice, terms: Terms, asked: Asked) -> Decision:

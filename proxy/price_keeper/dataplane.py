@@ -31,6 +31,7 @@ from price_keeper.forwarding.joining import KEPT_BYTES_IN_ALL, Joining
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
 from price_keeper.hard.rows import Name
 from price_keeper.limits.leasing import Leasing
@@ -39,7 +40,6 @@ from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice, Profile
 from price_keeper.model import Choice
-from price_keeper.pipeline import Pipeline
 from price_keeper.provider_chain import RENEW_SECONDS
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.composed import Recording
@@ -202,13 +202,13 @@ def pipeline(
     admitting: Admitting,
     hard: HardBudgets,
     credentials: HandsOut | None = None,
-) -> Pipeline:
+) -> RequestHandler:
     traffic = Traffic((*config.labels, *PSEUDO_LABELS))
     joining = Joining(clock.monotonic)
     tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
     forwarder.knows(endpoints_of(config, bedrock))
     metering = Metering(config, recorder.journal, tariffs, clock)
-    return Pipeline(
+    return RequestHandler(
         identify=_identify(config, tokens, revocation),
         admitting=admitting,
         choosing=choosing(config, bedrock, recorder, standings, metering, hard, traffic),
@@ -220,7 +220,6 @@ def pipeline(
         ),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
-        once=tasks.once,
         traffic=traffic,
     )
 
@@ -306,7 +305,7 @@ async def traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing 
 
 
 async def listening(
-    handler: Pipeline,
+    handler: RequestHandler,
     config: Config,
     clock: Clock,
     tasks: Tasks,
@@ -314,7 +313,7 @@ async def listening(
     workers: int = 1,
     tracing: Tracing | None = None,
 ) -> tuple[Listener, int]:
-    """`workers` are the processes that share the port. Calls that are traced all go the long way."""
+    """`workers` are the processes that share the port."""
     tls = config.listen.tls
     context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
@@ -327,7 +326,6 @@ async def listening(
         limits,
         refused_at_head=handler.refused_at_head,
         new_request_id=handler.new_request_id,
-        at_once=handler.at_once if tracing is None else None,
         outbox=outbox,
         refuses=handler.traffic.refuses,
     )

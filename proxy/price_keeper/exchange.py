@@ -97,9 +97,6 @@ class Responder(Protocol):
 
 Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
 
-# Takes what needs to wait for nobody. If it does, it tells at last, once, that nothing of it is under way any more.
-AtOnce: TypeAlias = Callable[[Request, Responder, Callable[[], None]], bool]
-
 
 def request_ids() -> Callable[[], bytes]:
     """Each new in this process, and in all likelihood among all."""

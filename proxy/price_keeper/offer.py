@@ -14,9 +14,9 @@ from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.dataplane import Bedrock
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.forwarder import Forwarder
+from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
 from price_keeper.metering.price_updates import REFRESH_SECONDS, Tariffs
-from price_keeper.pipeline import Pipeline
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.hard_budgets import HardBudgets
@@ -29,7 +29,7 @@ class Offer:
     def __init__(
         self,
         tariffs: Tariffs,
-        pipeline: Pipeline,
+        pipeline: RequestHandler,
         bedrock: Bedrock,
         forwarder: Forwarder,
         recorder: Recorder,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType, coroutine
 from typing import Any, Self
 
 from price_keeper.clock import Clock
@@ -47,6 +47,15 @@ class Tasks:
         task = asyncio.create_task(self._supervise(name, work), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """As `once`, but run at once, and without a task until it first waits: most calls never do before they are
+        written to Bedrock. Until then `asyncio.timeout` does not work; see `in_task`."""
+        try:
+            pending = work.send(None)
+        except StopIteration:
+            return
+        self.once(_carry_on(work, pending))
 
     def once(self, work: Coroutine[Any, Any, None]) -> None:
         """Run to its end, come what may: made for the many and short, whose failures are their own to tell."""
@@ -112,6 +121,31 @@ class Tasks:
             _log.error("background task %r crashed: %r", name, error, exc_info=error)
             return False
         return True
+
+
+@coroutine
+def in_task() -> Generator[None, None, None]:
+    """What comes behind this runs in a task, also of work that was begun without one."""
+    yield
+
+
+async def _carry_on(work: Coroutine[Any, Any, None], pending: Any) -> None:
+    await _rest(work, pending)
+
+
+@coroutine
+def _rest(work: Coroutine[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
+    """Waits for what the work waits for already, and then does the rest of it."""
+    try:
+        while True:
+            try:
+                yield pending
+            except BaseException as failure:
+                pending = work.throw(failure)
+            else:
+                pending = work.send(None)
+    except StopIteration:
+        pass
 
 
 def _is_cancelled() -> bool:

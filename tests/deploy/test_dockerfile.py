@@ -75,7 +75,7 @@ def test_what_the_build_needs_is_sent(name: str) -> None:
     "name",
     [".git/config", ".venv/bin/python", "data/token-key", "tests/conftest.py",
      "proxy/price_keeper/__pycache__/app.cpython-311.pyc",
-     "proxy/price_keeper/express.cpython-311-x86_64-linux-gnu.so", "deploy/docker/config.yaml", "config.yaml", ".env"],
+     "proxy/price_keeper/handler.cpython-311-x86_64-linux-gnu.so", "deploy/docker/config.yaml", "config.yaml", ".env"],
 )  # fmt: skip
 def test_nothing_else_is(name: str) -> None:
     assert not is_sent(name, ROOT)

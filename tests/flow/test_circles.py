@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.lanes import Lane, lane
+from tests.support.handled import Lane, lane
 from tests.support.rig import Through, between, plain, sends, upstream
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import Http2Wire, Wire, ask, eventually
@@ -22,8 +22,7 @@ BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'
 TIMES = 3
 OURS = (
     "price_keeper.surface",
-    "price_keeper.express",
-    "price_keeper.pipeline",
+    "price_keeper.handler",
     "price_keeper.forwarding",
     "price_keeper.recording",
     "httptools",
@@ -62,7 +61,7 @@ async def streamed(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
     await http1(lane, head, "/model/premium/converse-stream")
 
 
-async def by_the_pipeline(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
+async def named_in_the_body(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
     wire = await Wire.connect(lane.number)
     await wire.send(ask(b"{}", b"".join(b"%b: %b\r\n" % header for header in head), path=CHAT_PATH.encode()))
     assert (await wire.answer()).status == 400
@@ -107,7 +106,7 @@ async def http2_leaving(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
 
 @pytest.mark.parametrize(
     "client",
-    [http1, streamed, by_the_pipeline, refused, broken_off, leaving, http2, http2_leaving],
+    [http1, streamed, named_in_the_body, refused, broken_off, leaving, http2, http2_leaving],
     ids=lambda c: c.__name__,
 )
 def test_nothing_is_left_for_the_collector(client: Client, tmp_path: Path) -> None:

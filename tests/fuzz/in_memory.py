@@ -129,18 +129,14 @@ def _refused_at_head(request: Request) -> Refusal | None:
 async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
     """To a port that answers at once. Nothing of it may be left at the end."""
 
-    def at_once(request: Request, responder: Responder, over: Callable[[], None]) -> bool:
-        answers(request, responder)
-        over()
-        return True
-
-    async def one_of_many(request: Request, responder: Responder) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
         answers(request, responder)
 
     clock = ManualClock()
     async with Tasks(clock) as tasks:
-        listener = Listener(one_of_many, clock, tasks, limits, refused_at_head=_refused_at_head, at_once=at_once,
-                            new_request_id=lambda: b"1")  # fmt: skip
+        listener = Listener(
+            handler, clock, tasks, limits, refused_at_head=_refused_at_head, new_request_id=lambda: b"1"
+        )
         wire = Wire()
         wire.protocol = Newcomer(listener)
         wire.protocol.connection_made(wire)

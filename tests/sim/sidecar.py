@@ -239,19 +239,17 @@ class Life:
     # For the world.
 
     def takes(self, number: int, request: Request) -> Told:
-        """A call, the short way where that can be."""
         told = self.calls[number] = Told()
 
         def begin() -> None:
             request.taken_at = self.loop.time()
-            if not self.pipeline.at_once(request, told, over):  # type: ignore[misc]
-                self.tasks.once(long_way())
+            self.tasks.begin(handled())
 
         def over() -> None:
             self.calls.pop(number, None)
             self.world.call_is_over(self, number, told)
 
-        async def long_way() -> None:
+        async def handled() -> None:
             try:
                 await self.pipeline(request, told)
             finally:

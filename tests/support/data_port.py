@@ -22,11 +22,11 @@ from price_keeper.config.keys import Journal, Listen, Upstream
 from price_keeper.forwarding.credentials import FixedCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
 from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.handler import RequestHandler
 from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
 from price_keeper.limits.limiter import Limiter
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.offer import Offer
-from price_keeper.pipeline import Pipeline
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Counter
 from price_keeper.reloading import of_standings
@@ -65,7 +65,7 @@ class DataPort:
     standings: Standings
     hard: HardBudgets
     config: Config
-    pipeline: Pipeline
+    pipeline: RequestHandler
     forwarder: Forwarder
     offer: Offer
     wire: Any  # what `way` made

@@ -19,6 +19,7 @@ from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
 from price_keeper.forwarding.relay import Tap as Watcher
 from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
+from price_keeper.tasks import in_task
 from price_keeper.traffic import Lane
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
@@ -122,28 +123,21 @@ class Forwarder:
         self._clock = clock
         self._now = clock.monotonic
         self._tls = tls
+        self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._known: frozenset[Endpoint] | None = None
         self._pools: dict[Endpoint, Pool] = {}
         self._hosts: dict[Endpoint, str] = {}
         self.reach = Reach(clock, authorizer.check, self._pool)
 
-    async def forward(
-        self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, before: Outcome | None = None
-    ) -> Outcome:
-        """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown. `before` is how
-        the first target's answer ended, if that has been tried already."""
+    async def forward(self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap) -> Outcome:
+        """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
         last = 0  # status for which an answer was held back
-        if before is not None and self._is_to_go_on(before, call.targets[0], tap):
-            last = before.status
-        loop = asyncio.get_running_loop()
         for number, target in enumerate(call.targets):
-            if number == 0 and before is not None:
-                continue
             is_last = number + 1 == len(call.targets)
             body = call.body_for(target.model)
             head = self._head(call, target, body)
-            connection = await self._connection(target.endpoint)
+            connection = self._pool(target.endpoint).idle() or await self._connected(target.endpoint)
             if connection is None:
                 continue
             if self._is_closed:
@@ -152,7 +146,7 @@ class Forwarder:
             if responder.is_gone:
                 self._pool(target.endpoint).free(connection)
                 raise UpstreamAway("the caller left before its call was sent")
-            ended: asyncio.Future[Outcome] = loop.create_future()
+            ended: asyncio.Future[Outcome] = self._loop.create_future()
             relay = self._relay(call, connection, responder, added, tap, is_last, _setting(ended))
             tap.sent_to(target)
             connection.call(relay, head, body)
@@ -165,22 +159,6 @@ class Forwarder:
         if last == THROTTLED:
             raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamAway("Bedrock cannot be reached", retry_after=1)
-
-    def forward_at_once(
-        self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap, over: Callable[[Outcome], None]
-    ) -> bool:
-        """To the first target, if a connection to it stands by. `over` hears how that ended: either that was all, or
-        `forward` goes on from there."""
-        target = call.targets[0]
-        body = call.body_for(target.model)
-        head = self._head(call, target, body)
-        connection = None if self._is_closed or responder.is_gone else self._pool(target.endpoint).idle()
-        if connection is None:
-            return False
-        relay = self._relay(call, connection, responder, added, tap, len(call.targets) == 1, over)
-        tap.sent_to(target)
-        connection.call(relay, head, body)
-        return True
 
     def _is_to_go_on(self, outcome: Outcome, target: Target, tap: Tap) -> bool:
         """With the next target."""
@@ -195,12 +173,10 @@ class Forwarder:
             raise UpstreamAway(outcome.trouble)
         return False
 
-    async def _connection(self, endpoint: Endpoint) -> Connection | None:
+    async def _connected(self, endpoint: Endpoint) -> Connection | None:
         """Where an endpoint is, is for the log alone: callers need not know what is inside."""
         pool = self._pool(endpoint)
-        connection = pool.idle()
-        if connection is not None:
-            return connection
+        await in_task()
         try:
             connection = await pool.connect()
         except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter

@@ -268,6 +268,8 @@ class Http1Connection(asyncio.Protocol):
         self._is_serving_those = True
         try:
             while self._waiting and self._answer is None and not (self.is_write_paused or self._is_closed):
+                if self._transport.is_closing():
+                    break  # the client has gone, and answers would only be complained of
                 entry = self._waiting.popleft()
                 if isinstance(entry, Refusal):
                     self._refuse(entry)

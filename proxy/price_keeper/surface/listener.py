@@ -7,13 +7,12 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Final, Protocol
 
 from price_keeper.answers import answer_failure, refuse
 from price_keeper.clock import Clock
 from price_keeper.errors import Busy, Refusal
-from price_keeper.exchange import AtOnce, Handler, Request, Responder, request_ids
+from price_keeper.exchange import Handler, Request, Responder, request_ids
 from price_keeper.surface.doors import Door, PlainDoor, TlsDoor
 from price_keeper.surface.limits import DEFAULT, Limits
 from price_keeper.surface.outbox import MUCH, Outbox
@@ -51,10 +50,6 @@ def _is_none_refused(_: Request) -> None:
     pass
 
 
-def _none_at_once(_: Request, __: Responder, ___: Callable[[], None]) -> bool:
-    return False
-
-
 class Listener:
     """`refused_at_head` says of a request whose body is long, or has no announced end, whether it is any use to hear
     that."""
@@ -68,13 +63,11 @@ class Listener:
         *,
         refused_at_head: Callable[[Request], Refusal | None] = _is_none_refused,
         new_request_id: Callable[[], bytes] | None = None,
-        at_once: AtOnce | None = None,
         outbox: Outbox | None = None,
         refuses: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
-        """`at_once` is asked before the handler; `refuses` hears of what comes to neither."""
+        """`refuses` hears of what does not come to the handler."""
         self._handler = handler
-        self._at_once = at_once or _none_at_once
         self.outbox = outbox or Outbox()
         self._refuses = refuses
         self._clock = clock
@@ -193,10 +186,11 @@ class Listener:
         self.outbox.is_busy = before + 1 >= MUCH
         request.taken_at = self.now()
         request.room, request.weight = self, weight
-        is_flood = self._answered_at_once >= MOST_AT_ONCE
-        if is_flood or not self._at_once(request, responder, partial(self._over, request)):
+        if self._answered_at_once >= MOST_AT_ONCE:
             self._tasks.once(self._handled(request, responder))
-        elif self.under_way <= before:  # that was its answer
+            return
+        self._tasks.begin(self._handled(request, responder))
+        if self.under_way <= before:  # that was its answer
             if not self._answered_at_once:
                 asyncio.get_running_loop().call_soon(self._turn_ends)
             self._answered_at_once += 1

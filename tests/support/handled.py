@@ -1,8 +1,8 @@
-"""A data port whose calls go through the express lane where they can, or never do."""
+"""A data port with its listener at hand, for tests that look at what calls leave open."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from unittest.mock import patch
 from urllib.parse import urlsplit
 
 from price_keeper import dataplane
-from price_keeper.exchange import Request, Responder
 from price_keeper.surface.listener import Listener
 
 from tests.support.data_port import DataPort, data_port
@@ -22,7 +21,6 @@ from tests.support.wire import eventually
 class Lane:
     port: DataPort
     listener: Listener
-    taken: int = 0  # calls that made no task of their own
 
     @property
     def number(self) -> int:
@@ -50,7 +48,7 @@ class Lane:
 
 
 @asynccontextmanager
-async def lane(folder: Path, *, is_express: bool = True, **config: Any) -> AsyncIterator[Lane]:
+async def lane(folder: Path, **config: Any) -> AsyncIterator[Lane]:
     found: list[Listener] = []
     real = dataplane.listening
 
@@ -62,13 +60,4 @@ async def lane(folder: Path, *, is_express: bool = True, **config: Any) -> Async
     async with AsyncExitStack() as running:
         with patch.object(dataplane, "listening", noted):
             port = await running.enter_async_context(data_port(folder, **config))
-        opened = Lane(port, found[0])
-        at_once = opened.listener._at_once
-
-        def counted(request: Request, responder: Responder, over: Callable[[], None]) -> bool:
-            is_taken = is_express and at_once(request, responder, over)
-            opened.taken += is_taken
-            return is_taken
-
-        opened.listener._at_once = counted
-        yield opened
+        yield Lane(port, found[0])

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
-from price_keeper import pipeline
+from price_keeper import handler
 from price_keeper.auth.clients import hash_secret, new_secret
 from price_keeper.choosing import LARGE_BYTES
 from price_keeper.config import Config
@@ -112,7 +112,7 @@ async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
             assert decision(heard)[:2] == [b"premium", b"premium"]
     assert "RuntimeError" in caplog.text
     causes = "".join(getattr(record, "where", "") for record in caplog.records)
-    assert "pipeline.py" in causes
+    assert "handler.py" in causes
     assert "XYZZY" not in caplog.text + causes
     assert (await asked(port, more=JSON + RETRIED)).status == 200
 
@@ -196,7 +196,7 @@ async def test_nothing_of_a_strangers_body_is_read(port: DataPort, monkeypatch: 
     def read(*_: Any) -> None:
         raise AssertionError("the body was looked into")
 
-    monkeypatch.setattr(pipeline, "understood", read)
+    monkeypatch.setattr(handler, "understood", read)
     said(await asked(port, CHAT_PATH.encode(), b"{}", token="nobody"), 403, "AccessDeniedException")
 
 
