@@ -252,6 +252,7 @@ async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool
 # The outbox.
 
 
+@replaces_a_method
 @pytest.mark.parametrize("is_last", [True, False])
 @on_both_loops
 async def test_a_half_closed_client_gets_the_answer_that_waits_in_the_outbox(is_last: bool) -> None:
@@ -287,6 +288,7 @@ def always_waits(rig: Rig, before: Callable[[], object] = lambda: None) -> None:
     outbox.put = waits  # type: ignore[method-assign]
 
 
+@replaces_a_method
 @on_both_loops
 async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
     async with port(echo) as rig:
@@ -320,6 +322,7 @@ async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
             assert (await wire.answer()).body == answer
 
 
+@replaces_a_method
 @on_both_loops
 async def test_who_waits_for_100_continue_gets_the_answer_before_first() -> None:
     async with port(echo) as rig:
