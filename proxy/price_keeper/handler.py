@@ -101,13 +101,15 @@ class RequestHandler:
                 return await self._list_no_profiles(request, boundary)
 
             # The caller, before any byte of the body is parsed.
+            route = self._routes.get(request.target) if request.method == b"POST" else None
+            if route is not None:
+                boundary.operation = route.asked.operation.name
             caller = self._identify.known(request)
             if caller is None:
                 await in_task()
                 caller = await self._identify.learned(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
-            route = self._routes.get(request.target) if request.method == b"POST" else None
             asked = await off_the_loop(request.body, understood, request) if route is None else route.asked
             boundary.operation = asked.operation.name
             headers = headers_upstream(request, self._simulated_prefix)

@@ -77,7 +77,8 @@ def test_older_store_reports_the_same_spend(left: Left) -> None:
 
 def test_older_journal_is_counted_exactly_once(left: Left) -> None:
     again = shutil.copytree(left.journal, left.folder / "again")
-    assert replayed(left.folder) == left.replay
+    told = replayed(left.folder)
+    assert {name: told[name] for name in left.replay} == left.replay  # newer versions tell more
     assert left.replay["estimated_requests"] > 0
     assert left.reports(left.after)
     assert list(left.journal.glob("*.seg")) == []

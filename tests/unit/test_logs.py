@@ -20,7 +20,7 @@ from tests.support.relaying import KEY
 
 Form = Literal["text", "json"]
 FORMS: list[Form] = ["text", "json"]
-_FIRST = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [a-z.0-9 ]+: ")
+_FIRST = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [a-z_.0-9 ]+: ")
 
 # Line breaks of every kind, an escape that clears a terminal, one that ends a line of JSON, and a change of direction.
 HOSTILE = (
@@ -84,7 +84,7 @@ def test_a_cause_stands_below_its_line_where_no_record_begins() -> None:
     except ValueError as failure:
         record = _record("it broke", exc_info=(ValueError, failure, failure.__traceback__))
     first, *below = logs.Lines().format(record).split("\n")
-    assert first.endswith("WARNING proxy.some: it broke")
+    assert first.endswith("WARNING price_keeper.some: it broke")
     assert below[-1].strip() == r"as is this\x1b[0m"
     assert all(line.startswith("    ") and line.isprintable() for line in below)
     told = json.loads(logs.JsonLines().format(record))
@@ -130,7 +130,7 @@ def test_every_field_of_json() -> None:
 def test_libraries_are_heard_from_warnings_on(form: Form) -> None:
     """At their lower levels some tell what they send: hpack every header, with tokens in them."""
     with logging_to(form, "debug") as written:
-        for name in ("hpack.hpack", "urllib3.connectionpool", "opentelemetry.exporter", "asyncio", "proxyish"):
+        for name in ("hpack.hpack", "urllib3.connectionpool", "opentelemetry.exporter", "asyncio", "price_keeperish"):
             logging.getLogger(name).setLevel(logging.DEBUG)
             logging.getLogger(name).info("Decoded (authorization, Bearer %s)", KEY)
             logging.getLogger(name).warning("%s is in trouble", name)
@@ -153,4 +153,4 @@ def test_a_worker_tells_its_number() -> None:
     with logging_to("text") as written:
         logs.of_worker(3)
         logging.getLogger("price_keeper.some").warning("told")
-    assert written.getvalue().endswith(" WARNING proxy.some worker 3: told\n")
+    assert written.getvalue().endswith(" WARNING price_keeper.some worker 3: told\n")
