@@ -120,7 +120,7 @@ def test_configurations_are_accepted(found: list[Document], tmp_path: Path) -> N
     parts = list(_parts(found))
     assert parts
     for _, _, text in parts:
-        assert_good_config(text, tmp_path)
+        assert_good_config(text, tmp_path, PRICE_KEEPER_WEBHOOK_SECRET="as the chart has it mounted")
 
 
 def test_commands_are_accepted(found: list[Document]) -> None:
