@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Callable
 
 import pytest
+import uvloop
 from price_keeper.clock import Clock, SystemClock
 
 from tests.support.clock import ManualClock, settle
@@ -140,3 +143,20 @@ async def test_the_system_clock_is_the_systems():
     await clock.sleep(0)
     assert before <= wall <= time.time()
     assert begun <= monotonic <= time.monotonic()
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_system_clock_sleep_never_ends_early(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    clock = SystemClock()
+    chance = random.Random(1)
+
+    async def left_after(seconds: float) -> float:
+        until = clock.monotonic() + seconds
+        await clock.sleep(until - clock.monotonic())
+        return until - clock.monotonic()
+
+    async def left() -> list[float]:
+        return await asyncio.gather(*(left_after(chance.uniform(0.01, 0.2)) for _ in range(200)))
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert [seconds for seconds in runner.run(left()) if seconds > 0] == []
