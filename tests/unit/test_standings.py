@@ -87,6 +87,35 @@ async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
     assert one.store.asked
 
 
+@pytest.mark.parametrize("is_due_later", [True, False])
+async def test_label_spent_beside_a_read_of_settings_moves_on_without_another_call(
+    one: Sidecar, exact_store: Store, clock: ManualClock, is_due_later: bool
+) -> None:
+    """The read began before spend was to be read, and ends after that: spend is read next, though nobody calls."""
+    who = caller()
+    await budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    await one.looked()
+    [watch] = one.standings._watches.values()
+    answers = asyncio.Event()
+
+    async def wait(_: str) -> None:
+        await answers.wait()
+
+    if not is_due_later:
+        await clock.advance(LEAST_SECONDS)
+    one.store.before = wait
+    one.standings.watching.look(watch)
+    await clock.advance(LEAST_SECONDS / 2)
+    await one.spend(who, 10 * USD)
+    await clock.advance(LEAST_SECONDS)
+    one.store.before = None
+    answers.set()
+    await one.looked()
+    await one.looked()
+    assert one.standings.watching.moves == 1
+
+
 async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one: Sidecar, exact_store: Store) -> None:
     who = caller()
     await budget(exact_store, who.org, QUOTAS)

@@ -79,13 +79,15 @@ class Watching:
         """More was spent than anybody thought."""
         watch.due = watch.money_due = min(watch.money_due, watch.looked_at + LEAST_SECONDS)
         wait = watch.due - self._clock.monotonic()
-        if wait <= 0:
+        if wait <= 0 and watch.looking is None:
             self.look(watch)
         else:  # perhaps nobody calls any more, and the alerts are due all the same
             self._tasks.once(self._look_after(wait, watch))
 
     async def _look_after(self, wait: float, watch: Watch) -> None:
         await self._clock.sleep(wait)
+        if watch.looking is not None:  # it may have begun before money was due, and read the settings alone
+            await watch.looking.wait()
         if self._clock.monotonic() >= watch.due:
             self.look(watch)
 
