@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import logging
 import pkgutil
 import re
+import subprocess
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,14 @@ from price_keeper.telemetry import ALL
 
 _NAMES = re.compile(r"(?i)[a-z_.-]*price[_-]keeper[a-z0-9_-]*")
 _MODULES = [product.__name__, *(each.name for each in pkgutil.walk_packages(product.__path__, f"{product.__name__}."))]
+
+_LOGGERS = """
+import importlib, logging, sys
+for name in sys.argv[1:]:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+print(*logging.root.manager.loggerDict)
+"""
 
 
 def configuration() -> dict[str, Any]:
@@ -91,10 +100,9 @@ def metrics() -> dict[str, str]:
 
 
 def loggers() -> list[str]:
-    for name in _MODULES:
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
-    return sorted(name for name in logging.root.manager.loggerDict if name.split(".")[0] == product.__name__)
+    """In a process of its own: tests that ran before in this one may have made loggers of other names."""
+    done = subprocess.run([sys.executable, "-c", _LOGGERS, *_MODULES], capture_output=True, text=True, check=True)
+    return sorted(name for name in done.stdout.split() if name.split(".")[0] == product.__name__)
 
 
 def names() -> list[str]:

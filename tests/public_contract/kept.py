@@ -9,6 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from price_keeper.alerts.outbox import SUFFIX
+from price_keeper.selection.notebook import NEW_PREFIX
+
 from tests.public_contract.shapes import fields_of, positions, without_ids
 
 _LINE = 9  # a checksum and a space stand before the JSON of a line
@@ -33,8 +36,14 @@ def _table(database: sqlite3.Connection, name: str) -> dict[str, Any]:
     return found
 
 
-def row_kinds(store: Path) -> set[str]:
-    return {f"{table}: {key}" for table, told in tables(store).items() for key in told.get("rows", {})}
+def row_attributes(store: Path) -> set[str]:
+    """Each attribute of each kind of row, as `table: key attribute`."""
+    return {
+        f"{table}: {key} {attribute}"
+        for table, told in tables(store).items()
+        for key, attributes in told.get("rows", {}).items()
+        for attribute in attributes
+    }
 
 
 def journal(folder: Path) -> dict[str, Any]:
@@ -42,8 +51,10 @@ def journal(folder: Path) -> dict[str, Any]:
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir():  # of alerts that wait for their receiver, each a file of one object
-            waiting = [[json.loads(each.read_bytes())] for each in path.iterdir()]
+            waiting = [[json.loads(each.read_bytes())] for each in path.glob(f"*{SUFFIX}")]
             found[f"{path.name}/{{time}}-{{uuid}}"] = {"the file": waiting}
+            continue
+        if path.name.startswith(NEW_PREFIX):  # what the process was writing when it was killed
             continue
         kind = "notes-{worker}" if path.name.startswith("notes-") else without_ids(path.name)
         lines = found.setdefault(kind, {})
