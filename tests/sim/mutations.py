@@ -126,6 +126,23 @@ def _on_what_is_under_way(standing: Any, index: int) -> int | None:
     return found if found > index else None
 
 
+def _by_former_quotas(standing: Any, plan: Any, active: int) -> None:
+    """Settings that were read first hold for good."""
+    _learn(standing, replace(plan, quotas=standing.plan.quotas or plan.quotas), active)
+
+
+_learn = Standing.learn
+
+
+def _past_one_more(active: int, ordering: Any, spent: Any, quotas: Any) -> int:
+    """If the active label is spent, the next one is left unseen."""
+    found = _moved_on(active, ordering, spent, quotas)
+    return found if found == active else min(found + 1, len(ordering) - 1)
+
+
+_moved_on = policy.moved_on
+
+
 def _not_at_once(spent: Any, expected: int, pico: int) -> None:
     spent.in_flight -= expected
 
@@ -186,6 +203,8 @@ MISTAKES = {
     "sticky fallback on what is only under way": Mistake(
         Standing, "due_to_move", _on_what_is_under_way, "sticky", 10_004
     ),
+    "sticky fallback by quotas that hold no more": Mistake(Standing, "learn", _by_former_quotas, "sticky", 10_000),
+    "sticky fallback past a label that is not spent": Mistake(policy, "moved_on", _past_one_more, "sticky", 10_000),
     "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
     "own spend counted although it may be in the total": Mistake(Spent, "read", _certain_that_it_is_not_in, "soft"),
     "shards read exactly beside a flush of unknown outcome": Mistake(

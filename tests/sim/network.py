@@ -134,7 +134,7 @@ class Wire:
 
         def rest() -> list[Item | None]:
             found.extend(self._item(key, consistent) for key in keys[middle:])
-            self.seen.read(keys, found, began, positions)
+            self.seen.read(keys, began, positions)
             return found
 
         answer = list(await self._ask(verb, keys[0], rest, first if middle else None))
@@ -157,10 +157,9 @@ class Wire:
         await self._ask("put", put.key, work)
 
     async def update(self, update: Update) -> Item:
-        quotas = dict(self.seen.quotas)  # as they were known when it was sent
+        self._truth.moves(self.seen, update)
 
         def work() -> Item:
-            self._truth.about_to_move(quotas, update)
             found: Item = at_once(self.store.update(update))
             return found
 

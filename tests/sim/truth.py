@@ -5,6 +5,7 @@ The journal tells what each call came to when that is written, Bedrock what it b
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Sums
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,19 @@ class Noted(NamedTuple):
     enforcement: str
 
 
+class Chain(NamedTuple):
+    """What one read of the store said of a scope's budget: its labels, dearest first, and their quotas in micro-USD."""
+
+    ordering: Sequence[str]
+    quotas: Mapping[str, int]
+
+    @classmethod
+    def of(cls, items: Sequence[Item | None]) -> Chain:
+        """The org's settings and, if the scope is an app, the app's own, which take precedence."""
+        known = {name: value for item in items if item is not None for name, value in item.items()}
+        return cls(cast("list[str]", known.get("model_ordering", [])), cast("dict[str, int]", known.get("quotas", {})))
+
+
 def name_of(key: Key) -> Name:
     scope, _, rest = key.pk.partition("#LABEL#")
     return Name(scope, rest.partition("#SH#")[0], key.sk)
@@ -69,22 +83,20 @@ class Reader:
         self._truth = truth
         self.owner = owner
         self.known: dict[Name, dict[float, int]] = {}
-        self.quotas: dict[str, Mapping[str, Any]] = {}  # by scope of the settings, as last read
+        self.chains: dict[Key, Chain] = {}  # by sticky state: what was read together with it last
         self.settings: dict[Noted, float] = {}  # and since when it knows of them
 
-    def read(
-        self, keys: Sequence[Key], found: Sequence[Item | None], began: float, positions: Mapping[Name, int]
-    ) -> None:
+    def read(self, keys: Sequence[Key], began: float, positions: Mapping[Name, int]) -> None:
         """`began` is by the process's monotonic clock."""
-        for key, item in zip(keys, found, strict=True):
+        for key in keys:
             if key.table == SHARDS:
                 name = name_of(key)
                 self.known.setdefault(name, {})[began] = positions.get(name, 0)
-            elif key.table == "config" and item is not None and "quotas" in item:
-                self.quotas[key.pk] = cast("Mapping[str, Any]", item["quotas"])
 
     def heard(self, keys: Sequence[Key], found: Sequence[Item | None]) -> None:
         """The answer, of what was read consistently."""
+        if keys[0].table == STICKY and len(keys) > 1:
+            self.chains[keys[0]] = Chain.of(found[1:])
         for key, item in zip(keys, found, strict=True):
             if key.table == "config" and item is not None:
                 self.settings.setdefault(Noted(key, str(item.get("enforcement"))), self._truth.now())
@@ -237,16 +249,19 @@ class Truth:
                     capacity = cast(int, item[each.removesuffix(TOKENS) + CAPACITY])
                     self.check("no bucket holds more than it can", cast(int, item[each]) <= capacity, key, each)
 
-    def about_to_move(self, quotas: Mapping[str, Mapping[str, Any]], update: Update) -> None:
-        """The active label, for good: only when it is really spent."""
+    def moves(self, reader: Reader, update: Update) -> None:
+        """An update of sticky state, checked when it is sent: each label that it leaves is spent by the quotas that its
+        own look read. What the process reads for another purpose meanwhile, for rate limits say, changes nothing."""
         left = update.set.get("previous_model_label")
         if update.key.table != STICKY or left is None:
             return
-        name = Name(update.key.pk, str(left), update.key.sk)
-        known = [each.get(str(left), 0) for each in quotas.values()]
-        quota = min(known, default=0) * PICO_PER_MICRO
-        is_spent = self.pico[name] >= quota or self.has_replayed_snapshot
-        self.check("a label is left for good when it is spent", is_spent, name, self.pico[name], quota)
+        ordering, quotas = reader.chains.get(update.key, Chain((), {}))
+        index = cast(int, update.set[sticky.INDEX])
+        for label in ordering[ordering.index(left) : index] if left in ordering else (str(left),):
+            name = Name(update.key.pk, label, update.key.sk)
+            quota = quotas.get(label, math.inf) * PICO_PER_MICRO
+            is_spent = self.pico[name] >= quota or self.has_replayed_snapshot
+            self.check("a label is left for good when it is spent", is_spent, name, self.pico[name], quota)
 
     # What a process can know.
 
