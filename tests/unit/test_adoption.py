@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from price_keeper.hard import rows
 from price_keeper.recording.adoption import Adoption, folder_of_worker, folders_of_workers
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.folder import locked
+from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
@@ -141,6 +142,41 @@ async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
         await running.adopt()
     assert (await bucket_of(store._store, name)).left == 980
     assert folders_of_workers(tmp_path) == []
+
+
+async def test_adopt_after_an_unexpected_failure_takes_every_journal(
+    tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure is kept, with all frames it came through: no lock may depend on when those are collected."""
+    name = a_name()
+    await exact_store.put(rows.made(name, 1000, 1, [], 0, 0))
+    async with run_of(tmp_path, exact_store) as running:
+        lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (2, 3)]
+        async with opened_recording(config_of(tmp_path / "worker-1"), exact_store, ManualClock()) as killed:
+            spend(killed, await taken_for(killed, name, 500), 100, 20)
+            killed.recorder.journal._segment.close()
+        with monkeypatch.context() as patch:
+            patch.setattr("price_keeper.recording.adoption.recover", _without_memory_for("worker-2"))
+            with pytest.raises(MemoryError) as failure:
+                await running.adopt()
+        assert running.recorder.waits_in(tmp_path / "worker-1")
+        await running.adopt()
+        assert (await bucket_of(exact_store, name)).left == 500  # what was spent is not in the store yet
+        assert await running.recorder.flush()
+        await running.adopt()
+        assert failure.traceback
+    assert (await bucket_of(exact_store, name)).left == 980
+    assert await counted(exact_store, *lefts) == [(2, 27), (2, 37)]
+    assert folders_of_workers(tmp_path) == []
+
+
+def _without_memory_for(name: str) -> Callable[[Path], Leftovers]:
+    def failing(folder: Path) -> Leftovers:
+        if folder.name == name:
+            raise MemoryError
+        return recover(folder)
+
+    return failing
 
 
 async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(tmp_path: Path) -> None:

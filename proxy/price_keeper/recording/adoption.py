@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,36 +50,40 @@ class Adoption:
     def __init__(self, journal: Path, workers: int) -> None:
         self._journal = journal
         self._own = {folder_of_worker(journal, number) for number in range(workers)}
-        self._held: dict[Path, ExitStack] = {}
+        self._locks: dict[Path, ExitStack] = {}
+        self._found: dict[Path, Leftovers] = {}  # locked and read, but not taken yet
         self._kept: set[Path] = set()  # somebody has to look at them
         self._told: dict[Path, str] = {}
         self.on_alerts: Callable[[set[str]], None] = lambda _: None
 
     @property
     def held(self) -> list[Path]:
-        return list(self._held)
+        """The folders whose journals were taken."""
+        return [folder for folder in self._locks if folder not in self._found]
 
-    def take(self) -> Iterator[Leftovers]:
-        """Locks what can be had, and brings it to its end on the disk."""
+    def find(self) -> None:
+        """Lock and recover each journal whose worker is gone, for `take`. Blocks on the disk: call it in a thread."""
         for folder in folders_of_workers(self._journal):
-            if folder not in self._own and folder not in self._held and folder not in self._kept:
-                left = self._taken(folder)
-                if left is not None:
-                    yield left
+            if folder not in self._own and folder not in self._locks and folder not in self._kept:
+                self._recover(folder)
 
-    def _taken(self, folder: Path) -> Leftovers | None:
-        lock = ExitStack()
+    def take(self) -> list[Leftovers]:
+        """What was found since the last call, each journal once. The caller sends it to the store before it calls
+        `end`."""
+        found, self._found = self._found, {}
+        return list(found.values())
+
+    def _recover(self, folder: Path) -> None:
+        """Whatever is raised here, the lock is released first: the folder can be tried again."""
         try:
-            lock.enter_context(locked(folder, make=False))
-            left = recover(folder)
+            with ExitStack() as lock:
+                lock.enter_context(locked(folder, make=False))
+                self._found[folder] = recover(folder)
+                self._locks[folder] = lock.pop_all()
         except JournalInUse:
-            return None  # its process may be about to end
+            return  # its process may be about to end
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError, JournalUnusable) as failure:
-            lock.close()
             self._keep(folder, str(failure))
-            return None
-        self._held[folder] = lock
-        return left
 
     async def end(self, folder: Path, store: Store, clock: Clock) -> None:
         """Once all that its journal says is in the store."""
@@ -96,11 +100,11 @@ class Adoption:
             _log.info("%.6f USD of hard budgets that %s held are given back", back / PICO_PER_USD, folder)
         if not is_gone:
             self._keep(folder, "there is something in it that is none of a journal's")
-        self._held.pop(folder).close()
+        self._locks.pop(folder).close()
 
     def close(self) -> None:
-        while self._held:
-            self._held.popitem()[1].close()
+        while self._locks:
+            self._locks.popitem()[1].close()
 
     def _keep(self, folder: Path, why: str) -> None:
         self._kept.add(folder)

@@ -67,9 +67,12 @@ class Recording:
         if self.adoption is None:
             return
         async with self._adopting:
-            for left in await asyncio.to_thread(lambda adoption: list(adoption.take()), self.adoption):
-                self.leftovers.add(left)
-                self.recorder.take_over(left.sealed)
+            try:
+                await asyncio.to_thread(self.adoption.find)
+            finally:  # what was found before a failure must not wait for the next try
+                for left in self.adoption.take():
+                    self.leftovers.add(left)
+                    self.recorder.take_over(left.sealed)
             await self._end_adopted(self.adoption)
 
     async def _end_adopted(self, adoption: Adoption) -> None:
@@ -180,7 +183,8 @@ async def opened_recording(
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
         if adoption is not None:
             held.callback(adoption.close)
-            for each in await asyncio.to_thread(list, adoption.take()):
+            await asyncio.to_thread(adoption.find)
+            for each in adoption.take():
                 left.add(each)
                 left.sealed[:0] = each.sealed
         ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
