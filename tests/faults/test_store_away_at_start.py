@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from tests.support.crashing import SECRET, Lineup
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate
 from tests.support.hard_processes import zone_by_day
-from tests.support.workers import children
+from tests.support.workers import kill_with_workers
 
 QUOTA = 5_000_000  # micro-USD, and so many times what all calls of a test may cost
 TURN = {"messages": [{"role": "user", "content": [{"text": "hello"}]}], "inferenceConfig": {"maxTokens": 50}}
@@ -130,8 +129,7 @@ def end(running: Sidecar, how: signal.Signals) -> None:
     if how is signal.SIGTERM:
         assert running.stop() == 0
         return
-    for pid in (*children(running.process.pid), running.process.pid):
-        os.kill(pid, how)
+    kill_with_workers(running.process.pid)
     running.process.wait()
 
 

@@ -48,10 +48,29 @@ def children(pid: int) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
+    return _state(pid) in ("", "Z")
+
+
+def _state(pid: int) -> str:
+    """The letter that the kernel has for it; empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return True
+        return ""
+
+
+def kill_with_workers(supervisor: int) -> None:
+    """Kill all of them as a power failure does. Returns when all are gone.
+
+    Workers drain and flush once their supervisor is gone, and a supervisor starts dead workers again. So the supervisor
+    is stopped first and killed last: neither happens, however long this takes.
+    """
+    os.kill(supervisor, signal.SIGSTOP)
+    until(lambda: _state(supervisor) == "T")
+    pids = [*children(supervisor), supervisor]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: all(map(is_gone, pids)))
 
 
 def get(url: str) -> tuple[int, str]:
@@ -103,10 +122,8 @@ class Crew:
             connection.close()
 
     def kill_all(self) -> None:
-        for pid in (self.running.process.pid, *children(self.running.process.pid)):
-            os.kill(pid, signal.SIGKILL)
+        kill_with_workers(self.running.process.pid)
         self.running.process.wait()
-        until(lambda: all(map(is_gone, self.pids)))
 
 
 def lineup_of(folder: Path, bedrock: str, workers: int, **sections: Any) -> Lineup:
