@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -70,16 +71,17 @@ def test_one_process_brings_what_three_left_to_the_store(tmp_path: Path, bedrock
 
 def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
-    lineup_of(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 2, "flush_interval_max_secs": 2})
+    lineup_of(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ()
-    with serving(lineup) as crew:
-        writer = sqlite3.connect(lineup.folder / "price-keeper.db", isolation_level=None)
-        writer.execute("BEGIN IMMEDIATE")  # before the first flush, and until others have given up waiting
+    store = sqlite3.connect(lineup.folder / "price-keeper.db", isolation_level=None)
+    # Refuses every flush from the first one on. A lock on the file would keep the process from starting.
+    store.execute("""CREATE TRIGGER away BEFORE INSERT ON "request-dedup" BEGIN SELECT RAISE(ABORT, 'away'); END""")
+    with closing(store), serving(lineup) as crew:
         until(lambda: "spend cannot be flushed, and waits in the journal" in crew.running.errors)
         assert "price_keeper_journal_segments_waiting 3\n" in crew.metrics()
         assert folders(lineup) == ["worker-1", "worker-2"]
         assert "price_keeper_unflushed_usd 0\n" not in crew.metrics()
-        writer.close()
+        store.execute("DROP TRIGGER away")
         until(lambda: folders(lineup) == [])
         assert requests_in(lineup) == CALLS
         assert "price_keeper_unflushed_usd 0\n" in crew.metrics()
