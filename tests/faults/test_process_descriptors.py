@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from price_keeper.recording.log_throttle import REPEAT_SECONDS
 
 from tests.support.afflicted import asked, by_hand, checks, counted, processor_seconds, told, tried, until
 from tests.support.control import ADMIN_KEY
@@ -23,6 +24,7 @@ STRANGERS = 80  # connections
 CALLS = 20
 PROBES = 5
 SPARE = 2
+KINDS = 8  # of lines: the org; lines and syncs of the journal, its mapping; flushes, notes, Bedrock, newcomers
 
 
 def test_none_are_left_for_a_while(tmp_path: Path) -> None:
@@ -31,7 +33,7 @@ def test_none_are_left_for_a_while(tmp_path: Path) -> None:
         lineup = trial.lineup()
         with lineup.serving() as running, Load(lineup, 3, random.Random(20261119)) as load, ExitStack() as strangers:
             until(lambda: len(load.whole) > 20)
-            pid, token = running.process.pid, lineup.token()
+            pid, token, fell = running.process.pid, lineup.token(), time.monotonic()
             limit = _limited(pid, len(os.listdir(f"/proc/{pid}/fd")) + SPARE)
             for _ in range(STRANGERS):
                 strangers.enter_context(closing(socket.create_connection(("127.0.0.1", lineup.port), 5)))
@@ -51,7 +53,10 @@ def test_none_are_left_for_a_while(tmp_path: Path) -> None:
             assert answers[200] >= CALLS
             load.__exit__()
             assert running.stop() == 0
-            assert running.errors.count("\n") <= 4, running.errors
+            # Which parts are short of a descriptor is chance, but none of them floods the log.
+            told_of = Counter(line.split(" ", 1)[1] for line in running.errors.splitlines())
+            assert max(told_of.values()) <= 1 + (time.monotonic() - fell) // REPEAT_SECONDS, running.errors
+            assert len(told_of) <= KINDS, running.errors
         served = trial.served()
     assert set(load.whole) <= set(served)
     assert len(served) == len(load.whole) + answers[200]  # nobody was turned away from what was paid for

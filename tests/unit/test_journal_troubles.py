@@ -147,6 +147,31 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
     assert (caplog.records, journalled.trouble) == ([], "")
 
 
+async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
+    rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where descriptors are short, and each becomes free for a moment: of a disk, then of the store."""
+    number = rec.begin()
+    for seconds, lines in ((0, 1), (9.5, 1), (0.5, 2)):
+        await rec.clock.advance(seconds)
+        for _ in range(3):
+            with monkeypatch.context() as patch:
+                patch.setattr(rec.journal._segment, "append", refused(errno.EMFILE))
+                with pytest.raises(CannotRecord):
+                    rec.begin()
+            assert rec.journal.trouble
+            rec.journal.record(number, None)
+            assert not rec.journal.trouble
+            number = rec.begin()
+            rec.store.faults = ["before"]
+            rec.spend(1)
+            assert not await rec.recorder.flush()
+            assert await rec.recorder.flush()
+        logged = [each.message for each in caplog.records]
+        assert sum("cannot be written: Too many open files" in each for each in logged) == lines
+        assert sum("spend cannot be flushed" in each for each in logged) == lines
+
+
 async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it(
     rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

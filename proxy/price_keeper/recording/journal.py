@@ -20,6 +20,7 @@ from pathlib import Path
 from price_keeper.errors import CannotRecord, JournalFull, JournalUnusable
 from price_keeper.recording.entries import Counter, Counts, Intent, Receipt, Tally, head, ready
 from price_keeper.recording.folder import has_no_room
+from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import Extent, Seal
 from price_keeper.recording.segment import Segment, sync_file, sync_folder
 from price_keeper.recording.ulid import Ulids, made_at
@@ -105,6 +106,7 @@ class Journal:
         self.tally = Tally()  # of what was recorded since the last seal
         self._sealed = dict.fromkeys((*labels, OTHER), Counts())  # what was recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
+        self._throttle = LogThrottle(ulids.now)
         self._unsound = ""  # the segment that could not be synced
         self._before, self._is_carrying = "", False  # what the segment that is written to carries on
         try:
@@ -274,8 +276,8 @@ class Journal:
             end.ended(receipt)
 
     def _fails(self, failure: OSError, how: str = "written") -> str:
-        """What is the trouble. The log is told when it begins."""
-        if not self.trouble:
+        """What is the trouble. The log is told when it begins, unless it was just told."""
+        if not self.trouble and self._throttle.allows(f"{how} {failure.strerror}"):
             _log.error("the journal in %s cannot be %s: %s", self.folder, how, failure.strerror)
         return str(failure.strerror)
 

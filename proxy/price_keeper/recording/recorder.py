@@ -17,6 +17,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import CannotRecord, StoreError
 from price_keeper.recording.entries import PICO_PER_USD, Counter, Counts
 from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.pace import Pace
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.turns import Turns
@@ -58,6 +59,7 @@ class Recorder:
         self._due = asyncio.Event()
         self._began = self._caught_up = clock.monotonic()
         self.store_trouble = ""
+        self._throttle = LogThrottle(clock.monotonic)
 
     # For the calls.
 
@@ -240,7 +242,7 @@ class Recorder:
             self._waiting_pico -= self._waiting.popleft().seal.pico
 
     def _failed(self, failure: StoreError | OSError) -> None:
-        if not self.store_trouble:
+        if not self.store_trouble and self._throttle.allows("flush"):
             _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
         self.store_trouble = str(failure)
         self._pace.failed()
