@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from price_keeper.errors import Busy, OurFault, Refusal
+from price_keeper.errors import Busy, InternalError, Refusal
 from price_keeper.exchange import Header, Responder
 from price_keeper.logs import about
 
@@ -36,7 +36,7 @@ def answer_failure(responder: Responder, told: Sequence[Header], failure: Except
     if not isinstance(failure, Refusal):
         number = told[0][1].decode()
         _log.error("request %s failed: %s", number, type(failure).__name__, extra=about(number, failure))
-        failure = OUT_OF_MEMORY if isinstance(failure, MemoryError) else OurFault(_INTERNAL)
+        failure = OUT_OF_MEMORY if isinstance(failure, MemoryError) else InternalError(_INTERNAL)
     refuse(responder, failure, tuple(told))
     return failure
 

@@ -108,7 +108,7 @@ class AccessDenied(Refusal):
     kind = "AccessDeniedException"
 
 
-class NoGuess(AccessDenied):
+class TokenRejected(AccessDenied):
     """Nobody comes by such a token by guessing, so it is not counted as a wrong secret."""
 
     counted_as = "no_guess"
@@ -175,25 +175,25 @@ class SessionLimitRace(Refusal):
         super().__init__(message, retry_after=retry_after)
 
 
-class CannotRecord(Refusal):
+class RecordingUnavailable(Refusal):
     counted_as = "cannot_record"
     status = 503
     kind = "ServiceUnavailableException"
 
 
-class WorkerAway(Refusal):
+class WorkerUnavailable(Refusal):
     counted_as = "worker_away"
     status = 503
     kind = "ServiceUnavailableException"
 
 
-class UpstreamAway(Refusal):
+class UpstreamUnavailable(Refusal):
     counted_as = "upstream_away"
     status = 503
     kind = "ServiceUnavailableException"
 
 
-class OurFault(Refusal):
+class InternalError(Refusal):
     counted_as = "our_fault"
     status = 500
     kind = "InternalServerException"

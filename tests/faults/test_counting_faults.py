@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from price_keeper.errors import InvalidRequest, SlowDown, UpstreamAway
+from price_keeper.errors import InvalidRequest, SlowDown, UpstreamUnavailable
 from price_keeper.forwarding import counting
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.forwarder import BearerKey, Forwarder, Target, endpoint_of
@@ -46,7 +46,7 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
 @pytest.mark.parametrize("how", [How.CLOSE, How.RESET, How.HALF])
 async def test_wherever_it_breaks(how: How) -> None:
     *broken, well = await asked(*(Break(where, how, 0.05) for where in Where))
-    assert all(isinstance(each, UpstreamAway) for each in broken), broken
+    assert all(isinstance(each, UpstreamUnavailable) for each in broken), broken
     assert well == 42
 
 
@@ -56,7 +56,7 @@ async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.Mon
     assert all("in 0.1 s" in str(each) for each in late), late
     assert well == 42
     late_one, well = await asked(deaf=True)
-    assert isinstance(late_one, UpstreamAway)
+    assert isinstance(late_one, UpstreamUnavailable)
     assert well == 42
 
 
@@ -68,6 +68,6 @@ async def test_slow_surplus_and_refused() -> None:
         bedrock_error("ValidationException", 400),
     )
     assert isinstance(throttled, SlowDown)
-    assert isinstance(away, UpstreamAway)
+    assert isinstance(away, UpstreamUnavailable)
     assert isinstance(wrong, InvalidRequest)
     assert well == 42

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from price_keeper import handler
-from price_keeper.errors import CannotRecord
+from price_keeper.errors import RecordingUnavailable
 from price_keeper.exchange import Handler, Request, Responder
 from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
 from price_keeper.forwarding.upstream import Endpoint
@@ -138,7 +138,7 @@ async def test_no_more_is_sent_than_could_be_recorded(
         raise OSError(28, "No space left on device")
 
     def refused() -> None:
-        raise CannotRecord("the journal is not sound")
+        raise RecordingUnavailable("the journal is not sound")
 
     sent = len(opened_lane.port.bedrock.ledger)
     with monkeypatch.context() as patch:

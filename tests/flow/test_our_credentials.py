@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from price_keeper.control.health import CHECK_SECONDS
-from price_keeper.errors import UpstreamAway
+from price_keeper.errors import UpstreamUnavailable
 from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS
 
@@ -73,7 +73,7 @@ async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
             assert through.forwarder is not None
             reach = through.forwarder.reach
             await asked(rig)
-            with pytest.raises(UpstreamAway, match="cannot be reached; the log says why"):
+            with pytest.raises(UpstreamUnavailable, match="cannot be reached; the log says why"):
                 await reach.check()
             through.to(gone, server.endpoint)
             await asked(rig)
@@ -92,7 +92,7 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
             reach = through.forwarder.reach
             assert await reach.check() is None
             await asked(rig)
-            with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
+            with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await reach.check()
             await rig.pass_time(module.REFUSED_SECONDS)
             assert await reach.check() is None
@@ -145,7 +145,7 @@ async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() ->
             assert through.forwarder is not None
             reach = through.forwarder.reach
             await asked(rig)
-            with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
+            with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await reach.check()
             reach.expects({server.endpoint, other.endpoint})
             part = "1 of 2 endpoints of Bedrock do not take the sidecar's own AWS credentials; the log says why"
@@ -165,7 +165,7 @@ async def test_what_is_expired_is_so_everywhere() -> None:
             await asked(rig)
             through.to(first.endpoint)
             await asked(rig)
-            with pytest.raises(UpstreamAway, match="refuses the sidecar's own"):
+            with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await through.forwarder.reach.check()
             assert len(told(rig)) == 1
 

@@ -14,7 +14,7 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from price_keeper.errors import CannotRecord
+from price_keeper.errors import RecordingUnavailable
 from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
         call = next(self.calls)
         try:
             number = self.journal.intend(Intent(account(call, scope, self.budget), 0, 1, 1, call))
-        except CannotRecord:
+        except RecordingUnavailable:
             assert self.disk.room is not None  # it was not sent, and counts as nothing
             return
         self.under_way.append(number)

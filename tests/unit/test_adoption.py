@@ -14,7 +14,7 @@ import pytest
 from price_keeper.alerts.outbox import Outbox
 from price_keeper.commands.replay import _replayed
 from price_keeper.config import Config
-from price_keeper.errors import CannotRecord, JournalInUse, JournalUnusable
+from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable
 from price_keeper.hard import rows
 from price_keeper.recording.adoption import Adoption, folder_of_worker, folders_of_workers
 from price_keeper.recording.composed import Recording, opened_recording
@@ -82,7 +82,7 @@ async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Pa
         assert not await running.recorder.flush()
         await running.adopt()
         assert folders_of_workers(tmp_path) == [tmp_path / "worker-2"]
-        with pytest.raises(CannotRecord, match="waits for the store"):  # what waits there counts, too
+        with pytest.raises(RecordingUnavailable, match="waits for the store"):  # what waits there counts, too
             running.recorder.admit()
         away.is_away = False
         assert await running.recorder.flush()

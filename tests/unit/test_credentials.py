@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from price_keeper.errors import ConfigError, UpstreamAway
+from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCredentials
 from price_keeper.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
 from price_keeper.forwarding.reach import Reach
@@ -41,10 +41,10 @@ class Chain:
 
 async def test_none_yet_is_a_clear_refusal() -> None:
     provided = ProvidedCredentials(lambda: Chain(None))
-    with pytest.raises(UpstreamAway, match="no AWS credentials"):
+    with pytest.raises(UpstreamUnavailable, match="no AWS credentials"):
         provided.current()
     await provided.renew()
-    with pytest.raises(UpstreamAway, match="no AWS credentials"):
+    with pytest.raises(UpstreamUnavailable, match="no AWS credentials"):
         provided.current()
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 import orjson
 import pytest
 from price_keeper.commands import replay
-from price_keeper.errors import CannotRecord, JournalUnusable
+from price_keeper.errors import RecordingUnavailable, JournalUnusable
 from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, total_key
@@ -80,7 +80,7 @@ async def test_a_disk_without_room_for_the_next_segment_is_trouble_though_this_o
         rec.spend(2)
         assert rec.journal.trouble == "No space left on device"
         assert rec.recorder.lag_seconds >= 5
-        with pytest.raises(CannotRecord, match="cannot be written: No space left"):
+        with pytest.raises(RecordingUnavailable, match="cannot be written: No space left"):
             await rec.recorder.check()
     assert await rec.recorder.flush()
     assert (await rec.counted(), rec.journal.trouble) == ((2, 3), "")
@@ -186,7 +186,7 @@ async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it
     (before,) = rec.segments()
     rec.journal.record(number, None)
     await rec.recorder.keep_on_disk()
-    with pytest.raises(CannotRecord, match="Input/output error"):
+    with pytest.raises(RecordingUnavailable, match="Input/output error"):
         await rec.recorder.check()
     await rec.clock.advance(journal.UNSOUND_SECONDS + 1)
     await rec.recorder.keep_on_disk()

@@ -11,7 +11,7 @@ from price_keeper.control.health import Readiness
 from price_keeper.control.probes import probes
 from price_keeper.errors import (
     Busy,
-    CannotRecord,
+    RecordingUnavailable,
     NotAllowed,
     Rejected,
     StoreError,
@@ -185,7 +185,7 @@ async def test_strangers_are_told_the_kind_of_trouble_and_the_log_the_rest_once(
 async def test_what_callers_are_told_is_told_here_too(caplog: pytest.LogCaptureFixture) -> None:
     journal = Slow()
     journal.gate.set()
-    journal.failure = CannotRecord("the journal cannot be written: No space left on device")
+    journal.failure = RecordingUnavailable("the journal cannot be written: No space left on device")
     readiness = started(ManualClock(), journal=journal)
     assert (await readiness.told())["checks"] == {"journal": str(journal.failure)}
     assert not caplog.records

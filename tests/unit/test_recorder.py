@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from price_keeper.errors import CannotRecord, JournalInUse, JournalUnusable, StoreUnavailable
+from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable, StoreUnavailable
 from price_keeper.recording import segment
 from price_keeper.recording.aggregator import Aggregator, shard_keys, total_key
 from price_keeper.recording.entries import Counts, Receipt
@@ -248,9 +248,9 @@ async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store
         rec.recorder.admit()
         await rec.recorder.flush()
         rec.spend(1)
-        with pytest.raises(CannotRecord, match="2 USD waits for the store"):
+        with pytest.raises(RecordingUnavailable, match="2 USD waits for the store"):
             rec.recorder.admit()
-        with pytest.raises(CannotRecord):
+        with pytest.raises(RecordingUnavailable):
             await rec.recorder.check()
         rec.store.is_away = False
         await rec.recorder.flush()
@@ -264,7 +264,7 @@ async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact
         rec.store.is_away = True
         rec.spend(1)
         await rec.recorder.flush()
-        with pytest.raises(CannotRecord, match="the store that keeps count of spend is away"):
+        with pytest.raises(RecordingUnavailable, match="the store that keeps count of spend is away"):
             rec.recorder.admit()
         rec.store.is_away = False
         await rec.recorder.flush()
@@ -283,10 +283,10 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(CannotRecord, match="No space left on device"):
+    with pytest.raises(RecordingUnavailable, match="No space left on device"):
         rec.begin()
     rec.journal.record(number, Receipt(Counts(1, pico=3)))
-    with pytest.raises(CannotRecord, match="No space left"):
+    with pytest.raises(RecordingUnavailable, match="No space left"):
         await rec.recorder.check()
     await rec.recorder.flush()
     monkeypatch.setattr(os, "pwrite", write)

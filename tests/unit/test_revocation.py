@@ -10,7 +10,7 @@ from price_keeper.auth import revocation as module
 from price_keeper.auth.clients import GENERATION
 from price_keeper.auth.identify import ByToken
 from price_keeper.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
-from price_keeper.errors import AccessDenied, Busy, NoGuess, StoreUnavailable
+from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable
 from price_keeper.exchange import Request
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
@@ -382,7 +382,7 @@ async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
     assert here.line.asked == ["get_many"] * 2
     await move_on(store, 1)
     here.line.held.set()
-    assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {NoGuess}
+    assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {TokenRejected}
     assert here.revocation._asking == {}
 
 

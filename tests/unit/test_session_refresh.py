@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import session_memory
 from price_keeper.auth.sessions import RACE_SECONDS
-from price_keeper.errors import AccessDenied, Busy, NoGuess, StoreUnavailable, TokenExpired
+from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable, TokenExpired
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Write
 
@@ -92,7 +92,7 @@ async def test_whoever_comes_second_with_a_token_ends_nothing(
     (first,) = await logins(here, clock, 1)
     second = await here.sessions.refresh(first.refresh.token)
     await clock.advance(wait)
-    with pytest.raises(NoGuess, match="a moment ago"):
+    with pytest.raises(TokenRejected, match="a moment ago"):
         await there.sessions.refresh(first.refresh.token)
     assert await there.is_welcome(second.access.token)
     await here.sessions.refresh(second.refresh.token)
@@ -105,9 +105,9 @@ async def test_a_token_from_before_the_last_refresh_is_a_thiefs_however_new_that
     second = await here.sessions.refresh(first.refresh.token)
     await clock.advance(RACE_SECONDS)
     third = await here.sessions.refresh(second.refresh.token)
-    with pytest.raises(NoGuess, match="used before"):
+    with pytest.raises(TokenRejected, match="used before"):
         await here.sessions.refresh(first.refresh.token)
-    with pytest.raises(NoGuess):
+    with pytest.raises(TokenRejected):
         await here.sessions.refresh(third.refresh.token)
 
 
@@ -144,7 +144,7 @@ async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(here: Insta
         return writes
 
     here.line.before_transact, here.line.lost_answers = gone, 1
-    with pytest.raises(NoGuess, match="log in again"):
+    with pytest.raises(TokenRejected, match="log in again"):
         await passing(clock, here.sessions.refresh(first.refresh.token))
 
 
@@ -212,7 +212,7 @@ async def test_of_two_refreshes_at_once_one_wins(two: list[Instance], clock: Man
     (issued,) = await logins(two[0], clock, 1)
     found = await asyncio.gather(*(each.sessions.refresh(issued.refresh.token) for each in two), return_exceptions=True)
     won = [each for each in found if not isinstance(each, BaseException)]
-    assert [type(each) for each in found if isinstance(each, BaseException)] == [NoGuess]
+    assert [type(each) for each in found if isinstance(each, BaseException)] == [TokenRejected]
     await two[0].sessions.refresh(won[0].refresh.token)
 
 
@@ -335,17 +335,17 @@ async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: Instance, c
     second = await here.sessions.refresh(first.refresh.token)
     here.line.asked.clear()
     for _ in range(100):
-        with pytest.raises(NoGuess, match="a moment ago"):
+        with pytest.raises(TokenRejected, match="a moment ago"):
             await here.sessions.refresh(first.refresh.token)
     assert len(here.line.asked) == 1
     await clock.advance(RACE_SECONDS)
-    with pytest.raises(NoGuess, match="used before"):
+    with pytest.raises(TokenRejected, match="used before"):
         await here.sessions.refresh(first.refresh.token)
-    with pytest.raises(NoGuess, match="is over"):
+    with pytest.raises(TokenRejected, match="is over"):
         await here.sessions.refresh(second.refresh.token)
     here.line.asked.clear()
     for token in [first.refresh.token, second.refresh.token] * 50:
-        with pytest.raises(NoGuess):
+        with pytest.raises(TokenRejected):
             await here.sessions.refresh(token)
     assert here.line.asked == []
 
@@ -357,7 +357,7 @@ async def test_what_is_remembered_of_dead_tokens_is_bounded(
     (first,) = await logins(here, clock, 1)
     for _ in range(50):
         stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token
-        with pytest.raises(NoGuess):
+        with pytest.raises(TokenRejected):
             await here.sessions.refresh(stranger)
         assert len(here.sessions._spent._known) <= 10
     await here.sessions.refresh(first.refresh.token)

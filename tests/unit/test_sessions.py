@@ -14,7 +14,7 @@ from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.errors import (
     AccessDenied,
     Busy,
-    NoGuess,
+    TokenRejected,
     Reason,
     ReasonCode,
     Rejected,
@@ -134,7 +134,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
             await slow.sessions.login(WEB)
         await both(first.refresh.expires - left - late.now())
         new = await fast.sessions.login(WEB)
-        with pytest.raises(NoGuess):
+        with pytest.raises(TokenRejected):
             await slow.sessions.refresh(first.refresh.token)
         assert len(await slow.sessions.live(WEB)) == 3  # nobody else had to go
         assert blocked(store, first.refresh.token)["why"] == "evicted"

@@ -20,7 +20,7 @@ from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
 from price_keeper.config import Config
 from price_keeper.control.calls import Answer, Call, Route, Who
 from price_keeper.control.serving import Control, listening_within
-from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerAway
+from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.memory import Memory
 from price_keeper.surface.limits import DEFAULT, Limits, within
 from price_keeper.surface.sockets import reserved
@@ -219,10 +219,10 @@ async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, c
     ):
         asked = crew.checks()
         assert list(asked) == ["worker 1", "worker 2"]
-        with pytest.raises(WorkerAway, match="it is not there"):
+        with pytest.raises(WorkerUnavailable, match="it is not there"):
             await asked["worker 2"]()
         if told.startswith("!"):
-            with pytest.raises(WorkerAway, match=told[1:]):
+            with pytest.raises(WorkerUnavailable, match=told[1:]):
                 await asked["worker 1"]()
         else:
             assert await asked["worker 1"]() == told

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from price_keeper.auth.revocation import Revocation
 from price_keeper.auth.tokens import Claims, Tokens
-from price_keeper.errors import AccessDenied, NoGuess, TokenExpired
+from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
 from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper-page"
@@ -83,7 +83,7 @@ class PageSessions:
     def _read(self, cookie: str, now: float) -> PageSession:
         claims = self._tokens.signed_claims(cookie, AUDIENCE)
         if claims.get("scope") != PURPOSE or type(claims["exp"]) is not int:
-            raise NoGuess(_BAD)
+            raise TokenRejected(_BAD)
         if now >= claims["exp"]:
             raise TokenExpired(_OVER)
         if claims["sub"] == ADMIN:

@@ -20,7 +20,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import credentials_key, generation_of
 from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
-from price_keeper.errors import AccessDenied, Busy, ConditionFailed, NoGuess, StoreError, StoreUnavailable
+from price_keeper.errors import AccessDenied, Busy, ConditionFailed, TokenRejected, StoreError, StoreUnavailable
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Store, any_of, below, live
@@ -157,7 +157,7 @@ class Revocation:
     def _refuse_marked(self, names: _Names) -> None:
         for name in names:
             if name in self._marks:
-                raise NoGuess(_REVOKED)
+                raise TokenRejected(_REVOKED)
 
     def _let_in_unchecked(self, names: _Names) -> None:
         """Raises Busy where that is not wanted, or has been going on for too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from price_keeper.clock import Clock
-from price_keeper.errors import NoGuess
+from price_keeper.errors import TokenRejected
 
 REMEMBERED = 10_000  # tokens and sessions
 FOR_GOOD = float("inf")
@@ -22,12 +22,12 @@ class Spent:
         """Raises NoGuess as the store would have it."""
         until, why = self._known.get(token_hash, (0.0, ""))
         if self._clock.monotonic() < until:
-            raise NoGuess(why)
+            raise TokenRejected(why)
 
-    def refused(self, token_hash: str, why: str, seconds: float = FOR_GOOD) -> NoGuess:
+    def refused(self, token_hash: str, why: str, seconds: float = FOR_GOOD) -> TokenRejected:
         """Remembers that, and is what to raise."""
         self._remember(token_hash, why, self._clock.monotonic() + seconds)
-        return NoGuess(why)
+        return TokenRejected(why)
 
     def ended(self, client: str, sid: str) -> None:
         self._remember((client, sid), "", FOR_GOOD)

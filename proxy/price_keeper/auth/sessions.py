@@ -42,7 +42,7 @@ from price_keeper.auth.tokens import Claims, Minted, Tokens
 from price_keeper.clock import Clock
 from price_keeper.errors import (
     Busy,
-    NoGuess,
+    TokenRejected,
     PriceKeeperError,
     ReasonCode,
     SessionLimitRace,
@@ -156,10 +156,10 @@ class Sessions:
                     return issued
                 except TransactionFailed as failure:
                     if is_condition(failure.reasons):
-                        raise NoGuess(_OVER) from None  # somebody else has refreshed or ended it this moment
+                        raise TokenRejected(_OVER) from None  # somebody else has refreshed or ended it this moment
                 except StoreUnavailable as failure:
                     if failure.maybe_applied:  # tried again, it could pass for the token of a thief
-                        raise NoGuess(_UNSURE) from None
+                        raise TokenRejected(_UNSURE) from None
                     raise
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 

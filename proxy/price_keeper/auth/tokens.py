@@ -17,7 +17,7 @@ import jwt
 from price_keeper.auth.jwks import public_halves
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.marks import Marks
-from price_keeper.errors import AccessDenied, NoGuess, TokenExpired
+from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
 from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper"
@@ -170,7 +170,7 @@ class Tokens:
             raise AccessDenied(_BAD)
         found = _understood(claims)
         if found is None or purpose not in (found.purpose, None):
-            raise NoGuess(_BAD)
+            raise TokenRejected(_BAD)
         if now >= expires:
             raise TokenExpired(_EXPIRED)
         return found

@@ -18,7 +18,7 @@ from price_keeper.control.calls import Principal, Route, Who
 from price_keeper.control.page.same_origin import check_same_origin, says_page
 from price_keeper.control.problems import forbidden, invalid, unauthorized
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
-from price_keeper.errors import AccessDenied, ConfigError, NoGuess, TokenExpired
+from price_keeper.errors import AccessDenied, ConfigError, TokenRejected, TokenExpired
 from price_keeper.model import Caller
 
 SHORTEST_KEY = 24  # characters, so that guessing is hopeless and need not lock anybody out
@@ -118,7 +118,7 @@ class Access:
     async def _known(self, looking: Awaitable[T], address: str) -> T:
         try:
             return await looking
-        except (TokenExpired, NoGuess) as failure:  # it was ours, and nobody's guess
+        except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
             raise unauthorized(failure.message) from None
         except AccessDenied as failure:
             self._wrong.count(None, address)

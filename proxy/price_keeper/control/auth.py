@@ -14,7 +14,7 @@ from price_keeper.control.calls import Answer, Call, Route, Who, read
 from price_keeper.control.fields import Fields, Text
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem, unauthorized
-from price_keeper.errors import AccessDenied, Busy, NoGuess, TokenExpired
+from price_keeper.errors import AccessDenied, Busy, TokenRejected, TokenExpired
 
 _TOKEN = Text(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
 LOGIN = Fields(
@@ -104,7 +104,7 @@ def wrong_counted(parts: Parts, call: Call, client_id: str | None = None) -> Ite
     """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield
-    except (TokenExpired, NoGuess) as failure:  # it was ours, and nobody's guess
+    except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
         raise unauthorized(failure.message) from None
     except AccessDenied as failure:
         parts.wrong_secrets.count(client_id, call.address)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from price_keeper.aside import large_work
-from price_keeper.errors import InvalidRequest, SlowDown, UpstreamAway
+from price_keeper.errors import InvalidRequest, SlowDown, UpstreamUnavailable
 from price_keeper.exchange import Flow, Header
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
@@ -50,7 +50,7 @@ class Counting:
                 await self._forwarder.forward(call, answer, (), _Unwatched())
         except TimeoutError:
             answer.leave()
-            raise UpstreamAway(
+            raise UpstreamUnavailable(
                 f"Bedrock did not count the tokens of this call in {SECONDS:g} s", retry_after=1
             ) from None
         return answer.tokens() + beside
@@ -105,7 +105,7 @@ class _Answer:
     def tokens(self) -> int:
         """Raises InvalidRequest, SlowDown and UpstreamAway."""
         if not self._is_whole:
-            raise UpstreamAway("Bedrock did not count the tokens of this call to its end", retry_after=1)
+            raise UpstreamUnavailable("Bedrock did not count the tokens of this call to its end", retry_after=1)
         try:
             answer = orjson.loads(self._body)
         except orjson.JSONDecodeError:
@@ -114,7 +114,7 @@ class _Answer:
         if self._status == THROTTLED:
             raise SlowDown("Bedrock throttles the counting of this call's tokens", retry_after=1)
         if self._status >= 500:
-            raise UpstreamAway("Bedrock cannot count the tokens of this call now", retry_after=1)
+            raise UpstreamUnavailable("Bedrock cannot count the tokens of this call now", retry_after=1)
         if self._status != 200:
             why = str(told.get("message", "no reason is given"))[:300]
             raise InvalidRequest(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from price_keeper.errors import ConfigError, UpstreamAway
+from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.provider_chain import Find, ProviderChain, SilentProvider
 
@@ -61,7 +61,7 @@ class ProvidedCredentials:
 
     def current(self) -> Credentials:
         if self._current is None:
-            raise UpstreamAway("the sidecar has no AWS credentials to call Bedrock with", retry_after=5)
+            raise UpstreamUnavailable("the sidecar has no AWS credentials to call Bedrock with", retry_after=5)
         return self._current
 
     def refused(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from price_keeper.clock import Clock
-from price_keeper.errors import ConfigError, SlowDown, UpstreamAway
+from price_keeper.errors import ConfigError, SlowDown, UpstreamUnavailable
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import Reach
@@ -142,10 +142,10 @@ class Forwarder:
                 continue
             if self._is_closed:
                 connection.close()
-                raise UpstreamAway("the sidecar is stopping", retry_after=1)
+                raise UpstreamUnavailable("the sidecar is stopping", retry_after=1)
             if responder.is_gone:
                 self._pool(target.endpoint).free(connection)
-                raise UpstreamAway("the caller left before its call was sent")
+                raise UpstreamUnavailable("the caller left before its call was sent")
             ended: asyncio.Future[Outcome] = self._loop.create_future()
             relay = self._relay(call, connection, responder, added, tap, is_last, _setting(ended))
             tap.sent_to(target)
@@ -155,10 +155,10 @@ class Forwarder:
                 return outcome
             last = outcome.status or last
         if last == FORBIDDEN:
-            raise UpstreamAway(_NOT_TAKEN, retry_after=5)
+            raise UpstreamUnavailable(_NOT_TAKEN, retry_after=5)
         if last == THROTTLED:
             raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
-        raise UpstreamAway("Bedrock cannot be reached", retry_after=1)
+        raise UpstreamUnavailable("Bedrock cannot be reached", retry_after=1)
 
     def _is_to_go_on(self, outcome: Outcome, target: Target, tap: Tap) -> bool:
         """With the next target."""
@@ -170,7 +170,7 @@ class Forwarder:
             return True
         if not outcome.status:
             # It may have been carried out and billed: whether to send it again is for the caller to say.
-            raise UpstreamAway(outcome.trouble)
+            raise UpstreamUnavailable(outcome.trouble)
         return False
 
     async def _connected(self, endpoint: Endpoint) -> Connection | None:

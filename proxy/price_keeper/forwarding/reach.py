@@ -12,7 +12,7 @@ from email.utils import formatdate
 from typing import Final
 
 from price_keeper.clock import Clock
-from price_keeper.errors import UpstreamAway
+from price_keeper.errors import UpstreamUnavailable
 from price_keeper.forwarding.upstream import CannotConnect, Endpoint, Pool
 
 TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
@@ -99,7 +99,7 @@ class Reach:
         trouble = self._has_credentials()
         refusing = self._refusing()
         if None in refusing:
-            raise UpstreamAway(_REFUSED)
+            raise UpstreamUnavailable(_REFUSED)
         await self._look_at(self._away.values())
         if self._known <= refusing | self._away.keys():
             await self._look_at(map(self._pool_of, self._expected - self._known if self._known else ()))
@@ -108,7 +108,7 @@ class Reach:
         if not troubled:
             return trouble
         if len(troubled) == len(self._known):
-            raise UpstreamAway(_REFUSED if refusing else _AWAY)
+            raise UpstreamUnavailable(_REFUSED if refusing else _AWAY)
         what = "do not take the sidecar's own AWS credentials" if refusing - self._away.keys() else "cannot be reached"
         return f"{len(troubled)} of {len(self._known)} endpoints of Bedrock {what}; the log says why"
 

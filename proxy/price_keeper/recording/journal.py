@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from price_keeper.errors import CannotRecord, JournalFull, JournalUnusable
+from price_keeper.errors import RecordingUnavailable, JournalFull, JournalUnusable
 from price_keeper.recording.entries import Counter, Counts, Intent, Receipt, Tally, head, ready
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.log_throttle import LogThrottle
@@ -168,7 +168,7 @@ class Journal:
             self._segment.append(intent.content(number))
         except OSError as failure:
             self._line_trouble = self._fails(failure)
-            raise CannotRecord(f"what this call costs cannot be recorded: {failure.strerror}") from None
+            raise RecordingUnavailable(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
         for budget in intent.account.budgets:
             budget.began(_expected(intent))

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from price_keeper.clock import Clock
-from price_keeper.errors import CannotRecord, StoreError
+from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.recording.entries import PICO_PER_USD, Counter, Counts
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.log_throttle import LogThrottle
@@ -68,9 +68,9 @@ class Recorder:
         pico, journal = self.journal.tally.pico, self.journal
         if pico + self._waiting_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD
-            raise CannotRecord(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
+            raise RecordingUnavailable(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
         if self._refuses_without_store and self.store_trouble:
-            raise CannotRecord("the store that keeps count of spend is away", retry_after=5)
+            raise RecordingUnavailable("the store that keeps count of spend is away", retry_after=5)
         if pico > self._hurry_pico or journal.is_full:
             self._due.set()
 
@@ -143,10 +143,10 @@ class Recorder:
     async def check(self) -> str | None:
         """Raises CannotRecord with what keeps spend from being recorded; tells of what waits for a person."""
         if self.journal.trouble:
-            raise CannotRecord(f"the journal cannot be written: {self.journal.trouble}")
+            raise RecordingUnavailable(f"the journal cannot be written: {self.journal.trouble}")
         self.admit()
         if self.store_trouble:
-            raise CannotRecord("spend cannot be flushed, and waits in the journal; the log says why")
+            raise RecordingUnavailable("spend cannot be flushed, and waits in the journal; the log says why")
         left = len(self.sender.left)
         return f"what the store did not take, {left} segments, waits for a person; the log says why" if left else None
 

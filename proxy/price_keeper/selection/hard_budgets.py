@@ -16,7 +16,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.aside import large_work
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
-from price_keeper.errors import Busy, CannotRecord, QuotaSpent, Refusal, SlowDown
+from price_keeper.errors import Busy, RecordingUnavailable, QuotaSpent, Refusal, SlowDown
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.purse import Held, Purse, Why
@@ -166,7 +166,7 @@ def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusa
     whys = {purse.told.why for purse, _ in dry.values()}
     wait = max(LEAST_WAIT_SECONDS, min(purse.told.retry_after for purse, _ in dry.values()))
     if Why.DISK in whys:
-        return CannotRecord("what this call costs cannot be written down", retry_after=wait)
+        return RecordingUnavailable("what this call costs cannot be written down", retry_after=wait)
     if whys & {Why.AWAY, Why.CLOSED}:
         return Busy("a hard budget is not spent from while the store cannot be asked", retry_after=wait)
     least = min(worst for _, worst in dry.values())

@@ -12,7 +12,7 @@ import orjson
 
 from price_keeper import build
 from price_keeper.control.health import Checks
-from price_keeper.errors import WorkerAway
+from price_keeper.errors import WorkerUnavailable
 from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, Telemetry, described
 from price_keeper.workers.place import Place
 from price_keeper.workers.samples import merged
@@ -38,7 +38,7 @@ class Crew:
         try:
             status, body = await self._asked(number, "/metrics")
             return body.decode() if status == 200 else None
-        except (WorkerAway, UnicodeDecodeError):
+        except (WorkerUnavailable, UnicodeDecodeError):
             return None
 
     async def _check(self, number: int) -> str:
@@ -46,10 +46,10 @@ class Crew:
         try:
             checks = {str(name): str(text) for name, text in orjson.loads(body)["checks"].items()}
         except (orjson.JSONDecodeError, AttributeError, LookupError, TypeError):
-            raise WorkerAway("what it says cannot be understood") from None
+            raise WorkerUnavailable("what it says cannot be understood") from None
         told = "; ".join(f"{name}: {text}" for name, text in checks.items() if text != "ok")
         if status != 200:
-            raise WorkerAway(told or "not ready")
+            raise WorkerUnavailable(told or "not ready")
         return told or "ok"
 
     async def _asked(self, number: int, path: str) -> tuple[int, bytes]:
@@ -57,9 +57,9 @@ class Crew:
             async with self._sessions[number].get(f"{_HOST}{path}") as answer:
                 return answer.status, await answer.read()
         except TimeoutError:
-            raise WorkerAway(f"no answer in {SECONDS:g} seconds") from None
+            raise WorkerUnavailable(f"no answer in {SECONDS:g} seconds") from None
         except (aiohttp.ClientError, OSError):
-            raise WorkerAway("it is not there") from None
+            raise WorkerUnavailable("it is not there") from None
 
 
 class CrewTelemetry(Telemetry):
