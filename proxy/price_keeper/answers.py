@@ -49,7 +49,7 @@ def answer_json(responder: Responder, value: object, more: tuple[Header, ...] = 
 
 
 def _head(refusal: Refusal) -> tuple[Header, ...]:
-    head: tuple[Header, ...] = (_JSON, (b"x-amzn-errortype", refusal.kind.encode()))
+    head: tuple[Header, ...] = (_JSON, (b"x-amzn-errortype", refusal.error_type.encode()))
     if refusal.retry_after is None:
         return (*head, _USELESS_TO_REPEAT) if refusal.status < 500 else head
     # Whole seconds for most clients, milliseconds for botocore; never less than the true wait.

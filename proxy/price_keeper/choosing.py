@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from price_keeper.aside import large_work
-from price_keeper.errors import QuotaSpent, Refusal
+from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.hard.purse import Held
@@ -241,7 +241,7 @@ def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: Asked, dry:
 
 
 def _refusal_told(choice: Choice, refusal: Refusal) -> Told:
-    return [*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaSpent) else [])]
+    return [*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaExceeded) else [])]
 
 
 def _choice_told(choice: Choice) -> tuple[Header, ...]:

@@ -83,7 +83,7 @@ class Refusal(PriceKeeperError):
 
     counted_as: str
     status = 400
-    kind = "ValidationException"
+    error_type = "ValidationException"
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         self.message = message
@@ -95,17 +95,17 @@ class InvalidRequest(Refusal):
     counted_as = "invalid_request"
 
 
-class QuotaSpent(Refusal):
+class QuotaExceeded(Refusal):
     """Not 429, which clients take for a request to try again; none of them repeats a call for this."""
 
     counted_as = "quota_spent"
-    kind = "ServiceQuotaExceededException"
+    error_type = "ServiceQuotaExceededException"
 
 
 class AccessDenied(Refusal):
     counted_as = "access_denied"
     status = 403
-    kind = "AccessDeniedException"
+    error_type = "AccessDeniedException"
 
 
 class TokenRejected(AccessDenied):
@@ -123,44 +123,44 @@ class UnknownOrg(AccessDenied):
 class TokenExpired(Refusal):
     counted_as = "token_expired"
     status = 403
-    kind = "ExpiredTokenException"
+    error_type = "ExpiredTokenException"
 
 
 class UnknownOperation(Refusal):
     counted_as = "unknown_operation"
     status = 404
-    kind = "UnknownOperationException"
+    error_type = "UnknownOperationException"
 
 
-class NotThere(Refusal):
+class NotFound(Refusal):
     counted_as = "not_there"
     status = 404
-    kind = "ResourceNotFoundException"
+    error_type = "ResourceNotFoundException"
 
 
-class Overtaken(Refusal):
+class WriteConflict(Refusal):
     """Not to be repeated blindly: what the other one did may be all that was wanted."""
 
     counted_as = "overtaken"
     status = 409
-    kind = "ConflictException"
+    error_type = "ConflictException"
 
 
-class TooLarge(Refusal):
+class RequestTooLarge(Refusal):
     counted_as = "too_large"
     status = 413
 
 
-class SlowDown(Refusal):
+class TooManyRequests(Refusal):
     counted_as = "slow_down"
     status = 429
-    kind = "ThrottlingException"
+    error_type = "ThrottlingException"
 
 
 class Busy(Refusal):
     counted_as = "busy"
     status = 503
-    kind = "ServiceUnavailableException"
+    error_type = "ServiceUnavailableException"
 
 
 class SessionLimitRace(Refusal):
@@ -168,7 +168,7 @@ class SessionLimitRace(Refusal):
 
     counted_as = "session_limit_race"
     status = 503
-    kind = "ServiceUnavailableException"
+    error_type = "ServiceUnavailableException"
 
     def __init__(self, message: str, reasons: Sequence[Reason], *, retry_after: float) -> None:
         self.reasons = tuple(reasons)
@@ -178,25 +178,25 @@ class SessionLimitRace(Refusal):
 class RecordingUnavailable(Refusal):
     counted_as = "cannot_record"
     status = 503
-    kind = "ServiceUnavailableException"
+    error_type = "ServiceUnavailableException"
 
 
 class WorkerUnavailable(Refusal):
     counted_as = "worker_away"
     status = 503
-    kind = "ServiceUnavailableException"
+    error_type = "ServiceUnavailableException"
 
 
 class UpstreamUnavailable(Refusal):
     counted_as = "upstream_away"
     status = 503
-    kind = "ServiceUnavailableException"
+    error_type = "ServiceUnavailableException"
 
 
 class InternalError(Refusal):
     counted_as = "our_fault"
     status = 500
-    kind = "InternalServerException"
+    error_type = "InternalServerException"
 
 
 class StoreError(PriceKeeperError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from price_keeper.errors import InvalidRequest, SlowDown, UpstreamUnavailable
+from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.forwarding import counting
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.forwarder import BearerKey, Forwarder, Target, endpoint_of
@@ -67,7 +67,7 @@ async def test_slow_surplus_and_refused() -> None:
         bedrock_error("ServiceUnavailableException", 503),
         bedrock_error("ValidationException", 400),
     )
-    assert isinstance(throttled, SlowDown)
+    assert isinstance(throttled, TooManyRequests)
     assert isinstance(away, UpstreamUnavailable)
     assert isinstance(wrong, InvalidRequest)
     assert well == 42

@@ -21,7 +21,7 @@ from price_keeper.control.credentials import RETRIEVAL_TOKEN
 from price_keeper.control.credentials import fetched as fetched_by
 from price_keeper.control.parts import RETRIEVALS, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_WAITING
 from price_keeper.control.problems import Problem
-from price_keeper.errors import Busy, SlowDown
+from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
 
@@ -318,7 +318,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
     async def guess(number: int) -> type[Exception]:
         shown = {RETRIEVAL_TOKEN: secrets.token_urlsafe(32)}
         call = Call("r", Principal("anybody"), f"127.0.0.{number}", {"org": ORG, "app": "shop"}, {}, shown)
-        with pytest.raises((Problem, Busy, SlowDown)) as refused:
+        with pytest.raises((Problem, Busy, TooManyRequests)) as refused:
             await fetched_by(api.parts, call)
         return refused.type
 
@@ -331,7 +331,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
         done, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result() for task in done} == {Busy}
     gate.set()
-    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: AT_ONCE, SlowDown: most - AT_ONCE}
+    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: AT_ONCE, TooManyRequests: most - AT_ONCE}
 
 
 async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(
@@ -358,6 +358,6 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
     assert right.value["client_secret"]
     await api.clock.advance(LONGEST_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
     found = Counter(type(each) for each in await asyncio.gather(*flood, return_exceptions=True))
-    assert found.keys() == {Problem, SlowDown, Busy}
+    assert found.keys() == {Problem, TooManyRequests, Busy}
     most = RETRIEVALS_OF_AN_ADDRESS.at_once + LONGEST_WAIT_SECONDS * RETRIEVALS_OF_AN_ADDRESS.per_second
     assert reads["secret-retrieval-tokens"] <= most + 2

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.config import Config
 from price_keeper.config.keys import Aggregator as AggregatorConfig
-from price_keeper.errors import QuotaSpent, SlowDown
+from price_keeper.errors import QuotaExceeded, TooManyRequests
 from price_keeper.model import Caller
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
@@ -60,10 +60,10 @@ class Fleet:
     async def calls(self, sidecar: Process, usd: int) -> None:
         try:
             call = await sidecar.begin(CALLER, "premium", 0)
-        except QuotaSpent:
+        except QuotaExceeded:
             assert all(self.spent(label) >= quota * USD for label, quota in QUOTAS.items())
             return
-        except SlowDown:
+        except TooManyRequests:
             raise AssertionError("nothing is under way") from None
         assert call.label == "premium" or self.spent("premium") >= QUOTAS["premium"] * USD
         own = self._own(sidecar, call.label)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.calendar_days import Period, known_zone, span
 from price_keeper.config import Config
-from price_keeper.errors import InvalidRequest, QuotaSpent, SlowDown
+from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
 from price_keeper.selection import policy
 from price_keeper.selection.plan import plan_of
@@ -64,7 +64,7 @@ def test_the_first_that_may_serve_and_can_be_afforded_serves(
     fits = {label for label in LABELS if not is_specific or FORMATS[label] == FORMATS[asked]}
     expected = oracle(asked, ordering, quotas, active, taken, fits)
     if expected is None:
-        with pytest.raises((QuotaSpent, SlowDown, InvalidRequest)):
+        with pytest.raises((QuotaExceeded, TooManyRequests, InvalidRequest)):
             standing.decide(asked, is_specific)
     else:
         assert standing.decide(asked, is_specific).label == expected

@@ -16,7 +16,7 @@ from unittest import mock
 
 from price_keeper.calendar_days import Period, known_zone
 from price_keeper.config import Config
-from price_keeper.errors import QuotaSpent
+from price_keeper.errors import QuotaExceeded
 from price_keeper.recording import segment
 from price_keeper.selection import hard_budgets
 from price_keeper.selection.standing import Standing
@@ -211,7 +211,7 @@ def _checked_refusal(truth: Truth) -> Callable[..., Any]:
 
     def checked(standing: Standing, asked: str, may: tuple[str, ...]) -> Any:
         refusal = refused(standing, asked, may)
-        if isinstance(refusal, QuotaSpent):
+        if isinstance(refusal, QuotaExceeded):
             truth.check_refusal(standing, dict.fromkeys(may, 1))
         return refusal
 
@@ -223,7 +223,7 @@ def _checked_hard_refusal(truth: Truth) -> Callable[..., Any]:
 
     def checked(standing: Standing, dry: Mapping[str, Any]) -> Any:
         refusal = refused(standing, dry)
-        if isinstance(refusal, QuotaSpent):
+        if isinstance(refusal, QuotaExceeded):
             truth.check_refusal(standing, {label: worst for label, (_, worst) in dry.items()})
         return refusal
 

@@ -14,7 +14,7 @@ from price_keeper.auth.clients import Clients, hash_secret, new_secret
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import Tokens
-from price_keeper.errors import AccessDenied, Busy, SlowDown, StoreUnavailable
+from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreUnavailable
 from price_keeper.exchange import Request
 from price_keeper.model import scope_of_client
 from price_keeper.stores import schema
@@ -204,7 +204,7 @@ async def test_without_the_check_failures_are_rationed(
     clients = Clients(store, time)
     assert await outcomes(wrong(clients, WEB, 50)) == {"AccessDenied", "SlowDown"}
     assert len(comparisons) == module.FAILURES
-    with pytest.raises(SlowDown) as refused:
+    with pytest.raises(TooManyRequests) as refused:
         await clients.check(WEB, SECRET)
     time.now += refused.value.retry_after or 0
     assert (await clients.check(WEB, SECRET)).app == "web"

@@ -10,7 +10,7 @@ import pytest
 from price_keeper.auth.clients import GENERATION, Clients
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.failures import AT_ONCE, WrongSecrets
-from price_keeper.errors import AccessDenied, SlowDown
+from price_keeper.errors import AccessDenied, TooManyRequests
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
@@ -142,9 +142,9 @@ async def test_wrong_secrets_and_nothing_else_are_counted(two: list[Served], sto
     here, _ = two
     found: list[Any] = []
     for _ in range(AT_ONCE + 1):
-        with pytest.raises((AccessDenied, SlowDown)) as refused:
+        with pytest.raises((AccessDenied, TooManyRequests)) as refused:
             await here.token(secret[::-1])
         found.append(refused.type)
-    assert found == [AccessDenied] * AT_ONCE + [SlowDown]
+    assert found == [AccessDenied] * AT_ONCE + [TooManyRequests]
     await store.put(Put(schema.revoked_token("of another"), {}))
     assert await here.token(secret)

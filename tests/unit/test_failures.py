@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import failures as module
 from price_keeper.auth.failures import ADMIN, AT_ONCE, SECONDS, Failures, WrongSecrets, network_of
-from price_keeper.errors import SlowDown
+from price_keeper.errors import TooManyRequests
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
@@ -75,7 +75,7 @@ def failed(wrong: WrongSecrets, client: str, address: str, times: int = 1) -> li
     for _ in range(times):
         try:
             wrong.count(client, address)
-        except SlowDown as refused:
+        except TooManyRequests as refused:
             waits.append(refused.retry_after or 0.0)
     return waits
 

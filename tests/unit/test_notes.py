@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.calendar_days import Period, known_zone, span
-from price_keeper.errors import Busy, QuotaSpent
+from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.lines import lines_in
@@ -119,7 +119,7 @@ async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Side
     """As by a process that runs: its own settings may allow it more than the org's do."""
     who = caller()
     await budget(one.store._store, who.org, {"premium": 0}, period="month", agg_shard_count=16)
-    with pytest.raises(QuotaSpent):
+    with pytest.raises(QuotaExceeded):
         await one.decide(who)
     one.store.is_away = True
     async with following(one, tmp_path) as two:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config import Config
-from price_keeper.errors import QuotaSpent
+from price_keeper.errors import QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.selection import notes as noted
 from price_keeper.selection.notes import Notes
@@ -39,7 +39,7 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
         async with sidecar(tmp_path / "one", store, clock) as one, sidecar(tmp_path / "two", store, clock) as two:
             await one.spend(who, 10 * USD)
             await one.recorder.flush()
-            with pytest.raises(QuotaSpent):
+            with pytest.raises(QuotaExceeded):
                 await two.decide(who)
             assert not (await two.payer(who)).standing.is_stale
             assert two.standings.notes.settings_of(Scope(who.org)) is None

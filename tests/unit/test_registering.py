@@ -14,8 +14,8 @@ from price_keeper.auth.retrieval import RETRIEVED, ROW, retrieve
 from price_keeper.config.keys import Defaults
 from price_keeper.errors import (
     AccessDenied,
-    NotThere,
-    Overtaken,
+    NotFound,
+    WriteConflict,
     Reason,
     ReasonCode,
     StoreUnavailable,
@@ -100,13 +100,13 @@ async def test_a_put_and_then_credentials_once(store: Store, clock: ManualClock,
 
 async def test_what_is_not_there_is_not_made(store: Store, clock: ManualClock) -> None:
     for scope in (new_scope(), new_scope(None)):
-        with pytest.raises(NotThere, match=f"there is no .*{scope.org}"):
+        with pytest.raises(NotFound, match=f"there is no .*{scope.org}"):
             await register(store, clock, scope)
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             await rotate(store, clock, scope, 0)
         assert await store.get(credentials_key(scope), consistent=True) is None
         await made(store, scope)
-        with pytest.raises(NotThere, match="no credentials to rotate"):
+        with pytest.raises(NotFound, match="no credentials to rotate"):
             await rotate(store, clock, scope, 0)
 
 
@@ -124,7 +124,7 @@ async def test_of_many_that_rotate_at_once_one_does(exact_store: Store, clock: M
     every = [rotate(exact_store, clock, scope, 24) for _ in range(20)]
     found = await asyncio.gather(*every, return_exceptions=True)
     (issued,) = [each for each in found if isinstance(each, Issued)]
-    assert {type(each) for each in found} == {Issued, Overtaken}
+    assert {type(each) for each in found} == {Issued, WriteConflict}
     new = await retrieve(exact_store, clock, scope, issued.retrieval_token)
     assert [await is_good(exact_store, clock, scope, each) for each in (old, new)] == [True, True]
 
@@ -275,7 +275,7 @@ async def test_another_one_was_faster(clock: ManualClock) -> None:
         theirs.append(await rotate(memory, clock, scope, 0))
 
     store.before["transact"] = rotate_faster
-    with pytest.raises(Overtaken, match="somebody else") as refused:
+    with pytest.raises(WriteConflict, match="somebody else") as refused:
         await rotate(store, clock, scope, 0)
     assert refused.value.status == 409
     assert theirs[1] is not None

@@ -12,7 +12,7 @@ from price_keeper.auth import relayed as module
 from price_keeper.auth.failures import AT_ONCE, SECONDS
 from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, NoAnswer, RelayedCredentials, Reply
 from price_keeper.auth.waiting import Places
-from price_keeper.errors import AccessDenied, Busy, SlowDown
+from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock
 from tests.support.relaying import ORG, REFUSED, SHOWN, WEB, ControlService, sidecar, told_by
@@ -149,7 +149,7 @@ async def test_a_token_that_was_revoked_is_not_handed_out_again(
 
 async def test_slowing_down_is_passed_on(relayed: RelayedCredentials, control: ControlService) -> None:
     control.answer = Reply(429, b"{}", 6.0)
-    with pytest.raises(SlowDown) as caught:
+    with pytest.raises(TooManyRequests) as caught:
         await relayed.told(SHOWN)
     assert caught.value.retry_after == 6.0
 
@@ -241,10 +241,10 @@ async def test_wrong_secrets_are_counted_here_by_who_sent_them(
     control.answer = REFUSED
     found = Counter[type[Exception]]()
     for number in range(AT_ONCE + 5):
-        with pytest.raises((AccessDenied, SlowDown)) as refused:
+        with pytest.raises((AccessDenied, TooManyRequests)) as refused:
             await relayed.told_to("127.0.0.1", f"org-{ORG}-app-a{number}:guess")
         found[refused.type] += 1
-    assert found == {AccessDenied: AT_ONCE, SlowDown: 5}
+    assert found == {AccessDenied: AT_ONCE, TooManyRequests: 5}
     assert refused.value.retry_after == SECONDS
     assert await relayed.told_to("127.0.0.1", SHOWN) == right
     control.answer = None  # who is right is served, and be he new here and a neighbour of the guesser
@@ -262,4 +262,4 @@ async def test_a_flood_of_guesses_reaches_the_control_service_at_a_pace(
     await clock.advance(1)
     assert control.asked.total() <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second + 1
     await clock.advance(10)
-    assert {type(each) for each in await flood} == {AccessDenied, SlowDown, Busy}
+    assert {type(each) for each in await flood} == {AccessDenied, TooManyRequests, Busy}

@@ -10,7 +10,7 @@ import pytest
 from price_keeper.auth import control_service, lookups, relayed
 from price_keeper.auth.failures import AT_ONCE
 from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
-from price_keeper.errors import AccessDenied, Busy, SlowDown
+from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock, settle
 from tests.support.relaying import ORG, REFUSED, SHOWN, ControlService, problem, sidecar
@@ -51,10 +51,10 @@ async def test_all_who_show_the_same_wrong_pair_share_one_refusal(
 ) -> None:
     control.answer = REFUSED
     found = await outcomes(flood(here, [EVIL] * 200) + flood(here, [EVIL] * 50, "10.8.8.8"))
-    assert found.keys() == {AccessDenied, SlowDown}
+    assert found.keys() == {AccessDenied, TooManyRequests}
     assert control.asked[EVIL] == 1
     for _ in range(5):  # nor is it asked again a moment later
-        with pytest.raises((AccessDenied, SlowDown)):
+        with pytest.raises((AccessDenied, TooManyRequests)):
             await here.told_to("10.7.7.7", EVIL)
     assert control.asked[EVIL] == 1
     await clock.advance(AGAIN_SECONDS)
@@ -154,14 +154,14 @@ async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
 ) -> None:
     for number in range(AT_ONCE):
         control.answer = problem(429, "too_many_requests", 6.0)
-        with pytest.raises(SlowDown, match="asks to slow down"):
+        with pytest.raises(TooManyRequests, match="asks to slow down"):
             await here.told_to("10.9.9.9", f"{EVIL}{number}")
     control.answer = REFUSED
-    with pytest.raises(SlowDown, match="one more wrong secret"):
+    with pytest.raises(TooManyRequests, match="one more wrong secret"):
         await here.told_to("10.9.9.9", f"{EVIL}-another")
     control.answer = Reply(429, HTML)  # of something before the control service, which knows nothing of secrets
     for number in range(AT_ONCE + 1):
-        with pytest.raises(SlowDown, match="asks to slow down"):
+        with pytest.raises(TooManyRequests, match="asks to slow down"):
             await here.told_to("10.9.9.8", new(number))
 
 

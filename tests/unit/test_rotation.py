@@ -16,7 +16,7 @@ from price_keeper.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, 
 from price_keeper.auth.lookups import Lookups, Pace
 from price_keeper.auth.registering import MOST_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
-from price_keeper.errors import AccessDenied, Busy, InvalidRequest, SlowDown
+from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores.contract import Item, Key, Put, Update
 
@@ -260,7 +260,7 @@ async def test_patience_with_a_hash_without_a_check_keeps_the_other_secret_going
     unchecked, checked = (new, old) if which == HASH else (old, new)
     assert await stage.is_good(checked)
     stage.clock.set_wall(stage.clock.now() - 1000 * HOUR)  # which makes nobody wait for weeks
-    with pytest.raises(SlowDown) as refused:
+    with pytest.raises(TooManyRequests) as refused:
         await stage.is_good(unchecked)
     assert 0 < (refused.value.retry_after or 0) <= module.FAILURE_SECONDS
     assert await stage.is_good(checked)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.config.keys import Aggregator as AggregatorConfig
-from price_keeper.errors import QuotaSpent, StoreUnavailable
+from price_keeper.errors import QuotaExceeded, StoreUnavailable
 from price_keeper.model import Caller
 from price_keeper.selection.policy import Mode
 from price_keeper.stores.contract import Store
@@ -91,7 +91,7 @@ async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: Sidec
         await one.spend(who, 10 * USD)
         assert not await one.recorder.flush()
     await one.spend(who, 3 * USD)
-    with pytest.raises(QuotaSpent):
+    with pytest.raises(QuotaExceeded):
         await one.decide(who)
 
 

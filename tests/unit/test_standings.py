@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.calendar_days import Period, known_zone, span
-from price_keeper.errors import InvalidRequest, QuotaSpent, SlowDown
+from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
 from price_keeper.selection import watching as limits
 from price_keeper.selection.alertness import LEAST_SECONDS
@@ -122,7 +122,7 @@ async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one
     served = [await one.begin(who, expected=4 * USD) for _ in range(5)]
     assert [label for label, _ in served] == ["premium"] * 3 + ["standard"] * 2
     served += [await one.begin(who, expected=4 * USD) for _ in range(1)]  # economy's, which has room for a quarter
-    with pytest.raises(SlowDown, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"):
+    with pytest.raises(TooManyRequests, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"):
         await one.begin(who)
     for _, number in served:
         one.end(number, 1)
@@ -164,7 +164,7 @@ async def test_everything_spent_is_refused_with_all_that_one_needs_to_know(one: 
     await budget(exact_store, who.org, QUOTAS, timezone="Europe/Berlin")
     for label, usd in QUOTAS.items():
         await one.spend(who, usd * USD, label)
-    with pytest.raises(QuotaSpent) as refused:
+    with pytest.raises(QuotaExceeded) as refused:
         await one.decide(who)
     assert refused.value.message == (
         f"the quota of ORG#{who.org}#APP#web for DAY#20261118 is spent: premium 10 of 10 USD, standard 5 of 5 USD, "
@@ -230,7 +230,7 @@ async def test_an_app_has_what_it_says_itself_and_else_what_its_org_has(one: Sid
     await configure(exact_store, schema.app_config(who.org, "batch"), quotas={"economy": 1_000_000})
     batch = caller("batch", who.org)
     assert await one.spend(batch, 2 * USD) == "economy"
-    with pytest.raises(QuotaSpent, match="premium 0 of 0 USD, standard 0 of 0 USD, economy 2 of 1 USD"):
+    with pytest.raises(QuotaExceeded, match="premium 0 of 0 USD, standard 0 of 0 USD, economy 2 of 1 USD"):
         await one.decide(batch)
     await configure(exact_store, schema.org_config(other := caller().org), model_ordering=["premium"], quotas={})
     with pytest.raises(InvalidRequest, match=r"economy is not among the labels that .* has a quota for: premium"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from price_keeper.calendar_days import Period, known_zone, span
-from price_keeper.errors import Busy, InvalidRequest, QuotaSpent, Rejected
+from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Rejected
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.aggregator import total_key
 from price_keeper.recording.entries import Counter
@@ -209,7 +209,7 @@ async def test_a_total_from_the_future_is_not_believed(one: Sidecar, two: Sideca
     await one.clock.advance(300)
     await one.decide(who)
     await one.looked()
-    with pytest.raises(QuotaSpent):
+    with pytest.raises(QuotaExceeded):
         await one.decide(who)
 
 
@@ -396,7 +396,7 @@ async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_b
     """As far as an engine can hold them; what cannot be used is passed over."""
     who = caller()
     await budget(one.store._store, who.org, {"premium": 0}, tags=["a", "b"], notes={"x": ""})
-    with pytest.raises(QuotaSpent):
+    with pytest.raises(QuotaExceeded):
         await one.decide(who)
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.errors import TokenRejected, QuotaSpent, Refusal, UpstreamUnavailable
+from price_keeper.errors import TokenRejected, QuotaExceeded, Refusal, UpstreamUnavailable
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.traffic import (
     ADDED_BOUNDS,
@@ -67,7 +67,7 @@ def test_callers_cannot_make_lanes(labels: list[str]) -> None:
 
 def test_a_refusal_counts_where_it_was_refused() -> None:
     traffic = Traffic(["premium"])
-    traffic.refuses(QuotaSpent("all is spent"))
+    traffic.refuses(QuotaExceeded("all is spent"))
     traffic.refuses(UpstreamUnavailable("it is away"), traffic.lane("CONVERSE", "premium"))
     traffic.refuses(UpstreamUnavailable("it is away"), traffic.lane("CONVERSE", "premium"))
     told = {(lane.operation, lane.label): dict(zip(STATUSES, lane.answers, strict=True)) for lane in traffic.lanes}
@@ -90,7 +90,7 @@ def test_refusal_is_counted_by_a_name_of_its_own_that_no_class_gives_it() -> Non
     every = [*Refusal.__subclasses__(), TokenRejected]
     assert len({kind.counted_as for kind in every}) == len(every)
     assert all("counted_as" in vars(kind) for kind in every)
-    renamed = type("Renamed", (QuotaSpent,), {})("all is spent")
+    renamed = type("Renamed", (QuotaExceeded,), {})("all is spent")
     traffic = Traffic()
     traffic.refuses(renamed)
     assert {kind for kind, count in traffic.refused.items() if count} == {"quota_spent"}

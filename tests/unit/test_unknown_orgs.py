@@ -59,7 +59,7 @@ async def test_unregistered_org_is_refused_by_default_with_what_to_do(
     for _ in range(3):
         with pytest.raises(AccessDenied) as refused:
             await one.decide(who)
-        assert (refused.value.status, refused.value.kind) == (403, "AccessDeniedException")
+        assert (refused.value.status, refused.value.error_type) == (403, "AccessDeniedException")
         assert f"`price-keeper org put {who.org} FILE`" in refused.value.message
         await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
     (line,) = warnings(caplog, who.org)

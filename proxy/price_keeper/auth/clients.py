@@ -30,7 +30,7 @@ from price_keeper.auth.failures import network_of
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.marks import UNMARKED, Marks
 from price_keeper.clock import SystemClock
-from price_keeper.errors import AccessDenied, Busy, SlowDown, StoreError
+from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreError
 from price_keeper.model import Scope, client_id_of, scope_of_client
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
@@ -284,7 +284,7 @@ class Clients:
         """A bucket of failures that leaks one at a time, told by when it will be empty."""
         wait = self._forgiven(scope) - self._monotonic() - (FAILURES - 1) * FAILURE_SECONDS
         if wait > 0:
-            raise SlowDown("too many wrong secrets were sent for this client", retry_after=wait)
+            raise TooManyRequests("too many wrong secrets were sent for this client", retry_after=wait)
 
     def _forgiven(self, scope: Scope) -> float:
         full = self._monotonic() + FAILURES * FAILURE_SECONDS

@@ -12,7 +12,7 @@ from price_keeper.auth.clients import LOOKS, Clients
 from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.identify import AUTHORIZATION
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, Tokens
-from price_keeper.errors import AccessDenied, Busy, SlowDown
+from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder
 from price_keeper.model import Scope
 
@@ -30,7 +30,7 @@ _NOT_KEPT = (b"cache-control", b"no-store")
 IsRevoked = Callable[[Claims], Awaitable[bool]]  # as far as it can be told
 
 
-class Suspected(SlowDown):
+class Suspected(TooManyRequests):
     """In all likelihood for a wrong secret: so it is counted as one."""
 
 

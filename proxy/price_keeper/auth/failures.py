@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Hashable
 
-from price_keeper.errors import SlowDown
+from price_keeper.errors import TooManyRequests
 from price_keeper.model import scope_of_client
 
 ADMIN = "admin"  # the administrator among the clients, whose ids are longer
@@ -63,7 +63,7 @@ class WrongSecrets:
         """What shows no secret at all, apart from wrong ones, of which it uses up nothing. Raises SlowDown."""
         wait = self._unreadable.count(network_of(address))
         if wait > 0:
-            raise SlowDown("too many requests that cannot be served", retry_after=wait)
+            raise TooManyRequests("too many requests that cannot be served", retry_after=wait)
 
     def count(self, client_id: str | None, address: str) -> None:
         """Raises SlowDown in the place of AccessDenied. Clients that do not exist are counted like any other.
@@ -76,7 +76,7 @@ class WrongSecrets:
             client = ADMIN if client_id == ADMIN else scope_of_client(client_id)
             wait = max(wait, self._of_clients.count(client))
         if wait > 0:
-            raise SlowDown("one more wrong secret, after too many", retry_after=wait)
+            raise TooManyRequests("one more wrong secret, after too many", retry_after=wait)
 
 
 def network_of(address: str) -> Hashable:

@@ -27,7 +27,7 @@ from price_keeper.auth.clients import (
 from price_keeper.auth.marks import UNMARKED, Marks
 from price_keeper.auth.retrieval import RETRIEVED, ROW
 from price_keeper.clock import Clock
-from price_keeper.errors import InvalidRequest, NotThere, Overtaken, ReasonCode, StoreUnavailable, TransactionFailed
+from price_keeper.errors import InvalidRequest, NotFound, WriteConflict, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores import schema
 from price_keeper.stores.again import until_nobody_was_faster
@@ -130,7 +130,7 @@ async def rotate(
     item = await _item(store, scope)
     before = item.get(HASH)
     if not isinstance(before, str):
-        raise NotThere(f"{_named(scope)} has no credentials to rotate; where there are none, a put makes them")
+        raise NotFound(f"{_named(scope)} has no credentials to rotate; where there are none, a put makes them")
     new = await _new(scope, clock, marks)
     for _ in range(2):  # the secret so far may be fetched once meanwhile, and not again
         update = _rotation(scope, item, new, clock.now(), grace_hours)
@@ -140,7 +140,7 @@ async def rotate(
         item = await _item(store, scope)
         if item.get(HASH) != before:
             break
-    raise Overtaken(f"somebody else changed the credentials of {_named(scope)} at the same time, and those hold")
+    raise WriteConflict(f"somebody else changed the credentials of {_named(scope)} at the same time, and those hold")
 
 
 def check_grace(hours: object) -> None:
@@ -188,7 +188,7 @@ def _waiting(item: Item) -> list[Delete]:
 async def _item(store: Store, scope: Scope) -> Item:
     item = await store.get(credentials_key(scope), consistent=True)
     if item is None:
-        raise NotThere(f"there is no {_named(scope)}")
+        raise NotFound(f"there is no {_named(scope)}")
     return item
 
 

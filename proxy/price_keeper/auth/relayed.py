@@ -28,7 +28,7 @@ from price_keeper.auth.lookups import Lookups, Pace
 from price_keeper.auth.tokens import Claims, Tokens
 from price_keeper.auth.waiting import Places, Shared
 from price_keeper.clock import Clock
-from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, SlowDown, TokenExpired
+from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TooManyRequests, TokenExpired
 from price_keeper.model import scope_of_client
 
 REMEMBERED = 10_000  # callers, and as many whose asking was in vain
@@ -229,7 +229,7 @@ class RelayedCredentials(HandsOut):
     async def _slowed(self, mark: bytes, reply: Reply) -> _Kept:
         """It says that to wrong secrets, of which there were too many: so to who is not known here, with reason."""
         wait = reply.wait or AGAIN_SECONDS
-        kind = Suspected if _is_ours(reply, 429, "too_many_requests") else SlowDown
+        kind = Suspected if _is_ours(reply, 429, "too_many_requests") else TooManyRequests
         refusal = kind("the control service asks to slow down", retry_after=wait)
         return await self._rested(mark, min(wait, LONGEST_REST_SECONDS), refusal)
 

@@ -37,7 +37,7 @@ from price_keeper.control.problems import ERRORS, Problem, problem_of, too_many
 from price_keeper.control.rates import NOBODY, Taken
 from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
 from price_keeper.control.routing import Routing
-from price_keeper.errors import Busy, ListenFailed, SlowDown
+from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.logs import about
 from price_keeper.surface.sockets import bound
 
@@ -162,7 +162,7 @@ def _count_mistake(parts: Parts, address: str) -> None:
     """Of somebody who has shown nothing: it costs us as much as a wrong secret. Raises Problem for too many."""
     try:
         parts.wrong_secrets.count_unreadable(address)
-    except SlowDown as failure:
+    except TooManyRequests as failure:
         problem = too_many(failure.message, failure.retry_after or 1.0)
         problem.headers["Connection"] = "close"  # what is still to come of a body is not read
         raise problem from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from price_keeper.aside import large_work
-from price_keeper.errors import InvalidRequest, SlowDown, UpstreamUnavailable
+from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import Flow, Header
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
@@ -112,7 +112,7 @@ class _Answer:
             answer = None
         told = answer if isinstance(answer, dict) else {}
         if self._status == THROTTLED:
-            raise SlowDown("Bedrock throttles the counting of this call's tokens", retry_after=1)
+            raise TooManyRequests("Bedrock throttles the counting of this call's tokens", retry_after=1)
         if self._status >= 500:
             raise UpstreamUnavailable("Bedrock cannot count the tokens of this call now", retry_after=1)
         if self._status != 200:

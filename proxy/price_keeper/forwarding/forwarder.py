@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from price_keeper.clock import Clock
-from price_keeper.errors import ConfigError, SlowDown, UpstreamUnavailable
+from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import Reach
@@ -157,7 +157,7 @@ class Forwarder:
         if last == FORBIDDEN:
             raise UpstreamUnavailable(_NOT_TAKEN, retry_after=5)
         if last == THROTTLED:
-            raise SlowDown("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
+            raise TooManyRequests("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamUnavailable("Bedrock cannot be reached", retry_after=1)
 
     def _is_to_go_on(self, outcome: Outcome, target: Target, tap: Tap) -> bool:

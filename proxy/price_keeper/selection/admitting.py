@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from price_keeper import telemetry as metrics
-from price_keeper.errors import SlowDown
+from price_keeper.errors import TooManyRequests
 from price_keeper.exchange import Header
 from price_keeper.limits.admission import Admission
 from price_keeper.limits.bucket import MILLI
@@ -118,7 +118,7 @@ class Admitting:
         telemetry.add(metrics.LEASED, lambda: [({"limit": name}, n / MILLI) for name, n in held().items()])
 
 
-def _refusal(limits: CallersLimits, admission: Admission) -> SlowDown:
+def _refusal(limits: CallersLimits, admission: Admission) -> TooManyRequests:
     rates = " and ".join(f"{rate} {_IN_WORDS[name]}" for name, rate in limits.rates.items())
     wait = LONGEST_WAIT_SECONDS if admission.wait_ms is None else admission.wait_ms / MILLI
-    return SlowDown(f"{limits.name} is limited to {rates} a minute", retry_after=wait)
+    return TooManyRequests(f"{limits.name} is limited to {rates} a minute", retry_after=wait)

@@ -16,7 +16,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.aside import large_work
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
-from price_keeper.errors import Busy, RecordingUnavailable, QuotaSpent, Refusal, SlowDown
+from price_keeper.errors import Busy, RecordingUnavailable, QuotaExceeded, Refusal, TooManyRequests
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.purse import Held, Purse, Why
@@ -96,7 +96,7 @@ class HardBudgets:
         while True:
             try:
                 decision = decide(dry)
-            except (QuotaSpent, SlowDown):
+            except (QuotaExceeded, TooManyRequests):
                 if dry:
                     raise _too_dry(standing, dry) from None
                 raise
@@ -172,8 +172,8 @@ def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusa
     least = min(worst for _, worst in dry.values())
     what = f"this call may cost up to {least / PICO_PER_USD:.6f} USD"
     if Why.SLOW in whys or any(_is_held(standing, label, worst) for label, (_, worst) in dry.items()):
-        return SlowDown(f"{what}, and what is left is held for other calls: {standing.amounts(dry)}", retry_after=wait)
-    return QuotaSpent(f"{what}, which is more than is left: {standing.amounts(dry)}; {standing.reset_told}")
+        return TooManyRequests(f"{what}, and what is left is held for other calls: {standing.amounts(dry)}", retry_after=wait)
+    return QuotaExceeded(f"{what}, which is more than is left: {standing.amounts(dry)}; {standing.reset_told}")
 
 
 def _is_held(standing: Standing, label: str, worst: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from price_keeper.calendar_days import Span
 from price_keeper.config.keys import Label
-from price_keeper.errors import InvalidRequest, QuotaSpent, SlowDown
+from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NOTHING, Own
 from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_USD
@@ -250,7 +250,7 @@ class Standing:
                 f"no label with a body in the format {format} has quota left; Converse would be served by {others}"
             )
 
-    def _spent_all(self, asked: str, may: tuple[str, ...]) -> QuotaSpent | SlowDown:
+    def _spent_all(self, asked: str, may: tuple[str, ...]) -> QuotaExceeded | TooManyRequests:
         """What is only taken by calls under way may be left over when they end."""
         self._outcomes.refused += 1
         quotas, ordering = self.plan.quotas, self.plan.ordering
@@ -258,10 +258,10 @@ class Standing:
         if held:
             expected = f"calls under way are expected to use what is left of the quota of {self.scope.key}"
             what = f"{expected}: {self.amounts(held)} spent"
-            return SlowDown(what, retry_after=HELD_SECONDS)
+            return TooManyRequests(what, retry_after=HELD_SECONDS)
         chain = ordering[ordering.index(asked) :] if asked in ordering else (asked,)
         told = [label for label in chain if label in may or self.spent(label).known >= quotas[label]]
-        return QuotaSpent(
+        return QuotaExceeded(
             f"the quota of {self.scope.key} for {self.span.key} is spent: {self.amounts(told)}; {self.reset_told}"
         )
 

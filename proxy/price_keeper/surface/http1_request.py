@@ -8,7 +8,7 @@ import httptools
 
 from price_keeper.answers import OUT_OF_MEMORY
 from price_keeper.authority import host_mistake, target_mistake
-from price_keeper.errors import InvalidRequest, Refusal, TooLarge
+from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Request
 from price_keeper.surface.bodies import HEADER_BYTES, Body, added, weight_of, whole
 
@@ -274,4 +274,4 @@ class RequestReader:
         raise ValueError  # stops the parser, which wraps it in an error of its own
 
     def _too_large(self) -> Refusal:
-        return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
+        return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from h2.errors import ErrorCodes
 
 from price_keeper.authority import SCHEMES, host_mistake
-from price_keeper.errors import InvalidRequest, Refusal, TooLarge
+from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Flow, Header, Request
 from price_keeper.surface.bodies import Body, added, weight_of, whole
 
@@ -161,7 +161,7 @@ class Stream:
         return self._connection.listener.holds(more)
 
     def _too_large(self) -> Refusal:
-        return TooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
+        return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
 
     # The responder.
 

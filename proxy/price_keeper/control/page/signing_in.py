@@ -20,7 +20,7 @@ from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
-from price_keeper.errors import Busy, SlowDown
+from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reporting.settings_shown import utc
 
 ADMIN, CLIENT = "admin", "client"
@@ -59,7 +59,7 @@ async def current(parts: Parts, call: Call) -> Answer:
     gone = {"Set-Cookie": _cookie(call, "", 0)}
     try:
         return Answer(_told(await parts.access.session(cookie, call.address)))
-    except SlowDown as failure:
+    except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Problem as failure:
         if failure.status != 401:
@@ -77,7 +77,7 @@ async def end(parts: Parts, call: Call) -> Answer:
                 await parts.page_sessions.end(cookie, parts.clock.now())
     except Problem:
         pass  # it was none, or none any more
-    except SlowDown as failure:
+    except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Busy as failure:
         why = "this browser is signed out; while the store is away it cannot be told that the session is over"
@@ -85,7 +85,7 @@ async def end(parts: Parts, call: Call) -> Answer:
     return Answer(NOBODY, headers=gone)
 
 
-def _too_many(failure: SlowDown, gone: dict[str, str]) -> Problem:
+def _too_many(failure: TooManyRequests, gone: dict[str, str]) -> Problem:
     """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
     return Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone)
 
