@@ -59,7 +59,7 @@ class ListenFailed(PriceKeeperError):
     """Somebody else has the port, or it is not ours to take."""
 
 
-class OwnerUnknown(PriceKeeperError):
+class JournalOwnerUnknown(PriceKeeperError):
     """Nobody here can tell whether the process that writes this journal still runs."""
 
 
@@ -170,7 +170,7 @@ class SessionLimitRace(Refusal):
     status = 503
     error_type = "ServiceUnavailableException"
 
-    def __init__(self, message: str, reasons: Sequence[Reason], *, retry_after: float) -> None:
+    def __init__(self, message: str, reasons: Sequence[CancellationReason], *, retry_after: float) -> None:
         self.reasons = tuple(reasons)
         super().__init__(message, retry_after=retry_after)
 
@@ -223,7 +223,7 @@ class ReasonCode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class CancellationReason:
     code: ReasonCode
     item: Mapping[str, Any] | None = None
 
@@ -233,14 +233,14 @@ class TransactionFailed(StoreError):
 
     With `maybe_applied` it was sent more than once, and an earlier attempt without an answer may still arrive."""
 
-    def __init__(self, reasons: Sequence[Reason], *, maybe_applied: bool = False) -> None:
+    def __init__(self, reasons: Sequence[CancellationReason], *, maybe_applied: bool = False) -> None:
         self.reasons = tuple(reasons)
         self.maybe_applied = maybe_applied
-        told = ", ".join(reason.code.value for reason in self.reasons)
-        super().__init__(f"the transaction was refused: {told}")
+        codes = ", ".join(reason.code.value for reason in self.reasons)
+        super().__init__(f"the transaction was refused: {codes}")
 
 
-def is_verdict(failure: BaseException) -> TypeGuard[TransactionFailed]:
+def is_condition_failure(failure: BaseException) -> TypeGuard[TransactionFailed]:
     """Whether a condition was tested and failed. Then no attempt was carried out before this one: a token that is
     remembered would have been answered with success."""
     if not isinstance(failure, TransactionFailed):
@@ -248,7 +248,7 @@ def is_verdict(failure: BaseException) -> TypeGuard[TransactionFailed]:
     return any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons)
 
 
-class Throttled(StoreError):
+class StoreThrottled(StoreError):
     """Nothing was written, and trying again at once would not help."""
 
 
@@ -260,7 +260,7 @@ class StoreUnavailable(StoreError):
         super().__init__(message)
 
 
-class NotAllowed(StoreUnavailable):
+class StoreAccessDenied(StoreUnavailable):
     """Asking again at once would get the same answer, though credentials may be renewed later."""
 
 
@@ -268,5 +268,5 @@ class StoreMisconfigured(StoreError):
     """A person has to mend the store; the message says how."""
 
 
-class Rejected(StoreError):
+class InvalidStoreRequest(StoreError):
     """The request breaks one of the store's own rules, named in the message; nothing was written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from price_keeper.errors import ConditionFailed, Rejected
+from price_keeper.errors import ConditionFailed, InvalidStoreRequest
 from price_keeper.stores.contract import (
     Condition,
     Delete,
@@ -263,11 +263,11 @@ UNKEEPABLE = {
 @pytest.mark.parametrize("item", UNKEEPABLE.values(), ids=UNKEEPABLE.keys())
 async def test_what_cannot_be_kept_exactly_is_rejected(store: Store, pk: str, item: dict[str, object]) -> None:
     key = Key("config", pk, "CONFIG")
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.put(Put(key, item))  # type: ignore[arg-type]
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.update(Update(key, set=item))  # type: ignore[arg-type]
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.transact([Put(key, item)])  # type: ignore[arg-type]
     assert await store.get(key, consistent=True) is None
 
@@ -292,18 +292,18 @@ BAD_WRITES = {
 @pytest.mark.parametrize("write", BAD_WRITES.values(), ids=BAD_WRITES.keys())
 async def test_a_write_that_makes_no_sense_is_rejected(store: Store, write: Put | Update | Delete) -> None:
     verbs = {Put: store.put, Update: store.update, Delete: store.delete}
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await verbs[type(write)](write)  # type: ignore[operator]
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.transact([write])
 
 
 async def test_adding_to_what_is_no_number_is_rejected(store: Store, pk: str) -> None:
     key = Key("config", pk, "CONFIG")
     await store.put(Put(key, {"a": "text"}))
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.update(Update(key, add={"a": 1}))
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.transact([Update(key, add={"a": 1}), Put(Key("config", pk, "OTHER"), {})])
     assert await store.get(key, consistent=True) == {"a": "text"}
     assert await store.get(Key("config", pk, "OTHER"), consistent=True) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.errors import Rejected
+from price_keeper.errors import InvalidStoreRequest
 from price_keeper.stores.contract import Between, Key, Prefix, Put, Query, Store, every_row
 
 SORT_KEYS = [
@@ -126,12 +126,12 @@ BAD_QUERIES = [
 
 @pytest.mark.parametrize("query", BAD_QUERIES, ids=repr)
 async def test_a_query_that_makes_no_sense_is_rejected(store: Store, query: Query) -> None:
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.query(query)
 
 
 async def test_asking_for_what_cannot_be_is_rejected(store: Store) -> None:
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.get(Key("config", "p"))
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.get_many([Key("config", "p", "s"), Key("revoked-tokens", "p", "s")])

@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from price_keeper.errors import Rejected, TransactionFailed
+from price_keeper.errors import InvalidStoreRequest, TransactionFailed
 from price_keeper.stores.contract import ItemExists, ItemMissing, Key, Put, Store, Update
 
 from tests.support.engines import Engines
@@ -65,14 +65,14 @@ async def test_a_refused_transaction_may_be_sent_again(exact_store: Store, pk: s
 async def test_other_writes_under_the_same_token_are_rejected(exact_store: Store, pk: str) -> None:
     token = str(uuid4())
     await exact_store.transact([_addition(pk)], token=token)
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await exact_store.transact([_addition(pk, 2)], token=token)
     assert await exact_store.get(_addition(pk).key, consistent=True) == {"tc": 1}
 
 
 @pytest.mark.parametrize("token", ["", "x" * 37])
 async def test_a_token_has_1_to_36_characters(store: Store, pk: str, token: str) -> None:
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.transact([_addition(pk)], token=token)
 
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from uuid import uuid4
 
 import pytest
-from price_keeper.errors import ReasonCode, Rejected, TransactionFailed
+from price_keeper.errors import ReasonCode, InvalidStoreRequest, TransactionFailed
 from price_keeper.stores.contract import (
     Check,
     Delete,
@@ -87,7 +87,7 @@ async def test_a_hundred_writes_and_no_more(store: Store, pk: str) -> None:
     await store.transact(writes[:100])
     assert len((await store.query(Query("sessions", pk, consistent=True))).rows) == 100
     for bad in (writes, [], [writes[0], Delete(writes[0].key)]):
-        with pytest.raises(Rejected):
+        with pytest.raises(InvalidStoreRequest):
             await store.transact(bad)
 
 
@@ -144,7 +144,7 @@ async def test_of_many_deleters_one_gets_the_item(store: Store, pk: str) -> None
 async def test_a_transaction_is_refused_for_one_bad_write(store: Store, pk: str) -> None:
     good = Put(Key("sessions", pk, "good"), {"a": 1})
     token = str(uuid4())
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.transact([good, Put(Key("sessions", pk, "bad"), {"a": 0.5})], token=token)  # type: ignore[dict-item]
     assert await store.get(good.key, consistent=True) is None
     await store.transact([good], token=token)
@@ -152,5 +152,5 @@ async def test_a_transaction_is_refused_for_one_bad_write(store: Store, pk: str)
 
 async def test_a_transaction_holds_four_megabytes(store: Store, pk: str) -> None:
     writes = [Put(Key("sessions", pk, f"{number:02}"), {"text": "x" * 400_000}) for number in range(11)]
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.transact(writes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.errors import NotAllowed, StoreUnavailable
+from price_keeper.errors import StoreAccessDenied, StoreUnavailable
 from price_keeper.stores import dynamodb, dynamodb_credentials
 from price_keeper.stores.contract import Key, Update
 from price_keeper.stores.dynamodb import DynamoStore
@@ -55,7 +55,7 @@ async def test_no_credentials_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     store = await _store(rig.proxy.url)
-    with pytest.raises(NotAllowed, match="credentials"):
+    with pytest.raises(StoreAccessDenied, match="credentials"):
         await store.update(rig.addition)
     await store.close()
 
@@ -102,7 +102,7 @@ async def test_credentials_that_are_refused_are_looked_for_anew_where_they_came_
     file.write_text("[default]\naws_access_key_id = SECOND\naws_secret_access_key = secret\n")
     await store.update(rig.addition)
     rig.proxy.plan([dynamodb_error(code)])
-    with pytest.raises(NotAllowed, match=code):
+    with pytest.raises(StoreAccessDenied, match=code):
         await store.update(rig.addition)
     await store.update(rig.addition)
     assert ["FIRST" in each for each in signed] == [True, True, False]

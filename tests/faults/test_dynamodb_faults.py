@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.errors import (
-    NotAllowed,
+    StoreAccessDenied,
     ReasonCode,
-    Rejected,
+    InvalidStoreRequest,
     StoreMisconfigured,
     StoreUnavailable,
-    Throttled,
+    StoreThrottled,
     TransactionFailed,
 )
 from price_keeper.stores import dynamodb
@@ -110,7 +110,7 @@ async def test_a_throttled_call_is_made_again_with_growing_jittered_waits(rig: R
 @pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
 async def test_throttled_for_long_it_gives_up_having_written_nothing(rig: Rig, verb: Verb) -> None:
     rig.proxy.plan([THROTTLE] * 100)
-    with pytest.raises(Throttled):
+    with pytest.raises(StoreThrottled):
         await verb(rig)
     assert rig.proxy.requests == ATTEMPTS
     assert await rig.counted() == 0
@@ -265,7 +265,7 @@ def test_credentials_that_another_service_refuses_are_not_dynamodbs_word() -> No
     for code, status in (("AccessDenied", 403), ("InvalidIdentityToken", 400), ("ServiceUnavailable", 503)):
         answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
         trouble = translated(ClientError(answer, "AssumeRoleWithWebIdentity"))
-        assert isinstance(trouble, NotAllowed)
+        assert isinstance(trouble, StoreAccessDenied)
         assert not trouble.maybe_applied
 
 
@@ -273,7 +273,7 @@ async def test_a_session_token_that_aws_quotes_goes_no_further(rig: Rig) -> None
     quoted = dynamodb_error("InvalidSignatureException")
     body = quoted.body.replace(b"by the script", b"x-amz-security-token:SECRET")
     rig.proxy.plan([Answer(400, body, DYNAMODB)])
-    with pytest.raises(NotAllowed) as refused:
+    with pytest.raises(StoreAccessDenied) as refused:
         await TRANSACT(rig)
     assert "SECRET" not in str(refused.value)
 
@@ -325,12 +325,12 @@ async def test_a_single_write_in_the_way_of_another_is_made_again(rig: Rig, kind
     ("kind", "error"),
     [
         ("ResourceNotFoundException", StoreMisconfigured),
-        ("RequestExpired", NotAllowed),
-        ("AccessDeniedException", NotAllowed),
-        ("ExpiredTokenException", NotAllowed),
-        ("UnrecognizedClientException", NotAllowed),
-        ("ValidationException", Rejected),
-        ("ItemCollectionSizeLimitExceededException", Rejected),
+        ("RequestExpired", StoreAccessDenied),
+        ("AccessDeniedException", StoreAccessDenied),
+        ("ExpiredTokenException", StoreAccessDenied),
+        ("UnrecognizedClientException", StoreAccessDenied),
+        ("ValidationException", InvalidStoreRequest),
+        ("ItemCollectionSizeLimitExceededException", InvalidStoreRequest),
     ],
 )
 async def test_what_no_retry_can_mend_is_told_at_once(rig: Rig, kind: str, error: type[Exception]) -> None:
@@ -364,7 +364,7 @@ async def test_keys_left_unread_are_asked_for_again(rig: Rig) -> None:
     assert await rig.store.get_many([rig.key], consistent=True) == [item]
     assert rig.proxy.requests == 3
     rig.proxy.plan([_left_unread(rig.key)] * 100)
-    with pytest.raises(Throttled):
+    with pytest.raises(StoreThrottled):
         await rig.store.get_many([rig.key])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
-from price_keeper.errors import Rejected, StoreMisconfigured
+from price_keeper.errors import InvalidStoreRequest, StoreMisconfigured
 from price_keeper.stores import dynamodb_errors
 from price_keeper.stores.schema import TABLES
 
@@ -123,4 +123,4 @@ def test_spend_waits_for_a_table_whose_key_is_another(message: str) -> None:
     for answer, operation in ((single, "PutItem"), (several, "TransactWriteItems")):
         found = dynamodb_errors.translated(ClientError(answer, operation))
         assert isinstance(found, StoreMisconfigured)
-        assert not isinstance(found, Rejected)
+        assert not isinstance(found, InvalidStoreRequest)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.errors import Reason, ReasonCode, StoreError, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import Counter, Counts
@@ -45,7 +45,7 @@ class Failing(MemoryStore):
         if failure is None or is_lost:
             await super().transact(writes, token=token)
         if isinstance(failure, TransactionFailed):
-            raise TransactionFailed([Reason(ReasonCode.CONFLICT)] * len(writes))
+            raise TransactionFailed([CancellationReason(ReasonCode.CONFLICT)] * len(writes))
         if failure is not None:
             raise failure
 
@@ -68,8 +68,8 @@ FAILURES = st.sampled_from(
         None,
         StoreUnavailable("lost", maybe_applied=True),
         StoreUnavailable("away"),
-        Throttled("too much"),
-        TransactionFailed([Reason(ReasonCode.CONFLICT)]),
+        StoreThrottled("too much"),
+        TransactionFailed([CancellationReason(ReasonCode.CONFLICT)]),
     ]
 )
 TOLD = st.builds(
@@ -148,7 +148,7 @@ async def test_the_same_twice_in_a_batch_counts_once() -> None:
     assert await requests_of(store) == 2
 
 
-@pytest.mark.parametrize("away", [StoreUnavailable("away"), Throttled("too much")])
+@pytest.mark.parametrize("away", [StoreUnavailable("away"), StoreThrottled("too much")])
 async def test_what_a_store_that_is_away_did_not_take_is_told_of_each(away: StoreError) -> None:
     store = Failing([away])
     found = await Submissions(store, Clock()).submit_all([charged(number) for number in range(TOGETHER + 2)])

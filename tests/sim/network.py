@@ -10,7 +10,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 from price_keeper.clock import Clock
-from price_keeper.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update, Write
 
@@ -198,10 +198,10 @@ class Wire:
         if fault == "refused":
             fails = StoreUnavailable("away")
         elif fault == "throttled":
-            fails = Throttled("too much")
+            fails = StoreThrottled("too much")
         elif fault == "conflict":
             number, codes = chance.randrange(len(writes)), (ReasonCode.CONFLICT, ReasonCode.NONE)
-            fails = TransactionFailed([Reason(codes[place != number]) for place in range(len(writes))])
+            fails = TransactionFailed([CancellationReason(codes[place != number]) for place in range(len(writes))])
         elif fault in ("lost", "late", "unheard"):
             fails = StoreUnavailable("no answer", maybe_applied=True)
         is_carried_out = fault not in ("refused", "throttled", "conflict", "lost")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 from uuid import uuid4
 
-from price_keeper.errors import Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.limits.bucket import Bucket, Limit
 from price_keeper.limits.limiter import Limiter
 from price_keeper.model import Scope
@@ -81,9 +81,9 @@ class Troubled:
             case "not sent":
                 raise StoreUnavailable("away")
             case "others are at it":
-                raise TransactionFailed([Reason(ReasonCode.CONFLICT) for _ in writes])
+                raise TransactionFailed([CancellationReason(ReasonCode.CONFLICT) for _ in writes])
             case "too much":
-                raise Throttled("slow down")
+                raise StoreThrottled("slow down")
             case None:
                 pass
             case happens:

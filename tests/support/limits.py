@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from price_keeper.errors import Busy, Reason, ReasonCode, StoreUnavailable, Throttled, TransactionFailed
+from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.limits.admission import Admission
 from price_keeper.limits.bucket import MILLI, Bucket, Limit
 from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
@@ -98,8 +98,8 @@ class BusyStore:
             except TransactionFailed as failure:
                 if any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons):
                     raise
-                trouble: TransactionFailed | Throttled = failure
-            except Throttled as failure:
+                trouble: TransactionFailed | StoreThrottled = failure
+            except StoreThrottled as failure:
                 trouble = failure
         raise trouble
 
@@ -107,7 +107,7 @@ class BusyStore:
         self.transactions += 1
         self.items += len(writes)
         keys = [write.key for write in writes]
-        met = [Reason(ReasonCode.CONFLICT if key in self._held else ReasonCode.NONE) for key in keys]
+        met = [CancellationReason(ReasonCode.CONFLICT if key in self._held else ReasonCode.NONE) for key in keys]
         is_in_the_way = any(reason.code is ReasonCode.CONFLICT for reason in met)
         self.conflicts += is_in_the_way
         is_too_much = [self._is_allowed(key) for key in keys].count(False) > 0
@@ -118,13 +118,13 @@ class BusyStore:
         if is_in_the_way:
             raise TransactionFailed(met)
         if is_too_much:
-            raise Throttled("too many transactions on an item")
+            raise StoreThrottled("too many transactions on an item")
         self._held.difference_update(keys)
         try:
             await self.memory.transact(writes, token=token)
         except TransactionFailed as failure:
             each = zip(failure.reasons, keys, strict=True)
-            raise TransactionFailed([Reason(reason.code, self.memory.items.get(key)) for reason, key in each]) from None
+            raise TransactionFailed([CancellationReason(reason.code, self.memory.items.get(key)) for reason, key in each]) from None
 
     def _is_allowed(self, key: Key) -> bool:
         now = self._clock.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from price_keeper.errors import ConditionFailed, Reason, ReasonCode, TransactionFailed
+from price_keeper.errors import ConditionFailed, CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
     Between,
     Check,
@@ -101,10 +101,10 @@ class MemoryStore:
             self.items[key] = item
             partition[key] = None
 
-    def _reason(self, write: Write) -> Reason:
+    def _reason(self, write: Write) -> CancellationReason:
         item = self.items.get(write.key)
         is_good = holds(write.condition, item)
-        return Reason(ReasonCode.NONE) if is_good else Reason(ReasonCode.CONDITION_FAILED, item)
+        return CancellationReason(ReasonCode.NONE) if is_good else CancellationReason(ReasonCode.CONDITION_FAILED, item)
 
 
 def _is_asked_for(query: Query, sk: str) -> bool:

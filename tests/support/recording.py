@@ -11,7 +11,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.errors import Reason, ReasonCode, Rejected, StoreUnavailable, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, InvalidStoreRequest, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
@@ -50,9 +50,9 @@ class Faulty:
         if fault == "before" or self.is_away:
             raise StoreUnavailable("away")
         if fault == "rejected":
-            raise Rejected("never")
+            raise InvalidStoreRequest("never")
         if fault == "conflict":
-            raise TransactionFailed([Reason(ReasonCode.NONE)] + [Reason(ReasonCode.CONFLICT)] * (len(writes) - 1))
+            raise TransactionFailed([CancellationReason(ReasonCode.NONE)] + [CancellationReason(ReasonCode.CONFLICT)] * (len(writes) - 1))
         await self._store.transact(writes, token=token)
         if fault == "after":
             raise StoreUnavailable("the answer was lost", maybe_applied=True)

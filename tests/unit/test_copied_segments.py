@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.errors import Reason, TransactionFailed
+from price_keeper.errors import CancellationReason, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counts, Receipt
 from price_keeper.recording.leftovers import recover
@@ -253,7 +253,7 @@ def says_nothing_of_markers(rec: Recording) -> None:
         try:
             await transact(*given, **named)
         except TransactionFailed as failure:
-            raise TransactionFailed([Reason(reason.code) for reason in failure.reasons]) from None
+            raise TransactionFailed([CancellationReason(reason.code) for reason in failure.reasons]) from None
 
     rec.store._store.transact = without_items  # type: ignore[method-assign]
 

@@ -7,7 +7,7 @@ import random
 from typing import cast
 
 import pytest
-from price_keeper.errors import Busy, StoreUnavailable, Throttled
+from price_keeper.errors import Busy, StoreUnavailable, StoreThrottled
 from price_keeper.limits.bucket import Bucket, Limit
 from price_keeper.limits.leasing import WAIT_SECONDS, Leasing
 from price_keeper.limits.limiter import NORMAL, RETRY, Grant, Limiter
@@ -88,7 +88,7 @@ def test_what_can_never_be_let_through_is_refused_without_a_wait_and_without_ask
 
 def test_a_store_that_is_too_busy_is_not_away_and_callers_wait_a_little() -> None:
     async def work(desk: Desk) -> None:
-        desk.limiter.failure = Throttled("busy")
+        desk.limiter.failure = StoreThrottled("busy")
         admission = await desk.admit()
         assert admission.how == "refused"
         assert admission.wait_ms is not None
@@ -150,7 +150,7 @@ def test_real_usage_is_told_once_with_the_next_write() -> None:
 def test_a_failed_question_tells_nothing_and_the_next_one_does() -> None:
     async def work(desk: Desk) -> None:
         desk.leasing.settle(await desk.admit(), None)
-        desk.limiter.failure = Throttled("busy")
+        desk.limiter.failure = StoreThrottled("busy")
         while not desk.leasing.counts.failed:
             desk.leasing.settle(await desk.admit(), {"rpm": 0, "tpm": 0})
             if desk.leasing.held()["rpm"] > 0:

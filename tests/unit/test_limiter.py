@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from price_keeper.errors import Throttled, TransactionFailed
+from price_keeper.errors import StoreThrottled, TransactionFailed
 from price_keeper.limits.bucket import FARTHEST_AHEAD_MS, Bucket, Limit
 from price_keeper.stores.contract import EXPIRY, Delete
 from price_keeper.stores.sqlite import SqliteStore
@@ -293,7 +293,7 @@ async def test_who_is_in_others_way_waits_and_tries_again(rig: Rig) -> None:
     assert rig.limiter.conflicts == 3
 
 
-@pytest.mark.parametrize(("fault", "raised"), [(CONFLICT, TransactionFailed), (THROTTLED, Throttled)])
+@pytest.mark.parametrize(("fault", "raised"), [(CONFLICT, TransactionFailed), (THROTTLED, StoreThrottled)])
 async def test_who_always_is_says_so_and_has_taken_nothing(rig: Rig, fault: str, raised: type[Exception]) -> None:
     rig.meets(*[fault] * 6)
     with pytest.raises(raised):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from price_keeper.errors import Reason, ReasonCode, StoreUnavailable, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.limits.bucket import Bucket
 from price_keeper.limits.sending import LINGERS_SECONDS, Sending, Transaction
 from price_keeper.stores.contract import EXPIRY
@@ -190,7 +190,7 @@ async def test_who_stops_does_not_wait_for_what_may_arrive(rig: Rig, has_arrived
 
 async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(rig: Rig) -> None:
     async def refused() -> None:
-        raise TransactionFailed([Reason(ReasonCode.CONDITION_FAILED)], maybe_applied=True)
+        raise TransactionFailed([CancellationReason(ReasonCode.CONDITION_FAILED)], maybe_applied=True)
 
     await rig.stands({"rpm_tk": 9_000, "rf": NOW - 400})
     rig.meets(refused)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
-from price_keeper.errors import Reason, ReasonCode, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.hard.hold import Lacking, OwnHold
 from price_keeper.hard.purse import WAIT_SECONDS, Why
 from price_keeper.stores.contract import Store, Write
@@ -112,7 +112,7 @@ async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: World) -
 async def test_a_giving_that_was_refused_is_ours_again_only_where_it_can_no_longer_arrive(maybe_applied: bool) -> None:
     class Refusing:
         async def transact(self, writes: Sequence[Write]) -> None:
-            reasons = [Reason(ReasonCode.NONE), Reason(ReasonCode.CONDITION_FAILED)]
+            reasons = [CancellationReason(ReasonCode.NONE), CancellationReason(ReasonCode.CONDITION_FAILED)]
             raise TransactionFailed(reasons, maybe_applied=maybe_applied)
 
     gained: list[int] = []

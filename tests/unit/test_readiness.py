@@ -12,12 +12,12 @@ from price_keeper.control.probes import probes
 from price_keeper.errors import (
     Busy,
     RecordingUnavailable,
-    NotAllowed,
-    Rejected,
+    StoreAccessDenied,
+    InvalidStoreRequest,
     StoreError,
     StoreMisconfigured,
     StoreUnavailable,
-    Throttled,
+    StoreThrottled,
 )
 from price_keeper.telemetry import Telemetry
 
@@ -155,10 +155,10 @@ SECRET = "/srv/keeper/store.db: no such table: config"
     ("failure", "told"),
     [
         (StoreUnavailable(SECRET), "the store is away; the log says why"),
-        (NotAllowed(SECRET), "the store refuses our credentials; the log says why"),
-        (Throttled(SECRET), "the store asks to slow down; the log says why"),
+        (StoreAccessDenied(SECRET), "the store refuses our credentials; the log says why"),
+        (StoreThrottled(SECRET), "the store asks to slow down; the log says why"),
         (StoreMisconfigured(SECRET), "the store is not as it should be; the log says why"),
-        (Rejected(SECRET), "the store cannot be used; the log says why"),
+        (InvalidStoreRequest(SECRET), "the store cannot be used; the log says why"),
         (StoreError(SECRET), "the store cannot be used; the log says why"),
         (ValueError(SECRET), "this cannot be checked; the log says why"),
     ],

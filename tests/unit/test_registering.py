@@ -16,10 +16,10 @@ from price_keeper.errors import (
     AccessDenied,
     NotFound,
     WriteConflict,
-    Reason,
+    CancellationReason,
     ReasonCode,
     StoreUnavailable,
-    Throttled,
+    StoreThrottled,
     TransactionFailed,
 )
 from price_keeper.model import Scope, client_id_of
@@ -237,7 +237,7 @@ async def test_what_was_not_written_can_be_done_again(clock: ManualClock, troubl
 
 def _refusing(*codes: ReasonCode) -> Any:
     async def refuse() -> None:
-        raise TransactionFailed([Reason(code) for code in codes])
+        raise TransactionFailed([CancellationReason(code) for code in codes])
 
     return refuse
 
@@ -254,7 +254,7 @@ async def test_who_is_in_the_way_of_others_tries_again(clock: ManualClock) -> No
     await clock.advance(1)
     assert await registering is not None
     store.before["transact"] = _refusing(ReasonCode.THROTTLED, ReasonCode.NONE)
-    with pytest.raises((TransactionFailed, Throttled)):
+    with pytest.raises((TransactionFailed, StoreThrottled)):
         await rotate(store, clock, scope, 0)
 
 

@@ -15,12 +15,12 @@ from price_keeper.errors import (
     AccessDenied,
     Busy,
     TokenRejected,
-    Reason,
+    CancellationReason,
     ReasonCode,
-    Rejected,
+    InvalidStoreRequest,
     SessionLimitRace,
     StoreUnavailable,
-    Throttled,
+    StoreThrottled,
     TransactionFailed,
 )
 from price_keeper.model import Scope
@@ -271,11 +271,11 @@ async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[I
 @pytest.mark.parametrize(
     "trouble",
     [
-        TransactionFailed([Reason(ReasonCode.THROTTLED), Reason(ReasonCode.NONE)]),
-        TransactionFailed([Reason(ReasonCode.CONFLICT), Reason(ReasonCode.THROTTLED)]),
-        TransactionFailed([Reason(ReasonCode.NONE), Reason(ReasonCode.CONDITION_FAILED)]),
-        Throttled("slow down"),
-        Rejected("no such thing"),
+        TransactionFailed([CancellationReason(ReasonCode.THROTTLED), CancellationReason(ReasonCode.NONE)]),
+        TransactionFailed([CancellationReason(ReasonCode.CONFLICT), CancellationReason(ReasonCode.THROTTLED)]),
+        TransactionFailed([CancellationReason(ReasonCode.NONE), CancellationReason(ReasonCode.CONDITION_FAILED)]),
+        StoreThrottled("slow down"),
+        InvalidStoreRequest("no such thing"),
         StoreUnavailable("away"),
     ],
     ids=str,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from price_keeper.config.keys import Defaults
-from price_keeper.errors import Reason, ReasonCode, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.selection.plan import plan_of
 from price_keeper.selection.settings import (
     TURN_LEAD_SECONDS,
@@ -409,4 +409,4 @@ class _Refusing(MemoryStore):
 
     async def transact(self, writes: Any, *, token: str | None = None) -> None:
         self.asked += 1
-        raise TransactionFailed([Reason(self.code), Reason(ReasonCode.NONE)])
+        raise TransactionFailed([CancellationReason(self.code), CancellationReason(ReasonCode.NONE)])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.errors import ConditionFailed, Rejected, StoreMisconfigured, StoreUnavailable, Throttled
+from price_keeper.errors import ConditionFailed, InvalidStoreRequest, StoreMisconfigured, StoreUnavailable, StoreThrottled
 from price_keeper.stores import batching, sqlite_file, sqlite_group
 from price_keeper.stores.contract import (
     AllOf,
@@ -90,21 +90,21 @@ async def test_one_bad_write_does_not_harm_its_neighbours(store: SqliteStore) ->
         return_exceptions=True,
     )
     kinds = [type(outcome) for outcome in outcomes]
-    assert kinds == [dict, Rejected, ConditionFailed, Rejected, dict]
+    assert kinds == [dict, InvalidStoreRequest, ConditionFailed, InvalidStoreRequest, dict]
     assert await store.get(KEY) == {"text": "x", "n": 2}
     assert await store.get(Key("config", "p", "other")) is None
 
 
 async def test_a_sum_past_38_digits_is_rejected(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"n": 10**38 - 1}))
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.update(Update(KEY, add={"n": Decimal("0.1")}))
     assert await store.update(Update(KEY, add={"n": 1})) == {"n": 10**38}
 
 
 async def test_an_item_does_not_grow_past_the_limit(store: SqliteStore) -> None:
     await store.put(Put(KEY, {"a": "x" * 400_000}))
-    with pytest.raises(Rejected):
+    with pytest.raises(InvalidStoreRequest):
         await store.update(Update(KEY, set={"b": "x" * 10_000}))
 
 
@@ -142,7 +142,7 @@ async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: py
     monkeypatch.setattr(batching, "MAX_WAITING", 5)
     writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(5000)]
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
-    refused = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, StoreThrottled)]
     assert refused
     found = await store.get(KEY)
     assert found == {"n": 5000 - len(refused)}
@@ -163,7 +163,7 @@ async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, mon
         store.update(Update(KEY, add={"n": 1})),
         return_exceptions=True,
     )
-    assert [type(outcome) for outcome in outcomes] == [dict, Rejected, dict]
+    assert [type(outcome) for outcome in outcomes] == [dict, InvalidStoreRequest, dict]
     assert await store.get(KEY) == {"n": 2}
 
 

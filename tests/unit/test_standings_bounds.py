@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from price_keeper.calendar_days import Period, known_zone, span
-from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Rejected
+from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, InvalidStoreRequest
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.aggregator import total_key
 from price_keeper.recording.entries import Counter
@@ -85,7 +85,7 @@ async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_th
     async def first_in_vain(verb: str) -> None:
         asked.append(verb)
         if len(asked) == 1:
-            raise Rejected("not this one")
+            raise InvalidStoreRequest("not this one")
 
     one.store.before = first_in_vain
     await one.spend(who, 1)
@@ -242,7 +242,7 @@ async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sideca
 
     async def rejects(verb: str) -> None:
         if verb == "transact":
-            raise Rejected("never")
+            raise InvalidStoreRequest("never")
 
     one.store.before = rejects
     await one.recorder.flush()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.errors import Busy, Reason, ReasonCode, StoreError, StoreUnavailable, Throttled
+from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled
 from price_keeper.stores.contract import Key, Store, Value, Write
 
 FIRST_WAIT_SECONDS = 0.05
@@ -32,7 +32,7 @@ class Writing:
         for attempt in range(1, RESENDS + 1):
             try:
                 await self._store.transact(writes, token=token)
-            except (StoreUnavailable, Throttled) as failure:
+            except (StoreUnavailable, StoreThrottled) as failure:
                 is_unsure = is_unsure or (isinstance(failure, StoreUnavailable) and failure.maybe_applied)
                 if not is_unsure:
                     raise
@@ -93,11 +93,11 @@ class _Lane:
         self.waiting = 0
 
 
-def is_condition(reasons: Sequence[Reason]) -> bool:
+def is_condition(reasons: Sequence[CancellationReason]) -> bool:
     return any(reason.code is ReasonCode.CONDITION_FAILED for reason in reasons)
 
 
-def is_race(reasons: Sequence[Reason]) -> bool:
+def is_race(reasons: Sequence[CancellationReason]) -> bool:
     """Whether somebody else's change stood in the way, and nothing but that."""
     codes = {reason.code for reason in reasons} - {ReasonCode.NONE}
     return bool(codes) and codes <= {ReasonCode.CONDITION_FAILED, ReasonCode.CONFLICT}

@@ -9,12 +9,12 @@ from price_keeper.errors import (
     JournalInUse,
     JournalUnusable,
     ListenFailed,
-    NotAllowed,
-    OwnerUnknown,
+    StoreAccessDenied,
+    JournalOwnerUnknown,
     PriceKeeperError,
     StoreMisconfigured,
     StoreUnavailable,
-    Throttled,
+    StoreThrottled,
 )
 
 _Steps: TypeAlias = "Mapping[type[PriceKeeperError], str]"
@@ -30,13 +30,13 @@ _OF_DEV: _Steps = {
 }
 _OF_REPLAY: _Steps = {
     JournalInUse: "stop that process first; a sidecar that runs brings its journal to the store by itself",
-    OwnerUnknown: "if it has ended, and this is what it left, say so with --owner-is-dead",
+    JournalOwnerUnknown: "if it has ended, and this is what it left, say so with --owner-is-dead",
 }
 _OF_ALL: _Steps = {
-    NotAllowed: f"see which credentials are used here; {_DOCTOR}",
+    StoreAccessDenied: f"see which credentials are used here; {_DOCTOR}",
     StoreUnavailable: f"see whether the store runs and is reached from here; {_DOCTOR}",
     StoreMisconfigured: f"store in the configuration says which one it is; {_DOCTOR}",
-    Throttled: "try again in a while",
+    StoreThrottled: "try again in a while",
     JournalUnusable: f"see that this user may write there; {_DOCTOR}",
 }
 

@@ -16,7 +16,7 @@ from price_keeper.commands.places import loaded
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json
 from price_keeper.config import Config
-from price_keeper.errors import JournalUnusable, OwnerUnknown
+from price_keeper.errors import JournalUnusable, JournalOwnerUnknown
 from price_keeper.hard.holds import give_back_former
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.entries import PICO_PER_USD
@@ -52,7 +52,7 @@ async def _replayed(
             held.enter_context(locked(each, make=False))
         for each in folders:
             if not is_certainly_nobodys(each) and not is_owner_dead:
-                raise OwnerUnknown(
+                raise JournalOwnerUnknown(
                     f"the journal in {each} was written on another machine, or is a copy: from here nobody can tell "
                     "whether the process that writes it still runs"
                 )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from price_keeper.clock import Clock
-from price_keeper.errors import NotAllowed, Refusal, StoreError, StoreMisconfigured, StoreUnavailable, Throttled
+from price_keeper.errors import StoreAccessDenied, Refusal, StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled
 
 # Each asks one thing that the work needs, and raises when it is not there. Text that it returns is told as well: of
 # something that is not as it should be, and with which the work goes on.
@@ -20,9 +20,9 @@ REMEMBERED_SECONDS = 1.0  # whoever asks meanwhile costs the store nothing
 
 # Anybody may ask. What the store itself said may name files, tables and hosts; it is for the log. The first that fits.
 _TOLD: tuple[tuple[type[Exception], str], ...] = (
-    (NotAllowed, "the store refuses our credentials"),
+    (StoreAccessDenied, "the store refuses our credentials"),
     (StoreUnavailable, "the store is away"),
-    (Throttled, "the store asks to slow down"),
+    (StoreThrottled, "the store asks to slow down"),
     (StoreMisconfigured, "the store is not as it should be"),
     (StoreError, "the store cannot be used"),
     (Exception, "this cannot be checked"),

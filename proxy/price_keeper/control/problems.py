@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from price_keeper.control.terms import LONGEST_NAME
-from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, Rejected, StoreError
+from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, InvalidStoreRequest, StoreError
 from price_keeper.logs import about
 from price_keeper.selection.settings import SettingsRefused
 
@@ -102,7 +102,7 @@ def problem_of(failure: Exception, request_id: str) -> Problem:
         case Refusal():
             error = ERRORS.get(failure.status, ERRORS[400])
             return Problem(failure.status, error, failure.message, wait=failure.retry_after)
-        case StoreError() if not isinstance(failure, Rejected):
+        case StoreError() if not isinstance(failure, InvalidStoreRequest):
             _log.warning("request %s: the store: %s", request_id, failure, extra=about(request_id))
             return Problem(503, ERRORS[503], "the store that keeps this is away", wait=STORE_SECONDS)
     _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=about(request_id, failure))

@@ -17,7 +17,7 @@ from price_keeper.doctor.identity import NO_CREDENTIALS
 from price_keeper.doctor.needs import Needs, needs_of
 from price_keeper.doctor.patient import Patient
 from price_keeper.doctor.reaching import unreached
-from price_keeper.errors import NotAllowed, StoreError
+from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.stores.contract import Check, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
 from price_keeper.stores.expressions import TRANSACTION_VERBS, Request, key_to_wire, query_request, write_request
@@ -82,7 +82,7 @@ def _not_compared(failure: StoreError) -> Finding:
     if DENIED in str(failure):
         actions = "DescribeTable, DescribeTimeToLive and DescribeContinuousBackups"
         return warning("we may not look at the tables; no role need", f"to see them, allow dynamodb: {actions}")
-    if isinstance(failure, NotAllowed):
+    if isinstance(failure, StoreAccessDenied):
         return trouble(str(failure), NO_CREDENTIALS)
     return trouble(str(failure), f"let this machine reach DynamoDB, or correct {_KEYS}")
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from price_keeper.clock import Clock
-from price_keeper.errors import Busy, StoreError, Throttled, TransactionFailed
+from price_keeper.errors import Busy, StoreError, StoreThrottled, TransactionFailed
 from price_keeper.limits.admission import (
     ALONE,
     LOCAL,
@@ -197,7 +197,7 @@ class Leasing:
         grant: Grant | None = None
         try:
             grant = await self._limiter.lease(holder.buckets, plan.wants, plan.needs, plan.used, plan.share)
-        except (Throttled, TransactionFailed):
+        except (StoreThrottled, TransactionFailed):
             is_away = False
         except StoreError as failure:
             _log.warning("the limits of a caller cannot be looked up: %s", type(failure).__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from price_keeper.clock import Clock
-from price_keeper.errors import StoreError, is_verdict
+from price_keeper.errors import StoreError, is_condition_failure
 from price_keeper.limits.bucket import Bucket, State, effective, in_force, refilled_from, wait_ms
 from price_keeper.limits.known import FRESH_MS, Company, Known, Seen
 from price_keeper.limits.owed import Owed
@@ -234,8 +234,8 @@ class Limiter:
         except BaseException as failure:  # also when whoever asked went away
             if transaction.is_unsure:
                 self._known.forget(keys)
-                self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_verdict(failure))
-            if is_verdict(failure):
+                self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_condition_failure(failure))
+            if is_condition_failure(failure):
                 self._known.learn_from(failure, keys)
                 return False
             raise

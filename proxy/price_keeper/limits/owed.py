@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from price_keeper.errors import Rejected, StoreError, StoreUnavailable, Throttled, TransactionFailed, is_verdict
+from price_keeper.errors import InvalidStoreRequest, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
 from price_keeper.limits.bucket import REFILLED_AT, Bucket, in_force
 from price_keeper.limits.known import Known
 from price_keeper.limits.sending import Sending, Transaction
@@ -108,7 +108,7 @@ class Owed:
                 for work in now:
                     try:
                         await (self._undo(work, is_last) if isinstance(work, _Unsure) else self._pay(work))
-                    except (StoreUnavailable, Throttled):
+                    except (StoreUnavailable, StoreThrottled):
                         raise  # the others would fare no better, and each would wait for it
                     except StoreError as failure:
                         trouble, left[id(work)] = failure, work
@@ -126,7 +126,7 @@ class Owed:
             try:
                 await self._sending.send(unsure.transaction)
             except TransactionFailed as failure:
-                if not is_verdict(failure):
+                if not is_condition_failure(failure):
                     raise
                 unsure.is_refused = True
                 if self._waits(unsure) and not is_last:
@@ -165,15 +165,15 @@ class Owed:
             await self._sending.send(debt.under_way)
         except StoreError as failure:
             if debt.under_way.is_unsure:
-                if not is_verdict(failure):
+                if not is_condition_failure(failure):
                     raise
                 # It may still be carried out, beside the next one.
                 self.unsure(debt.under_way, [debt.bucket], *debt.sent, is_refused=True)
             self._take_back(debt)
-            if isinstance(failure, Rejected):
+            if isinstance(failure, InvalidStoreRequest):
                 self._debts.pop(debt.bucket.key, None)  # it would be rejected for ever
                 self.dropped += 1
-            if is_last or not is_verdict(failure):
+            if is_last or not is_condition_failure(failure):
                 raise
             await self._again(debt, failure)
         else:

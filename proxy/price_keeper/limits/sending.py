@@ -8,7 +8,7 @@ from math import inf
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.errors import StoreError, StoreUnavailable, Throttled, TransactionFailed, is_verdict
+from price_keeper.errors import StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
 from price_keeper.stores.contract import Store, Write
 
 SENT = 3  # times in one go, of a transaction whose answers get lost
@@ -56,9 +56,9 @@ class Sending:
                 unanswered += 1
                 if not failure.maybe_applied or unanswered == SENT or self.is_too_old(transaction):
                     raise
-            except (Throttled, TransactionFailed) as failure:
+            except (StoreThrottled, TransactionFailed) as failure:
                 beaten += 1
-                if is_verdict(failure) or beaten == IN_THE_WAY or self.is_too_old(transaction):
+                if is_condition_failure(failure) or beaten == IN_THE_WAY or self.is_too_old(transaction):
                     raise
             await self.pause(unanswered + beaten)
 
@@ -71,12 +71,12 @@ class Sending:
         try:
             await self._store.transact(transaction.writes, token=transaction.token)
         except StoreError as failure:
-            self.conflicts += not is_verdict(failure) and isinstance(failure, (Throttled, TransactionFailed))
+            self.conflicts += not is_condition_failure(failure) and isinstance(failure, (StoreThrottled, TransactionFailed))
             if not failure.maybe_applied:
                 transaction.lingers_until = lingered
             # A token that is remembered is answered with success, so where a condition fails no earlier attempt was
             # carried out: but one may be yet, and then the condition may hold.
-            settles = is_verdict(failure) and not self.may_arrive(transaction)
+            settles = is_condition_failure(failure) and not self.may_arrive(transaction)
             transaction.is_unsure = failure.maybe_applied or (was_unsure and not settles)
             raise
         transaction.is_unsure = False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from price_keeper.clock import Clock
-from price_keeper.errors import JournalFull, ReasonCode, Rejected, StoreError, TransactionFailed
+from price_keeper.errors import JournalFull, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, Counts
 from price_keeper.recording.flush import Mark
@@ -80,7 +80,7 @@ class Sender:
                 sealed.is_tried = False
                 if books is not None:
                     _tell(books.not_taken, sealed.unsent())
-            if not isinstance(failure, Rejected | SegmentMismatch | ValueError):
+            if not isinstance(failure, InvalidStoreRequest | SegmentMismatch | ValueError):
                 raise
             self._leave(sealed, str(failure))
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from price_keeper.clock import Clock
-from price_keeper.errors import PriceKeeperError, ReasonCode, Rejected, StoreError, TransactionFailed
+from price_keeper.errors import PriceKeeperError, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, Counts
 from price_keeper.stores import schema
@@ -133,7 +133,7 @@ class Submissions:
             except _Met as met:
                 left = {place: what for number, (place, what) in enumerate(left.items()) if number not in met.places}
             except StoreError as failure:
-                if isinstance(failure, Rejected):  # perhaps for one of them alone
+                if isinstance(failure, InvalidStoreRequest):  # perhaps for one of them alone
                     break
                 return dict.fromkeys(left, failure)
             else:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from price_keeper.errors import Rejected
+from price_keeper.errors import InvalidStoreRequest
 from price_keeper.model import Scope
 from price_keeper.recording.lines import line
 from price_keeper.selection import sticky
@@ -33,7 +33,7 @@ LONGEST: Final = 64 * 2**10  # bytes of one
 _SETTINGS, _STANDING = "settings", "standing"
 _OF_SETTINGS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
 _OF_STATE = frozenset({sticky.LABEL, "override_label", "override_until_epoch", "override_version"})
-_SPOILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Rejected)
+_SPOILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidStoreRequest)
 
 Name = tuple[str, str]  # what it is about, and of which scope
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from price_keeper.errors import StoreUnavailable, Throttled
+from price_keeper.errors import StoreUnavailable, StoreThrottled
 
 Work = TypeVar("Work")
 Outcome = object  # an exception is raised to the caller, anything else is its answer
@@ -36,7 +36,7 @@ class BatchThread(Generic[Work]):
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         if self._queue.qsize() >= MAX_WAITING:
-            raise Throttled(f"{MAX_WAITING} requests are waiting for the store already")
+            raise StoreThrottled(f"{MAX_WAITING} requests are waiting for the store already")
         answer: asyncio.Future[Outcome] = self._loop.create_future()
         self._queue.put((work, answer))
         return answer

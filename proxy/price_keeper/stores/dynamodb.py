@@ -16,7 +16,7 @@ from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
 from price_keeper.config.encryption import refusal
-from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable, Throttled, is_verdict
+from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
 from price_keeper.stores.dynamodb_connections import Connections
@@ -149,7 +149,7 @@ class DynamoStore:
             if not unasked:
                 return found
             idle_attempts = 1 if read else idle_attempts + 1
-        raise Throttled("DynamoDB keeps leaving keys of a batch unread")
+        raise StoreThrottled("DynamoDB keeps leaving keys of a batch unread")
 
     def _batch_read(self, answer: Any) -> tuple[dict[Key, Item], Request]:
         found: dict[Key, Item] = {}
@@ -229,7 +229,7 @@ class DynamoStore:
             if not errors.is_passing(trouble) and (kind is _WRITE or not is_unsure):
                 break
         if was_unsure and kind is not _READ:
-            if not is_verdict(trouble):
+            if not is_condition_failure(trouble):
                 # An earlier attempt may have been carried out, whatever became of the last one.
                 raise StoreUnavailable(str(trouble), maybe_applied=True) from None
             trouble.maybe_applied = True  # it was not, but may still be on its way

@@ -25,14 +25,14 @@ from botocore.exceptions import (
 
 from price_keeper.errors import (
     ConditionFailed,
-    NotAllowed,
-    Reason,
+    StoreAccessDenied,
+    CancellationReason,
     ReasonCode,
-    Rejected,
+    InvalidStoreRequest,
     StoreError,
     StoreMisconfigured,
     StoreUnavailable,
-    Throttled,
+    StoreThrottled,
     TransactionFailed,
 )
 from price_keeper.stores.expressions import item_from_wire
@@ -140,10 +140,10 @@ def _is_json_object(body: bytes) -> bool:
 def translated(failure: BaseException) -> StoreError:
     if isinstance(failure, ClientError):
         if failure.operation_name not in _DYNAMODB:
-            return NotAllowed(f"no AWS credentials for DynamoDB: {failure.operation_name} failed")
+            return StoreAccessDenied(f"no AWS credentials for DynamoDB: {failure.operation_name} failed")
         return _from_answer(failure.response)
     if isinstance(failure, _NO_CREDENTIALS):
-        return NotAllowed(f"no AWS credentials for DynamoDB: {type(failure).__name__}")
+        return StoreAccessDenied(f"no AWS credentials for DynamoDB: {type(failure).__name__}")
     return StoreUnavailable(f"no answer from DynamoDB: {failure}", maybe_applied=not _was_never_sent(failure))
 
 
@@ -164,10 +164,10 @@ def is_passing(trouble: StoreError) -> bool:
     match trouble:
         case TransactionFailed(reasons=reasons):
             return all(reason.code is not ReasonCode.CONDITION_FAILED for reason in reasons)
-        case Throttled():
+        case StoreThrottled():
             return True
         case StoreUnavailable(maybe_applied=maybe_applied):
-            return not maybe_applied and not isinstance(trouble, NotAllowed)
+            return not maybe_applied and not isinstance(trouble, StoreAccessDenied)
     return False
 
 
@@ -179,7 +179,7 @@ def _from_answer(response: Mapping[str, Any]) -> StoreError:
     if code == "TransactionCanceledException":
         return _cancelled(response.get("CancellationReasons", []), message)
     if code in _THROTTLED:
-        return Throttled(f"DynamoDB asks to slow down: {code}")
+        return StoreThrottled(f"DynamoDB asks to slow down: {code}")
     if code == "TransactionInProgressException":  # one sent before under this token; it may well succeed
         return StoreUnavailable("a transaction of the same token is under way", maybe_applied=True)
     if code == "ResourceNotFoundException":
@@ -187,11 +187,11 @@ def _from_answer(response: Mapping[str, Any]) -> StoreError:
     if code == "ValidationException" and _is_of_another_key(message):
         return StoreMisconfigured(_ANOTHER_KEY)
     if code in _BAD_CREDENTIALS:
-        return NotAllowed(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
+        return StoreAccessDenied(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status >= 500 or not status:
         return StoreUnavailable(f"DynamoDB answered {status} {code}", maybe_applied=True)
-    return Rejected(f"DynamoDB rejects the request: {code}: {message}")
+    return InvalidStoreRequest(f"DynamoDB rejects the request: {code}: {message}")
 
 
 def _is_of_another_key(message: str) -> bool:
@@ -204,10 +204,10 @@ def _cancelled(entries: list[Mapping[str, Any]], message: str) -> StoreError:
         if _is_of_another_key(entry.get("Message") or ""):
             return StoreMisconfigured(_ANOTHER_KEY)
         if entry.get("Code") not in _REASONS:
-            return Rejected(f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}")
+            return InvalidStoreRequest(f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}")
     if not entries:
-        return Rejected(f"DynamoDB rejects the transaction: {message}")
-    return TransactionFailed([Reason(_REASONS[entry["Code"]], _old_item(entry)) for entry in entries])
+        return InvalidStoreRequest(f"DynamoDB rejects the transaction: {message}")
+    return TransactionFailed([CancellationReason(_REASONS[entry["Code"]], _old_item(entry)) for entry in entries])
 
 
 def _old_item(answer: Mapping[str, Any]) -> dict[str, Any] | None:

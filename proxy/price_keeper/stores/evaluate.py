@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from price_keeper.errors import Rejected
+from price_keeper.errors import InvalidStoreRequest
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
@@ -81,5 +81,5 @@ def changed(update: Update, item: Item | None) -> dict[str, Value]:
 
 def _added(name: str, before: Value, amount: int | Decimal) -> int | Decimal:
     if type(before) is not int and type(before) is not Decimal:
-        raise Rejected(f"cannot add to attribute {name!r}: it is no number")
+        raise InvalidStoreRequest(f"cannot add to attribute {name!r}: it is no number")
     return total(before, amount)

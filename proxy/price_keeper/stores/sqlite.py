@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from price_keeper.errors import Rejected, StoreMisconfigured, StoreUnavailable
+from price_keeper.errors import InvalidStoreRequest, StoreMisconfigured, StoreUnavailable
 from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.batching import BatchThread
 from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, Row, Update, Write
@@ -217,7 +217,7 @@ class _Writer(_Connected):
             self.disconnect()
             if len(jobs) > 1:
                 return [outcome for job in jobs for outcome in self.run([job])]
-            return [Rejected(f"the write cannot be kept: {type(failure).__name__}")]
+            return [InvalidStoreRequest(f"the write cannot be kept: {type(failure).__name__}")]
 
 
 def _outcome(job: _Job, group: Group) -> object:

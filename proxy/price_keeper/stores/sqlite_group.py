@@ -10,7 +10,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from price_keeper.errors import ConditionFailed, Reason, ReasonCode, Rejected, TransactionFailed
+from price_keeper.errors import ConditionFailed, CancellationReason, ReasonCode, InvalidStoreRequest, TransactionFailed
 from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.contract import (
     EXPIRY,
@@ -163,7 +163,7 @@ class Group:
         if kept is None or kept.until <= self._now:
             return False
         if kept.digest != digest:
-            raise Rejected("this token was used for a transaction of other writes")
+            raise InvalidStoreRequest("this token was used for a transaction of other writes")
         return True
 
 
@@ -179,8 +179,8 @@ def _after(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | 
             return before
 
 
-def _reason(did_hold: bool, item: Item | None) -> Reason:
-    return Reason(ReasonCode.NONE) if did_hold else Reason(ReasonCode.CONDITION_FAILED, _copied(item))
+def _reason(did_hold: bool, item: Item | None) -> CancellationReason:
+    return CancellationReason(ReasonCode.NONE) if did_hold else CancellationReason(ReasonCode.CONDITION_FAILED, _copied(item))
 
 
 def _copied(item: Mapping[str, Value] | None) -> dict[str, Value] | None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from price_keeper.errors import StoreMisconfigured, Throttled
+from price_keeper.errors import StoreMisconfigured, StoreThrottled
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.cloudformation import attribute_definitions, key_schema
 from price_keeper.stores.contract import EXPIRY
@@ -136,7 +136,7 @@ async def _ask(sleep: Sleep, call: Callable[..., Awaitable[Any]], **request: Any
             return await call(**request)
         except errors.FAILURES as failure:
             trouble = errors.translated(failure)
-            if not isinstance(trouble, Throttled):
+            if not isinstance(trouble, StoreThrottled):
                 raise failure if _is_expected(failure) else trouble from None
         await sleep(POLL_SECONDS)
     raise trouble

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, DecimalException, DivisionByZero, Inexact, InvalidOperation, Overflow
 from typing import Any
 
-from price_keeper.errors import Rejected
+from price_keeper.errors import InvalidStoreRequest
 from price_keeper.stores import contract
 from price_keeper.stores.contract import (
     AllOf,
@@ -49,11 +49,11 @@ def number(value: int | Decimal) -> int | Decimal:
     try:
         exact = EXACT.create_decimal(value).normalize(EXACT)
     except (DecimalException, ValueError):
-        raise Rejected(f"a number has at most {SIGNIFICANT_DIGITS} significant digits") from None
+        raise InvalidStoreRequest(f"a number has at most {SIGNIFICANT_DIGITS} significant digits") from None
     if not exact.is_finite():
-        raise Rejected("a number must be finite")
+        raise InvalidStoreRequest("a number must be finite")
     if exact and not _SMALLEST_EXPONENT <= exact.adjusted() <= _LARGEST_EXPONENT:
-        raise Rejected(f"a number lies between 1E{_SMALLEST_EXPONENT} and 1E{_LARGEST_EXPONENT + 1}")
+        raise InvalidStoreRequest(f"a number lies between 1E{_SMALLEST_EXPONENT} and 1E{_LARGEST_EXPONENT + 1}")
     return int(exact) if exact == exact.to_integral_value() else exact
 
 
@@ -64,7 +64,7 @@ def total(left: int | Decimal, right: int | Decimal) -> int | Decimal:
     try:
         return number(EXACT.add(Decimal(left), Decimal(right)))
     except DecimalException:
-        raise Rejected(f"a sum has more than {SIGNIFICANT_DIGITS} significant digits") from None
+        raise InvalidStoreRequest(f"a sum has more than {SIGNIFICANT_DIGITS} significant digits") from None
 
 
 def check_value(value: Any, depth: int = 0) -> int:
@@ -79,17 +79,17 @@ def check_value(value: Any, depth: int = 0) -> int:
     if kind is bytes:
         return len(value)
     if depth >= _NESTING:
-        raise Rejected(f"lists and maps nest at most {_NESTING} deep")
+        raise InvalidStoreRequest(f"lists and maps nest at most {_NESTING} deep")
     if kind is list:
         return 3 + sum(1 + check_value(part, depth + 1) for part in value)
     if kind is dict:
         return 3 + sum(1 + _name_size(name) + check_value(part, depth + 1) for name, part in value.items())
-    raise Rejected(f"a store keeps str, int, Decimal, bool, bytes, list and dict, not {kind.__name__}")
+    raise InvalidStoreRequest(f"a store keeps str, int, Decimal, bool, bytes, list and dict, not {kind.__name__}")
 
 
 def _name_size(name: Any) -> int:
     if type(name) is not str:
-        raise Rejected(f"an attribute is named by a str, not by {type(name).__name__}")
+        raise InvalidStoreRequest(f"an attribute is named by a str, not by {type(name).__name__}")
     return _utf8(name)
 
 
@@ -99,7 +99,7 @@ def _utf8(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise Rejected("text must be valid Unicode (it holds a lone surrogate)") from None
+        raise InvalidStoreRequest("text must be valid Unicode (it holds a lone surrogate)") from None
 
 
 def check_attributes(attributes: Mapping[str, Value]) -> int:
@@ -112,33 +112,33 @@ def check_attributes(attributes: Mapping[str, Value]) -> int:
 def check_name(name: str) -> int:
     size = _name_size(name)
     if name in _KEY_NAMES or not 0 < size <= 255:
-        raise Rejected(f"{name!r} cannot name an attribute: 1 to 255 bytes, and not PK or SK")
+        raise InvalidStoreRequest(f"{name!r} cannot name an attribute: 1 to 255 bytes, and not PK or SK")
     return size
 
 
 def check_item(key: Key, item: Item) -> int:
     size = check_attributes(item) + _utf8(key.pk) + _utf8(key.sk) + len("PKSK")
     if size > contract.MAX_ITEM_BYTES:
-        raise Rejected(f"an item holds at most {contract.MAX_ITEM_BYTES} bytes; this one has about {size}")
+        raise InvalidStoreRequest(f"an item holds at most {contract.MAX_ITEM_BYTES} bytes; this one has about {size}")
     return size
 
 
 def check_key(key: Key) -> None:
     table = TABLES.get(key.table)
     if table is None:
-        raise Rejected(f"there is no table {key.table!r}; there are {', '.join(TABLES)}")
+        raise InvalidStoreRequest(f"there is no table {key.table!r}; there are {', '.join(TABLES)}")
     _check_key_part("partition key", key.pk, contract.MAX_PARTITION_KEY_BYTES)
     if table.has_sort_key:
         _check_key_part("sort key", key.sk, contract.MAX_SORT_KEY_BYTES)
     elif key.sk:
-        raise Rejected(f"table {key.table!r} has no sort key")
+        raise InvalidStoreRequest(f"table {key.table!r} has no sort key")
 
 
 def _check_key_part(what: str, text: str, most: int) -> None:
     if not text:
-        raise Rejected(f"a {what} cannot be empty")
+        raise InvalidStoreRequest(f"a {what} cannot be empty")
     if _utf8(text) > most:
-        raise Rejected(f"a {what} has at most {most} bytes")
+        raise InvalidStoreRequest(f"a {what} has at most {most} bytes")
 
 
 def check_condition(condition: Condition | None) -> None:
@@ -151,7 +151,7 @@ def _check_compared(condition: Condition | None) -> None:
     match condition:
         case AllOf(parts) | AnyOf(parts):
             if not parts:
-                raise Rejected("a condition of several parts needs at least one")
+                raise InvalidStoreRequest("a condition of several parts needs at least one")
             for part in parts:
                 _check_compared(part)
         case Compare(_, operator, value):
@@ -159,7 +159,7 @@ def _check_compared(condition: Condition | None) -> None:
             if not isinstance(value, (str, int, Decimal, bytes)) or (
                 (value is True or value is False) and operator != "="
             ):
-                raise Rejected(f"{type(value).__name__} cannot be compared with {operator}")
+                raise InvalidStoreRequest(f"{type(value).__name__} cannot be compared with {operator}")
 
 
 def check_write(write: Write) -> int:
@@ -177,15 +177,15 @@ def _check_update(update: Update) -> int:
     check_key(update.key)
     named = [*update.set, *update.set_if_missing, *update.add, *update.remove]
     if not named:
-        raise Rejected("an update must change something")
+        raise InvalidStoreRequest("an update must change something")
     if len(set(named)) < len(named):
-        raise Rejected("an update names an attribute only once")
+        raise InvalidStoreRequest("an update names an attribute only once")
     for name in update.remove:
         check_name(name)
     for name, amount in update.add.items():
         check_name(name)
         if type(amount) is not int and type(amount) is not Decimal:
-            raise Rejected(f"only a number can be added, not {type(amount).__name__}")
+            raise InvalidStoreRequest(f"only a number can be added, not {type(amount).__name__}")
         number(amount)
     check_condition(update.condition)
     return check_item(update.key, {**update.set, **update.set_if_missing})
@@ -207,27 +207,27 @@ _CHECKS: dict[type, Callable[[Any], int]] = {
 
 def check_transaction(writes: Sequence[Write], token: str | None) -> None:
     if not 0 < len(writes) <= contract.MAX_TRANSACTION_WRITES:
-        raise Rejected(f"a transaction has 1 to {contract.MAX_TRANSACTION_WRITES} writes, not {len(writes)}")
+        raise InvalidStoreRequest(f"a transaction has 1 to {contract.MAX_TRANSACTION_WRITES} writes, not {len(writes)}")
     if len({write.key for write in writes}) < len(writes):
-        raise Rejected("a transaction names an item only once")
+        raise InvalidStoreRequest("a transaction names an item only once")
     if token is not None and not 0 < len(token) <= contract.MAX_TOKEN_CHARACTERS:
-        raise Rejected(f"a transaction's token has 1 to {contract.MAX_TOKEN_CHARACTERS} characters")
+        raise InvalidStoreRequest(f"a transaction's token has 1 to {contract.MAX_TOKEN_CHARACTERS} characters")
     size = sum(check_write(write) for write in writes)
     if size > contract.MAX_TRANSACTION_BYTES:
-        raise Rejected(f"a transaction holds at most {contract.MAX_TRANSACTION_BYTES} bytes; this one has about {size}")
+        raise InvalidStoreRequest(f"a transaction holds at most {contract.MAX_TRANSACTION_BYTES} bytes; this one has about {size}")
 
 
 def check_query(query: Query) -> None:
     table = TABLES.get(query.table)
     if table is None or not table.has_sort_key:
-        raise Rejected(f"{query.table!r} is no table with a sort key, so there is nothing to query")
+        raise InvalidStoreRequest(f"{query.table!r} is no table with a sort key, so there is nothing to query")
     _check_key_part("partition key", query.pk, contract.MAX_PARTITION_KEY_BYTES)
     for bound in _bounds(query):
         _check_key_part("bound of a sort key", bound, contract.MAX_SORT_KEY_BYTES)
     if query.limit is not None and query.limit < 1:
-        raise Rejected("a query's limit is at least 1")
+        raise InvalidStoreRequest("a query's limit is at least 1")
     if not _is_within(query):
-        raise Rejected("a query's range begins before it ends, and what it goes on after lies in it")
+        raise InvalidStoreRequest("a query's range begins before it ends, and what it goes on after lies in it")
 
 
 def _bounds(query: Query) -> Sequence[str]:

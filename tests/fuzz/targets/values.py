@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from price_keeper.config.keys import Defaults
-from price_keeper.errors import Rejected
+from price_keeper.errors import InvalidStoreRequest
 from price_keeper.selection.plan import THRESHOLDS, plan_of
 from price_keeper.stores.contract import Item
 from price_keeper.stores.expressions import from_wire, item_from_wire, item_to_wire
@@ -43,7 +43,7 @@ def one(data: bytes) -> None:
     item = {name: value for name, value in item.items() if value is not None}
     try:
         check_attributes(item)
-    except Rejected:
+    except InvalidStoreRequest:
         return
     expected = _in_one_form(item)
     same(decode(encode(item)), expected, "read back from SQLite")
@@ -72,7 +72,7 @@ def _added(numbers: list[int | Decimal]) -> None:
     for left, right in itertools.pairwise(numbers):
         try:
             found = total(left, right)
-        except Rejected:
+        except InvalidStoreRequest:
             continue
         digits = Decimal(found).normalize().as_tuple().digits
         holds(len(digits) <= SIGNIFICANT_DIGITS, f"{found} has too many digits")
@@ -122,6 +122,6 @@ def _could_be(value: Any, depth: int = 0) -> bool:
 def _is_number(text: Any) -> bool:
     try:
         number(Decimal(text))
-    except (Rejected, ArithmeticError, TypeError, ValueError):
+    except (InvalidStoreRequest, ArithmeticError, TypeError, ValueError):
         return False
     return isinstance(text, str)
