@@ -20,7 +20,7 @@ from price_keeper.selection.settings import (
     put_org,
 )
 from price_keeper.stores import schema
-from price_keeper.stores.again import ATTEMPTS
+from price_keeper.stores.again import MAX_ATTEMPTS
 from price_keeper.stores.contract import Delete, Item, Key, Put, Store, Update
 
 from tests.support.clock import ManualClock
@@ -395,7 +395,7 @@ async def test_an_org_that_was_begun_meanwhile_without_a_version_is_read_again()
 
 
 async def test_who_is_beaten_again_and_again_gives_up_and_throttling_is_told_at_once() -> None:
-    for code, attempts in ((ReasonCode.CONFLICT, ATTEMPTS), (ReasonCode.THROTTLED, 1)):
+    for code, attempts in ((ReasonCode.CONFLICT, MAX_ATTEMPTS), (ReasonCode.THROTTLED, 1)):
         store = _Refusing(code)
         with pytest.raises(TransactionFailed):
             await put_org(cast(Store, store), _Impatient(), ACME, BODY, LABELS, DEFAULTS)

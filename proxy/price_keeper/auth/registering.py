@@ -30,7 +30,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import InvalidRequest, NotFound, WriteConflict, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores import schema
-from price_keeper.stores.again import until_nobody_was_faster
+from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
     Condition,
     Delete,
@@ -225,7 +225,7 @@ async def _is_written(
         return await _is_ours(store, credentials_key(scope), hashed)
 
     try:
-        return await until_nobody_was_faster(clock, once)
+        return await retry_on_conflict(clock, once)
     finally:
         if forget is not None:
             forget(scope)

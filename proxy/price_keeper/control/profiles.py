@@ -26,7 +26,7 @@ from price_keeper.model import Scope
 from price_keeper.selection.own_labels import MADE
 from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
-from price_keeper.stores.again import until_nobody_was_faster
+from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
     Condition,
     Item,
@@ -86,7 +86,7 @@ async def post(parts: Parts, call: Call) -> Answer:
         await parts.store.transact([Put(key, item, _unchanged(before)), *counted, told])
         return item, before is None
 
-    item, is_new = await until_nobody_was_faster(parts.clock, once)
+    item, is_new = await retry_on_conflict(parts.clock, once)
     parts.standings.own_labels.changed(Scope(org, app))
     return Answer(_told(item), 201 if is_new else 200)
 

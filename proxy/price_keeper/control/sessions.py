@@ -9,7 +9,7 @@ from price_keeper.control.problems import invalid, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.model import Scope, is_org_id
 from price_keeper.reporting.settings_shown import utc
-from price_keeper.stores.again import transacted, until_nobody_was_faster
+from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
 
@@ -48,14 +48,14 @@ async def all_ended(parts: Parts, call: Call) -> Answer:
 
     async def once() -> None:
         try:
-            await transacted(parts.store, parts.clock, [over, done])
+            await transact_with_retry(parts.store, parts.clock, [over, done])
         except TransactionFailed as failure:
             if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                 raise not_found("there is no such client") from None
             raise
 
     try:
-        await until_nobody_was_faster(parts.clock, once)
+        await retry_on_conflict(parts.clock, once)
     finally:
         parts.clients.forget(scope)
         parts.sessions.all_ended()

@@ -21,7 +21,7 @@ from price_keeper.hard.rows import Hold, Name
 from price_keeper.recording.lines import line, lines_in
 from price_keeper.recording.segment import OPENED, sync_folder
 from price_keeper.recording.ulid import is_ulid
-from price_keeper.stores.again import until_nobody_was_faster
+from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import Store
 
 PREFIX = "holds-"
@@ -175,4 +175,4 @@ async def _closed(store: Store, clock: Clock, name: Name, holder: str) -> int:
             raise
         return hold.out - hold.used
 
-    return await until_nobody_was_faster(clock, once)
+    return await retry_on_conflict(clock, once)

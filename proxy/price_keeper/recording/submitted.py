@@ -21,7 +21,7 @@ from price_keeper.errors import PriceKeeperError, ReasonCode, InvalidStoreReques
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, Counts
 from price_keeper.stores import schema
-from price_keeper.stores.again import until_nobody_was_faster
+from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
     EXPIRY,
     MAX_TRANSACTION_WRITES,
@@ -103,7 +103,7 @@ class Submissions:
                 return _checked(before, what), False
             return marker, True
 
-        return await until_nobody_was_faster(self._clock, once)
+        return await retry_on_conflict(self._clock, once)
 
     async def submit_all(self, each: Sequence[Charged]) -> list[Outcome]:
         """As `submit` of each, whatever becomes of the others; what would be raised stands in its place."""
@@ -163,7 +163,7 @@ class Submissions:
                 raise
             return now
 
-        return await until_nobody_was_faster(self._clock, once)
+        return await retry_on_conflict(self._clock, once)
 
     async def _list(self, counters: Sequence[Counter], now: float) -> None:
         """Before anything is counted, so that nothing is that no report would find."""

@@ -20,7 +20,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
 from price_keeper.selection.plan import is_number, shown
 from price_keeper.stores import schema
-from price_keeper.stores.again import transacted, until_nobody_was_faster
+from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import EXPIRY, Condition, Item, Missing, Store, Update, Value, Write, all_of, equals
 
 LONGEST_REASON = 200
@@ -105,10 +105,10 @@ async def set_override(
         kept = max(span.end + KEPT_SECONDS, _expiry(before))
         override = Override(label, reason, who, float(ends), version_of(before) + 1)
         change = Update(key, set={**written, EXPIRY: kept, _VERSION: override.version}, condition=_unchanged(before))
-        await transacted(store, clock, [change, *beside(override_of(before, now), override)])
+        await transact_with_retry(store, clock, [change, *beside(override_of(before, now), override)])
         return override
 
-    return await until_nobody_was_faster(clock, once)
+    return await retry_on_conflict(clock, once)
 
 
 async def clear_override(
@@ -123,10 +123,10 @@ async def clear_override(
         if before is None or "override_label" not in before:
             return False
         gone = Update(key, set={_VERSION: version_of(before) + 1}, remove=_WRITTEN, condition=_unchanged(before))
-        await transacted(store, clock, [gone, *beside(override_of(before, now), None)])
+        await transact_with_retry(store, clock, [gone, *beside(override_of(before, now), None)])
         return True
 
-    return await until_nobody_was_faster(clock, once)
+    return await retry_on_conflict(clock, once)
 
 
 def _expiry(item: Item | None) -> int:

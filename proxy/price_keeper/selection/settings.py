@@ -29,7 +29,7 @@ from price_keeper.selection import plan as may_be
 from price_keeper.selection.own_labels import own_names
 from price_keeper.selection.plan import MOST_MICROS, PERIODS, QUOTA_SCOPES, plan_of, shown, turns_at
 from price_keeper.stores import schema
-from price_keeper.stores.again import transacted, until_nobody_was_faster
+from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import (
     Check,
     Condition,
@@ -282,10 +282,10 @@ async def put_org(
         settings |= _turn(before, settings, defaults, now)
         entry = Update(schema.org_entry(org), set={"org_name": settings["org_name"]})
         update, item = _update(key, before, settings, (*ORG_SETTINGS, *_TURNING), now)
-        await transacted(store, clock, [update, entry, *beside(Change(before, item))])
+        await transact_with_retry(store, clock, [update, entry, *beside(Change(before, item))])
         return Written(item, before is None, turns_at(item, now))
 
-    return await until_nobody_was_faster(clock, once)
+    return await retry_on_conflict(clock, once)
 
 
 async def put_app(
@@ -301,12 +301,12 @@ async def put_app(
         own = await own_names(store, Scope(org, app), before)
         settings = checked_app(body, labels, above, own)
         update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
-        await transacted(
+        await transact_with_retry(
             store, clock, [update, Check(org_key, _unchanged(above)), *beside(Change(before, item, above))]
         )
         return Written(item, before is None)
 
-    return await until_nobody_was_faster(clock, once)
+    return await retry_on_conflict(clock, once)
 
 
 def _update(

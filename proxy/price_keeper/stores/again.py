@@ -11,38 +11,38 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.stores.contract import Store, Write
 
-ATTEMPTS = 60  # each lost one means that another writer was done, so it takes as many writers at once to fail
-LONGEST_WAIT_SECONDS = 0.25
-SENT = 3  # times, of one transaction whose answers get lost
+MAX_ATTEMPTS = 60  # each lost one means that another writer was done, so it takes as many writers at once to fail
+MAX_BACKOFF_SECONDS = 0.25
+MAX_SENDS = 3  # times, of one transaction whose answers get lost
 
 T = TypeVar("T")
 
 
-async def until_nobody_was_faster(clock: Clock, once: Callable[[], Awaitable[T]]) -> T:
+async def retry_on_conflict(clock: Clock, attempt: Callable[[], Awaitable[T]]) -> T:
     """`once` reads and then writes on the condition that what it read still stands."""
-    for attempt in range(ATTEMPTS):
+    for attempt_number in range(MAX_ATTEMPTS):
         try:
-            return await once()
+            return await attempt()
         except TransactionFailed as failure:
-            is_beaten = all(reason.code is not ReasonCode.THROTTLED for reason in failure.reasons)
-            if not is_beaten or attempt == ATTEMPTS - 1:
+            is_conflict = all(reason.code is not ReasonCode.THROTTLED for reason in failure.reasons)
+            if not is_conflict or attempt_number == MAX_ATTEMPTS - 1:
                 raise
-            await clock.sleep(random.uniform(0, min(LONGEST_WAIT_SECONDS, 0.01 * 2**attempt)))
+            await clock.sleep(random.uniform(0, min(MAX_BACKOFF_SECONDS, 0.01 * 2**attempt_number)))
     raise AssertionError("the last attempt returns or raises")
 
 
-async def transacted(store: Store, clock: Clock, writes: Sequence[Write]) -> None:
+async def transact_with_retry(store: Store, clock: Clock, writes: Sequence[Write]) -> None:
     """Sent again under the same token when its answer is lost: else who made it would be told that somebody else did.
 
     Raises as `Store.transact` does.
     """
     token = str(uuid4())
-    for sent in range(SENT):
+    for sends in range(MAX_SENDS):
         try:
-            if sent > 1:  # at once the first time: most often it is the connection alone that was lost
-                await clock.sleep(random.uniform(0, LONGEST_WAIT_SECONDS))
+            if sends > 1:  # at once the first time: most often it is the connection alone that was lost
+                await clock.sleep(random.uniform(0, MAX_BACKOFF_SECONDS))
             return await store.transact(writes, token=token)
         except StoreUnavailable as failure:
-            if not failure.maybe_applied or sent == SENT - 1:
+            if not failure.maybe_applied or sends == MAX_SENDS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
