@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Item, ItemMissing, Page, Put, Query, Row, Store, Value
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Page, Put, Query, StoredRow, Store, Value
 
 KEEP_SECONDS = 400 * 86_400
 MOST_AT_ONCE = 100
@@ -36,7 +36,7 @@ class Actor:
             "who": self.who,
             "request_id": self.request_id,
             "at_epoch": Decimal(str(round(now, 6))),
-            EXPIRY: int(now) + KEEP_SECONDS,
+            EXPIRY_ATTRIBUTE: int(now) + KEEP_SECONDS,
         }
         told = {"app": scope.app, "address": self.address, "before": before, "after": after}
         item |= {name: _kept(value) for name, value in told.items() if value not in (None, "")}
@@ -56,7 +56,7 @@ async def records(store: Store, org: str, limit: int, after: str | None = None) 
     )
 
 
-def told(row: Row) -> dict[str, Any]:
+def told(row: StoredRow) -> dict[str, Any]:
     """A record as a program reads it."""
     item = row.item
     return {

@@ -9,11 +9,11 @@ from price_keeper.errors import ConditionFailed, InvalidStoreRequest
 from price_keeper.stores.contract import (
     Condition,
     Delete,
-    Exists,
+    AttributeExists,
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Put,
     Store,
     Update,
@@ -24,7 +24,7 @@ from price_keeper.stores.contract import (
     at_most,
     below,
     equals,
-    live,
+    ignore_expired,
     missing_or_expired,
 )
 
@@ -119,8 +119,8 @@ STANDING = {"n": 5, "d": Decimal("1.5"), "s": "mm", "b": b"mm", "t": True, "l": 
 
 HOLDING: list[Condition] = [
     ItemExists(),
-    Exists("n"),
-    Missing("x"),
+    AttributeExists("n"),
+    AttributeMissing("x"),
     equals("n", 5),
     equals("n", Decimal("5.0")),
     equals("s", "mm"),
@@ -136,18 +136,18 @@ HOLDING: list[Condition] = [
     below("s", "é"),
     above("b", b"ml"),
     below("b", b"\xff"),
-    all_of(equals("n", 5), Exists("s")),
+    all_of(equals("n", 5), AttributeExists("s")),
     any_of(equals("n", 6), equals("s", "mm")),
-    all_of(any_of(Missing("n"), above("n", 4)), any_of(Exists("x"), at_most("d", 2))),
+    all_of(any_of(AttributeMissing("n"), above("n", 4)), any_of(AttributeExists("x"), at_most("d", 2))),
     missing_or_expired(100.0),
     all_of(missing_or_expired(100.0)),
-    any_of(all_of(any_of(equals("n", 5))), all_of(Exists("x"), any_of(Exists("y"), Exists("n")))),
+    any_of(all_of(any_of(equals("n", 5))), all_of(AttributeExists("x"), any_of(AttributeExists("y"), AttributeExists("n")))),
 ]
 
 FAILING: list[Condition] = [
     ItemMissing(),
-    Exists("x"),
-    Missing("n"),
+    AttributeExists("x"),
+    AttributeMissing("n"),
     equals("n", 6),
     equals("x", 0),
     below("n", 5),
@@ -155,7 +155,7 @@ FAILING: list[Condition] = [
     below("x", 1),
     at_least("x", -1),
     above("s", "mm"),
-    all_of(equals("n", 5), Exists("x")),
+    all_of(equals("n", 5), AttributeExists("x")),
     any_of(equals("n", 6), equals("s", "m")),
     missing_or_expired(99.9),
 ]
@@ -210,11 +210,11 @@ async def _refuses_to_write(store: Store, key: Key, condition: Condition) -> Non
 
 ON_NOTHING: list[tuple[Condition, bool]] = [
     (ItemMissing(), True),
-    (Missing("n"), True),
+    (AttributeMissing("n"), True),
     (missing_or_expired(0), True),
     (any_of(ItemMissing(), equals("n", 1)), True),
     (ItemExists(), False),
-    (Exists("n"), False),
+    (AttributeExists("n"), False),
     (below("n", 1), False),
     (equals("n", 0), False),
 ]
@@ -321,9 +321,9 @@ async def test_items_handed_out_are_the_callers_own(store: Store, pk: str) -> No
 @pytest.mark.parametrize(("expiry", "is_live"), [(99, False), (100, False), (101, True), (Decimal("100.5"), True)])
 def test_a_row_is_over_from_its_expiry_on(expiry: int | Decimal, is_live: bool) -> None:
     item = {"expires_at_epoch": expiry}
-    assert live(item, 100.0) == (item if is_live else None)
-    assert live({"a": 1}, 100.0) == {"a": 1}
-    assert live(None, 100.0) is None
+    assert ignore_expired(item, 100.0) == (item if is_live else None)
+    assert ignore_expired({"a": 1}, 100.0) == {"a": 1}
+    assert ignore_expired(None, 100.0) is None
 
 
 async def test_a_time_beyond_all_times_is_kept(store: Store, pk: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from price_keeper.errors import InvalidStoreRequest
-from price_keeper.stores.contract import Between, Key, Prefix, Put, Query, Store, every_row
+from price_keeper.stores.contract import Between, Key, Prefix, Put, Query, Store, iterate_rows
 
 SORT_KEYS = [
     "APP#A",
@@ -75,7 +75,7 @@ async def test_the_newest_up_to_a_bound(store: Store, partition: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 11, 12])
 async def test_pages_lead_through_everything_once(store: Store, partition: str, size: int, descending: bool) -> None:
     query = Query("config", partition, descending=descending, consistent=True)
-    found = [row.key.sk async for row in every_row(store, query, page_size=size)]
+    found = [row.key.sk async for row in iterate_rows(store, query, page_size=size)]
     assert found == (IN_ORDER[::-1] if descending else IN_ORDER)
 
 

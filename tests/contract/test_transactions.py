@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.errors import ReasonCode, InvalidStoreRequest, TransactionFailed
 from price_keeper.stores.contract import (
-    Check,
+    ConditionCheck,
     Delete,
     ItemExists,
     ItemMissing,
@@ -31,7 +31,7 @@ async def test_every_kind_of_write_in_one_transaction(store: Store, pk: str) -> 
             Put(Key("request-dedup", pk, "MARKER"), {"until": 5}, ItemMissing()),
             Update(Key("usage-agg-sharded", pk, "DAY#20261118"), add={"cost_usd_micros": Decimal("0.000001")}),
             Delete(Key("config", pk, "old"), ItemExists()),
-            Check(Key("config", pk, "guard"), equals("version", 7)),
+            ConditionCheck(Key("config", pk, "guard"), equals("version", 7)),
         ]
     )
     assert await store.get(Key("request-dedup", pk, "MARKER"), consistent=True) == {"until": 5}
@@ -55,7 +55,7 @@ async def test_whichever_write_fails_none_is_made(store: Store, pk: str, failing
                 Put(keys[0], {"new": 1}, conditions[0]),
                 Update(keys[1], add={"n": 1}, condition=conditions[1]),
                 Delete(keys[2], conditions[2]),
-                Check(keys[3], conditions[3]),
+                ConditionCheck(keys[3], conditions[3]),
             ]
         )
     assert await store.get_many(keys, consistent=True) == before
@@ -69,9 +69,9 @@ async def test_each_failing_write_has_its_reason(store: Store, pk: str) -> None:
     with pytest.raises(TransactionFailed) as refused:
         await store.transact(
             [
-                Check(Key("sessions", pk, "a"), at_least("n", 2)),
+                ConditionCheck(Key("sessions", pk, "a"), at_least("n", 2)),
                 Put(Key("sessions", pk, "b"), {}),
-                Check(Key("sessions", pk, "c"), ItemExists()),
+                ConditionCheck(Key("sessions", pk, "c"), ItemExists()),
             ]
         )
     told = [(reason.code, reason.item) for reason in refused.value.reasons]

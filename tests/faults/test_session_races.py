@@ -13,7 +13,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, SessionLimitRace
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Check, ItemExists, Key, Store, Update, Write
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ConditionCheck, ItemExists, Key, Store, Update, Write
 
 from tests.support.sessions import Instance, instances, rows
 
@@ -118,7 +118,7 @@ async def test_whichever_write_fails_nobody_is_evicted(
 
         async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
             told.append(len(writes))
-            never = Check(Key("config", f"TEST#{uuid4()}", "nowhere"), ItemExists())
+            never = ConditionCheck(Key("config", f"TEST#{uuid4()}", "nowhere"), ItemExists())
             return [*writes[:failing], never, *writes[failing + 1 :]]
 
         one.line.before_transact = spoil
@@ -134,7 +134,7 @@ async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, s
     async with instances(store, CLOCK, 1, MOST) as (one,):
         issued = [await one.sessions.login(scope) for _ in range(MOST)]
         key = schema.session(f"org-{scope.org}-app-web", issued[2].sid)
-        await store.update(Update(key, set={EXPIRY: int(CLOCK.now())}))
+        await store.update(Update(key, set={EXPIRY_ATTRIBUTE: int(CLOCK.now())}))
         issued.append(await one.sessions.login(scope))
         assert [each.sid for each in await one.sessions.live(scope)] == [
             each.sid for each in issued if each is not issued[2]

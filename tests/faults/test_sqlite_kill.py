@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from time import sleep, time
 
-from price_keeper.stores.contract import Query, every_row
+from price_keeper.stores.contract import Query, iterate_rows
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.sqlite_hammer import COUNTER, PARTITION
@@ -54,7 +54,7 @@ class Hammer:
 
 async def _written(path: Path) -> tuple[set[str], int]:
     store = await SqliteStore(path, time).open()
-    rows = {row.key.sk async for row in every_row(store, Query("audit", PARTITION), page_size=5000)}
+    rows = {row.key.sk async for row in iterate_rows(store, Query("audit", PARTITION), page_size=5000)}
     counter = await store.get(COUNTER)
     await store.close()
     assert counter is not None

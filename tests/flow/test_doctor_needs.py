@@ -19,7 +19,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.dataplane import tokens_of
 from price_keeper.doctor.needs import ACTIONS, needs_of
-from price_keeper.stores.contract import Check, Delete, Item, Key, Page, Put, Query, Update, Write
+from price_keeper.stores.contract import ConditionCheck, Delete, Item, Key, Page, Put, Query, Update, Write
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -28,7 +28,7 @@ from tests.support.doctor import configured
 
 ENVIRON = {"PRICE_KEEPER_JWT_SECRET": "what these tests sign their tokens with", "PRICE_KEEPER_API_KEY": ADMIN_KEY}
 SECONDS = 30
-_NAMES = {Put: "PutItem", Update: "UpdateItem", Delete: "DeleteItem", Check: "ConditionCheckItem"}
+_NAMES = {Put: "PutItem", Update: "UpdateItem", Delete: "DeleteItem", ConditionCheck: "ConditionCheckItem"}
 
 Seen = set[tuple[str, str]]
 

@@ -19,7 +19,7 @@ from price_keeper.hard.rows import Bucket, Hold, Name
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Put, Value, every_row
+from price_keeper.stores.contract import Put, Value, iterate_rows
 
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 
@@ -64,7 +64,7 @@ async def in_store(port: DataPort, label: str = "premium") -> tuple[Bucket, list
     name = await name_of(port, label)
     item = await port.store.get(name.bucket)
     assert item is not None
-    return Bucket.of(item), [Hold.of(row.item) async for row in every_row(port.store, name.holds)]
+    return Bucket.of(item), [Hold.of(row.item) async for row in iterate_rows(port.store, name.holds)]
 
 
 async def true_spend(port: DataPort, label: str = "premium") -> int:

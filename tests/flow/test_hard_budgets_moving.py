@@ -23,7 +23,7 @@ from price_keeper.metering.pricing import Tariff, tariff_of
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Put, Store, Value, every_row
+from price_keeper.stores.contract import Put, Store, Value, iterate_rows
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.ports import free_port
@@ -64,7 +64,7 @@ class Budget:
 
 async def budget_of(store: Store, day: str) -> Budget:
     name = Name(Scope(ORG, APP).key, "premium", day)
-    holds = [Hold.of(row.item) async for row in every_row(store, name.holds)]
+    holds = [Hold.of(row.item) async for row in iterate_rows(store, name.holds)]
     found = Budget(Bucket.of(await store.get(name.bucket) or {}), holds, await spent_so_far(store, name))
     found.check()
     return found

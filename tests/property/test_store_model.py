@@ -22,14 +22,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from price_keeper.errors import ConditionFailed, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
-    Check,
+    ConditionCheck,
     Condition,
     Delete,
-    Exists,
+    AttributeExists,
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Put,
     Query,
     Store,
@@ -86,8 +86,8 @@ def _compare(make: Callable[[str, Any], Condition], how: Callable[[Any, Any], bo
 SIMPLE = st.one_of(
     st.just(Told(ItemExists(), lambda item: item is not None)),
     st.just(Told(ItemMissing(), lambda item: item is None)),
-    NAMES.map(lambda name: Told(Exists(name), lambda item: name in (item or {}))),
-    NAMES.map(lambda name: Told(Missing(name), lambda item: name not in (item or {}))),
+    NAMES.map(lambda name: Told(AttributeExists(name), lambda item: name in (item or {}))),
+    NAMES.map(lambda name: Told(AttributeMissing(name), lambda item: name not in (item or {}))),
     _compare(equals, lambda left, right: left == right),
     _compare(below, lambda left, right: left < right),
     _compare(at_most, lambda left, right: left <= right),
@@ -209,7 +209,7 @@ def _after(step: Step, before: dict[str, Any] | None) -> dict[str, Any] | None:
 # The engine: the same step carried out for real, its answer in the model's words.
 
 
-def _write(pk: str, step: Step) -> Put | Update | Delete | Check:
+def _write(pk: str, step: Step) -> Put | Update | Delete | ConditionCheck:
     key = Key("config", pk, step.place)
     match step.kind:
         case "put":
@@ -218,7 +218,7 @@ def _write(pk: str, step: Step) -> Put | Update | Delete | Check:
             return Delete(key, step.told.condition)
         case "check":
             assert step.told.condition is not None
-            return Check(key, step.told.condition)
+            return ConditionCheck(key, step.told.condition)
     changes = {
         deed: {name: value for name, value in step.values.items() if step.names[name] == deed}
         for deed in ("set", "set_if_missing", "add")

@@ -14,7 +14,7 @@ from price_keeper.hard.rows import Bucket, Hold, Name
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import COUNTED, Listed, listed, spent_so_far, sum_of_shards, total_key
 from price_keeper.recording.entries import PICO_PER_MICRO
-from price_keeper.stores.contract import Store, every_row
+from price_keeper.stores.contract import Store, iterate_rows
 
 from tests.soak.tenants import MODELS, SPENDING, TOLD
 from tests.soak.verdict import Verdict
@@ -101,7 +101,7 @@ async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Ve
         item = await store.get(name.bucket, consistent=True)
         assert item is not None, f"there is no bucket of {name}"
         bucket, spent, billed = Bucket.of(item), await spent_so_far(store, name), served.get(label, 0)
-        holds = [Hold.of(row.item) async for row in every_row(store, name.holds)]
+        holds = [Hold.of(row.item) async for row in iterate_rows(store, name.holds)]
         verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
         verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * billed / bucket.quota, 3)
         if max(spent, billed) > bucket.quota:

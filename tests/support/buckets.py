@@ -12,7 +12,7 @@ from price_keeper.limits.bucket import Bucket, Limit
 from price_keeper.limits.limiter import Limiter
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Item, Key, Put, Store, Update, Write
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key, Put, Store, Update, Write
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
@@ -97,7 +97,7 @@ class Troubled:
 
 RPM = Limit("rpm", 10_000, 1_000, 1_000)  # ten at once, one a second
 TPM = Limit("tpm", 500_000, 7, 3)
-DAY = {EXPIRY: NOW // 1000 + 10 + 86_400}
+DAY = {EXPIRY_ATTRIBUTE: NOW // 1000 + 10 + 86_400}
 
 
 class Rig:

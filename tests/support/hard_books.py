@@ -13,7 +13,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far, sum_of_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Put, Store, Value, every_row
+from price_keeper.stores.contract import Put, Store, Value, iterate_rows
 
 from tests.support.hard_processes import APP, MODELS, PICO, PRICES, Fleet, zone_by_day
 
@@ -67,7 +67,7 @@ def cost(entry: dict[str, Any], label: str) -> int:
 async def as_stored(store: Store, name: Name) -> Stored:
     bucket = None
     while bucket != (bucket := Bucket.of(await store.get(name.bucket, consistent=True) or {})):  # so nothing moves
-        rows = [row async for row in every_row(store, name.holds)]
+        rows = [row async for row in iterate_rows(store, name.holds)]
     counted = await sum_of_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
     holds = {row.key.sk.rpartition("#")[2]: Hold.of(row.item) for row in rows}
     return Stored(bucket, holds, await spent_so_far(store, name), int(counted["estimated_requests"]))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from price_keeper.errors import ConditionFailed, CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
     Between,
-    Check,
+    ConditionCheck,
     Delete,
     Item,
     Key,
@@ -16,7 +16,7 @@ from price_keeper.stores.contract import (
     Prefix,
     Put,
     Query,
-    Row,
+    StoredRow,
     Update,
     Write,
 )
@@ -41,7 +41,7 @@ class MemoryStore:
         partition = self._partitions.get((query.table, query.pk), {})
         keys = [key for key in partition if _is_asked_for(query, key.sk)]
         keys.sort(key=lambda key: key.sk.encode(), reverse=query.descending)
-        rows = tuple(Row(key, self.items[key]) for key in keys[: query.limit])
+        rows = tuple(StoredRow(key, self.items[key]) for key in keys[: query.limit])
         return Page(rows, rows[-1].key.sk if len(rows) < len(keys) else None)
 
     async def put(self, put: Put) -> None:
@@ -89,7 +89,7 @@ class MemoryStore:
                 self._keep(key, changed(write, self.items.get(key)))
             case Delete(key):
                 self._keep(key, None)
-            case Check():
+            case ConditionCheck():
                 pass
 
     def _keep(self, key: Key, item: Item | None) -> None:

@@ -14,7 +14,7 @@ from price_keeper.alerts.raising import SETTLE_SECONDS, Alerts
 from price_keeper.calendar_days import Span
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Store
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Store
 from price_keeper.tasks import Tasks
 
 from tests.support.alerts import DAY, USD, Rows, scope
@@ -48,7 +48,7 @@ async def test_of_ten_at_once_one_raises_it(
     assert len(lines(caplog)) == 2
     marker = await exact_store.get(schema.alert_marker(whom, "premium", DAY.key, 80), consistent=True)
     assert marker is not None
-    assert marker[EXPIRY] == DAY.end + MARKER_SECONDS
+    assert marker[EXPIRY_ATTRIBUTE] == DAY.end + MARKER_SECONDS
 
 
 async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualClock) -> None:

@@ -22,7 +22,7 @@ from price_keeper.limits.bucket import (
     wait_ms,
 )
 from price_keeper.limits.writes import adjust, create, normal
-from price_keeper.stores.contract import EXPIRY, Key
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
 from price_keeper.stores.evaluate import changed, holds
 
 KEY = Key("rate-buckets", "ORG#1", "BUCKET#RATE")
@@ -181,7 +181,7 @@ def test_an_item_is_read_as_it_is_written() -> None:
     put = create(bucket(*limits), {"a": 7_500, "a_tk": -1}, {"a": 2}, NOW)
     read = state_of(put.item)
     assert read == State(NOW, 1, {"a_tk": Stored(5_000, 0, 0, *limits[0][1:]), "a": Stored(-500, 2, 0, *limits[1][1:])})
-    assert item_of(read) == {name: value for name, value in put.item.items() if name != EXPIRY}
+    assert item_of(read) == {name: value for name, value in put.item.items() if name != EXPIRY_ATTRIBUTE}
 
 
 @pytest.mark.parametrize("spoilt", [{"rf": None}, {"v": "1"}, {"a_cp": None}, {"a_tk": True}])
@@ -194,10 +194,10 @@ def test_a_spoilt_item_says_so(spoilt: dict[str, object]) -> None:
 def test_an_item_goes_when_it_would_be_full_and_a_day_is_over() -> None:
     minute, week = Limit("rpm", 60_000, 60_000, 60_000), Limit("week", 1_000, 1_000, 7 * 86_400_000)
     second = NOW // 1000
-    assert create(bucket(minute), {}, {}, NOW).item[EXPIRY] == second + 86_400 + 60
-    assert create(bucket(minute, week), {}, {}, NOW).item[EXPIRY] == second + 8 * 86_400
-    assert EXPIRY not in create(bucket(minute, Limit("usd", 1, 0, 1)), {}, {}, NOW).item
-    assert create(Bucket(KEY, (minute,), 1, 77), {}, {}, NOW).item[EXPIRY] == 77
+    assert create(bucket(minute), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 86_400 + 60
+    assert create(bucket(minute, week), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 8 * 86_400
+    assert EXPIRY_ATTRIBUTE not in create(bucket(minute, Limit("usd", 1, 0, 1)), {}, {}, NOW).item
+    assert create(Bucket(KEY, (minute,), 1, 77), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == 77
 
 
 @given(CAPACITIES, st.integers(0, 2 * 10**9), ELAPSED, st.data())

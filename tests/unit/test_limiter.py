@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from price_keeper.errors import StoreThrottled, TransactionFailed
 from price_keeper.limits.bucket import FARTHEST_AHEAD_MS, Bucket, Limit
-from price_keeper.stores.contract import EXPIRY, Delete
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.buckets import (
@@ -250,7 +250,7 @@ async def test_newer_settings_come_with_the_next_refill_and_bind_those_who_have_
     assert (grant.path, grant.left) == ("normal", {"rpm": 3_000, "rph": 59_000})
     expected = rpm_item(new) | {"rf": NOW + 100, "v": 2, "rpm_tk": 3_000, "rpm_tc": 2_000}
     rph = {"rph_tk": 59_000, "rph_tc": 1_000, "rph_rem": 0, "rph_cp": 60_000, "rph_ra": 1, "rph_rp": 60}
-    expires = {EXPIRY: (NOW + 100 + 3_600_000) // 1000 + 86_400}
+    expires = {EXPIRY_ATTRIBUTE: (NOW + 100 + 3_600_000) // 1000 + 86_400}
     assert await rig.item(old) == expected | rph | expires
     grant = await rig.limiter.acquire([old], {"rpm": 3_500, "tpm": 10})
     assert (grant.is_refused, grant.wait_ms) == (True, 1_000)

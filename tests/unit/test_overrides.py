@@ -11,7 +11,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.model import Scope
 from price_keeper.selection.overrides import Override, clear_override, override_of, set_override, version_of
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Put, Store, Update
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Put, Store, Update
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
@@ -48,7 +48,7 @@ async def test_it_holds_until_the_period_ends_if_nothing_is_said() -> None:
         "override_who": "ann",
         "override_until_epoch": DAY.end,
         "override_version": 1,
-        EXPIRY: DAY.end + 3600,
+        EXPIRY_ATTRIBUTE: DAY.end + 3600,
     }
     assert override_of(store.items[KEY], DAY.end - 0.01) == override
     assert override_of(store.items[KEY], DAY.end) is None
@@ -91,7 +91,7 @@ async def test_all_mistakes_are_told_at_once() -> None:
 
 async def test_the_sticky_state_beside_it_is_left_alone() -> None:
     store = MemoryStore()
-    sticky = {"active_model_label": "standard", "active_model_index": 1, EXPIRY: DAY.end + 7200}
+    sticky = {"active_model_label": "standard", "active_model_index": 1, EXPIRY_ATTRIBUTE: DAY.end + 7200}
     await store.put(Put(KEY, sticky))
     await put(store, "premium")
     assert sticky.items() <= store.items[KEY].items()  # nor is its end brought nearer
@@ -101,9 +101,9 @@ async def test_the_sticky_state_beside_it_is_left_alone() -> None:
 
 async def test_an_end_that_is_too_near_is_put_off() -> None:
     store = MemoryStore()
-    await store.put(Put(KEY, {EXPIRY: DAY.end}))
+    await store.put(Put(KEY, {EXPIRY_ATTRIBUTE: DAY.end}))
     await put(store)
-    assert store.items[KEY][EXPIRY] == DAY.end + 3600
+    assert store.items[KEY][EXPIRY_ATTRIBUTE] == DAY.end + 3600
 
 
 async def test_its_version_grows_with_every_change() -> None:
@@ -139,7 +139,7 @@ async def test_what_was_spoilt_by_hand_is_none(change: dict[str, Any]) -> None:
 async def test_changes_at_once_are_all_counted(exact_store: Store) -> None:
     """And a fallback that is written meanwhile is not lost."""
     await exact_store.put(Put(KEY, {}))
-    fallback = Update(KEY, set={"active_model_index": 1, EXPIRY: DAY.end + 3600})
+    fallback = Update(KEY, set={"active_model_index": 1, EXPIRY_ATTRIBUTE: DAY.end + 3600})
     sets = [put(exact_store, label) for label in ORDERING * 4]
     done = await asyncio.gather(*sets, exact_store.update(fallback))
     item = await exact_store.get(KEY, consistent=True)

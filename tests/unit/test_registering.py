@@ -25,7 +25,7 @@ from price_keeper.errors import (
 from price_keeper.model import Scope, client_id_of
 from price_keeper.selection.settings import put_app, put_org
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Check, Item, ItemExists, Key, Put, Store
+from price_keeper.stores.contract import ConditionCheck, Item, ItemExists, Key, Put, Store
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
@@ -158,7 +158,7 @@ async def test_all_or_nothing(store: Store, clock: ManualClock) -> None:
     """What stands beside it fails, and so does the rest."""
     scope = await made(store, new_scope())
     before = await item_of(store, scope)
-    impossible = Check(Key("config", f"TEST#{scope.org}", "nothing"), ItemExists())
+    impossible = ConditionCheck(Key("config", f"TEST#{scope.org}", "nothing"), ItemExists())
     assert await register(store, clock, scope, beside=[impossible]) is None
     assert await item_of(store, scope) == before
 

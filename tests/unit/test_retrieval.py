@@ -15,7 +15,7 @@ from price_keeper.auth.retrieval import RETRIEVED, SECONDS, retrieve
 from price_keeper.errors import AccessDenied, Busy
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Item, Put, Store
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Put, Store
 from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.clock import ManualClock
@@ -94,8 +94,8 @@ async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualC
         {"sealed": "text"},
         {"sealed": bytes(100)},
         {"sealed": None},
-        {EXPIRY: "never"},
-        {EXPIRY: None},
+        {EXPIRY_ATTRIBUTE: "never"},
+        {EXPIRY_ATTRIBUTE: None},
     ],
 )
 async def test_a_spoilt_row_gives_nothing(clock: ManualClock, change: dict[str, Any]) -> None:

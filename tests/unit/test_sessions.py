@@ -25,7 +25,7 @@ from price_keeper.errors import (
 )
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Check, ItemExists, Key, Put, Write
+from price_keeper.stores.contract import ConditionCheck, ItemExists, Key, Put, Write
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
@@ -302,7 +302,7 @@ async def test_no_eviction_is_made_by_halves(
 
     async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
         told.append(len(writes))
-        never = Check(Key("config", "nobody", "nowhere"), ItemExists())
+        never = ConditionCheck(Key("config", "nobody", "nowhere"), ItemExists())
         return [*writes[:failing], never, *writes[failing + 1 :]]
 
     here.line.before_transact = spoil

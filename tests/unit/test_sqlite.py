@@ -17,14 +17,14 @@ from price_keeper.stores import batching, sqlite_file, sqlite_group
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
-    Check,
+    ConditionCheck,
     Compare,
     Delete,
-    Exists,
+    AttributeExists,
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -61,12 +61,12 @@ async def test_the_file_is_for_its_owner_alone(store: SqliteStore, tmp_path: Pat
 
 async def test_digest_of_a_transaction_is_that_of_version_0_1(store: SqliteStore, tmp_path: Path) -> None:
     """It is kept with the token: a process of another version that sends the transaction again must find the same."""
-    some = AllOf((Compare("a", "<=", 7), AnyOf((Missing("b"), Compare("c", "=", 9))), Exists("a")))
+    some = AllOf((Compare("a", "<=", 7), AnyOf((AttributeMissing("b"), Compare("c", "=", 9))), AttributeExists("a")))
     other, gone, seen = (Key("config", "p", name) for name in ("other", "gone", "seen"))
     for key in (KEY, gone, seen):
         await store.put(Put(key, {"a": 1}))
     changes = Update(KEY, set={"x": "y"}, add={"n": Decimal("2.50")}, condition=some)
-    writes = [Put(other, {"a": 1}, ItemMissing()), changes, Delete(gone, ItemExists()), Check(seen, ItemExists())]
+    writes = [Put(other, {"a": 1}, ItemMissing()), changes, Delete(gone, ItemExists()), ConditionCheck(seen, ItemExists())]
     await store.transact(writes, token="t")
     reader = sqlite3.connect(tmp_path / "store.db")
     ((digest,),) = reader.execute("SELECT digest FROM transaction_tokens WHERE token='t'").fetchall()

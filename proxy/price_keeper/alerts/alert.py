@@ -10,7 +10,7 @@ import orjson
 
 from price_keeper.model import PICO_PER_MICRO, Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Item, Key
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key
 
 MARKER_SECONDS = 7 * 86_400  # after the end of the period; longer than anybody tries to deliver an alert
 OWNER = "alert"
@@ -37,7 +37,7 @@ class Alert:
 
     @property
     def marker(self) -> Item:
-        return {OWNER: self.id, "raised_at_epoch": self.raised_at, EXPIRY: self.ends_at + MARKER_SECONDS}
+        return {OWNER: self.id, "raised_at_epoch": self.raised_at, EXPIRY_ATTRIBUTE: self.ends_at + MARKER_SECONDS}
 
     @property
     def name(self) -> str:

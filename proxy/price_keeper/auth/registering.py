@@ -37,7 +37,7 @@ from price_keeper.stores.contract import (
     Item,
     ItemExists,
     Key,
-    Missing,
+    AttributeMissing,
     Put,
     Store,
     Update,
@@ -100,7 +100,7 @@ async def register(
         credentials_key(scope),
         set=new.attributes,
         remove=(PREVIOUS_HASH, GRACE_ENDS, RETRIEVED),
-        condition=all_of(ItemExists(), Missing(HASH)),
+        condition=all_of(ItemExists(), AttributeMissing(HASH)),
     )
     if await _is_written(store, clock, scope, [update, new.put, *beside], new.hashed, forget):
         return new.issued
@@ -153,7 +153,7 @@ def _rotation(scope: Scope, item: Item, new: _New, now: float, grace_hours: int)
     previous: Value | None = item[HASH]
     if _is_unfetched(item):
         previous = _in_grace(item, now)
-        conditions.append(Missing(RETRIEVED))
+        conditions.append(AttributeMissing(RETRIEVED))
     kept: dict[str, Value] = {}
     if grace_hours and previous is not None:
         kept = {PREVIOUS_HASH: previous, GRACE_ENDS: int(now) + grace_hours * 3600}

@@ -30,7 +30,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Delete, Item, Key, Put, Store, Update, above, all_of, equals, live
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Item, Key, Put, Store, Update, above, all_of, equals, ignore_expired
 
 # On the client's item.
 ROW = "client_secret_retrieval_row"  # of the newest secret
@@ -69,7 +69,7 @@ def seal(scope: Scope, secret: str, now: float, marks: Marks = UNMARKED) -> Seal
     nonce = secrets.token_bytes(_NONCE_BYTES)
     sealed = nonce + ChaCha20Poly1305(_derived(token, _KEY)).encrypt(nonce, secret.encode(), client_id.encode())
     row, expires = _derived(token, _PLACE).hex(), int(now) + SECONDS
-    item: Item = {"client_id": client_id, "sealed": sealed, EXPIRY: expires}
+    item: Item = {"client_id": client_id, "sealed": sealed, EXPIRY_ATTRIBUTE: expires}
     return Sealed(token, row, expires, Put(schema.retrieval_token(row), item))
 
 
@@ -89,7 +89,7 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
     row, client_id, now = _derived(token, _PLACE).hex(), client_id_of(scope.org, scope.app), int(clock.now())
     await _demand_row(store, schema.retrieval_token(row), client_id, now)
     await _mark(store, credentials_key(scope), row, now)
-    is_its = all_of(equals("client_id", client_id), above(EXPIRY, now))
+    is_its = all_of(equals("client_id", client_id), above(EXPIRY_ATTRIBUTE, now))
     try:
         item = await store.delete(Delete(schema.retrieval_token(row), is_its))
     except ConditionFailed:
@@ -103,7 +103,7 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
 async def _demand_row(store: Store, key: Key, client_id: str, now: int) -> None:
     """An invented token costs a read, and no write."""
     try:
-        item = live(await store.get(key, consistent=True), now)
+        item = ignore_expired(await store.get(key, consistent=True), now)
     except StoreError:
         raise Busy(_AWAY, retry_after=5) from None
     if item is None or item.get("client_id") != client_id:

@@ -23,7 +23,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, TokenRejected, StoreError, StoreUnavailable
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Store, any_of, below, live
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Store, any_of, below, ignore_expired
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import Telemetry
 
@@ -219,7 +219,7 @@ class Revocation:
             keys.append(credentials_key(Scope(claims.caller.org, claims.caller.app)))
         found = await self._store.get_many(keys, consistent=True)
         now = self._clock.now() if claims is None else min(self._clock.now(), claims.expires - 1)
-        rows = [(name, live(item, now)) for name, item in zip(names, found, strict=False)]
+        rows = [(name, ignore_expired(item, now)) for name, item in zip(names, found, strict=False)]
         revoked = {name: _until(item) for name, item in rows if item is not None}
         if claims is None or claims.generation is None or claims.generation >= generation_of(found[-1]):
             return revoked
@@ -264,7 +264,7 @@ class Revocation:
         if self._marks.get(key.pk, 0) >= enough:
             return
         try:
-            await self._store.put(Put(key, {EXPIRY: until}, any_of(ItemMissing(), below(EXPIRY, enough))))
+            await self._store.put(Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, enough))))
         except ConditionFailed:  # it was revoked before, and for as long
             until = enough
         except StoreError as failure:
@@ -289,7 +289,7 @@ class Revocation:
 
 
 def _until(item: Item) -> int:
-    found = item.get(EXPIRY)
+    found = item.get(EXPIRY_ATTRIBUTE)
     return int(found) if isinstance(found, int | Decimal) else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Delete, Item, Missing, Put, Update, Write, equals
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Item, AttributeMissing, Put, Update, Write, equals
 
 HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = "refresh_hash", "began_us", "refreshed_at", "access_until", "version"
 GENERATION = "generation"  # the client's, as it was when the secret was checked
@@ -48,19 +48,19 @@ class Kept:
         kept = str(self.item[HASH])
         return [
             Delete(schema.session(self.client, self.sid), equals(HASH, kept)),
-            refused(kept, self.number(EXPIRY), why, now, self.client, self.sid),
+            refused(kept, self.number(EXPIRY_ATTRIBUTE), why, now, self.client, self.sid),
         ]
 
 
 def moved_on(client: str, head: Item | None) -> Update:
     version = (head or {}).get(VERSION)
-    stands = equals(VERSION, version) if isinstance(version, int) else Missing(VERSION)
+    stands = equals(VERSION, version) if isinstance(version, int) else AttributeMissing(VERSION)
     return Update(schema.session_head(client), add={VERSION: 1}, condition=stands)
 
 
 def refused(token_hash: str, until: int, why: str, now: float, client: str, sid: str) -> Put:
     """For as long as the token itself would be good."""
-    item: Item = {EXPIRY: until, "why": why, AT: int(now), "client_id": client, "sid": sid}
+    item: Item = {EXPIRY_ATTRIBUTE: until, "why": why, AT: int(now), "client_id": client, "sid": sid}
     return Put(schema.refused_refresh_token(token_hash), item)
 
 

@@ -52,8 +52,8 @@ from price_keeper.errors import (
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
-    EXPIRY,
-    Check,
+    EXPIRY_ATTRIBUTE,
+    ConditionCheck,
     Item,
     ItemExists,
     ItemMissing,
@@ -66,8 +66,8 @@ from price_keeper.stores.contract import (
     above,
     all_of,
     equals,
-    every_row,
-    live,
+    iterate_rows,
+    ignore_expired,
 )
 
 ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
@@ -192,7 +192,7 @@ class Sessions:
                 if item is None:
                     return None
                 kept = Kept(client, sid, item)
-                is_live = live(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
+                is_live = ignore_expired(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
                 if await self._is_ended(kept, beside):
                     self._revocation.mark(schema.revoked_session(sid).pk)
                     return is_live
@@ -206,11 +206,11 @@ class Sessions:
         key, until = schema.revoked_session(sid), self._longest()
         with no_store_no_token():
             before = await self._store.get(key, consistent=True) or {}
-            was = before.get(EXPIRY)
+            was = before.get(EXPIRY_ATTRIBUTE)
             until = max(until, was) if isinstance(was, int) else until
             try:
-                is_client = Check(credentials_key(scope), ItemExists())
-                await self._writing.transact([is_client, Put(key, {EXPIRY: until}), *beside])
+                is_client = ConditionCheck(credentials_key(scope), ItemExists())
+                await self._writing.transact([is_client, Put(key, {EXPIRY_ATTRIBUTE: until}), *beside])
             except TransactionFailed as failure:
                 if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                     return False
@@ -240,7 +240,7 @@ class Sessions:
             owner = await self._store.get(credentials_key(scope), consistent=True)
             found = await self._rows(client_id_of(scope.org, scope.app), generation_of(owner), self._clock.now())
         return [
-            Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY))
+            Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY_ATTRIBUTE))
             for kept in found
         ]
 
@@ -274,8 +274,8 @@ class Sessions:
         head, owner = await self._store.get_many(keys, consistent=True)
         _demand(generation, owner)
         found = await self._rows(client, generation, now - IN_DOUBT_SECONDS)
-        alive = [kept for kept in found if live(kept.item, now) is not None]
-        in_doubt = [kept for kept in found if live(kept.item, now) is None]
+        alive = [kept for kept in found if ignore_expired(kept.item, now) is not None]
+        in_doubt = [kept for kept in found if ignore_expired(kept.item, now) is None]
         surplus = in_doubt + alive[: max(0, len(alive) - (self._max - 1))]
         writes: list[Write] = [moved_on(client, head)]
         for kept in surplus[:ENDED_AT_ONCE]:
@@ -297,7 +297,7 @@ class Sessions:
         return {
             HASH: _hash(issued.refresh.token),
             REFRESHED: int(self._clock.now()),
-            EXPIRY: issued.refresh.expires,
+            EXPIRY_ATTRIBUTE: issued.refresh.expires,
             ACCESS_UNTIL: issued.access.expires,
         }
 
@@ -309,8 +309,8 @@ class Sessions:
         query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
         found = [
             Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
-            async for row in every_row(self._store, query)
-            if live(row.item, since) is not None
+            async for row in iterate_rows(self._store, query)
+            if ignore_expired(row.item, since) is not None
         ]
         return sorted((kept for kept in found if kept.generation >= generation), key=lambda kept: kept.age)
 
@@ -321,7 +321,7 @@ class Sessions:
         scope = Scope(claims.caller.org, claims.caller.app)
         keys = [schema.refused_refresh_token(used), schema.session(client, sid), credentials_key(scope)]
         refusal, item, owner = await self._store.get_many(keys, consistent=True)
-        item = live(item, self._clock.now())
+        item = ignore_expired(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
             if was_rotated_within(RACE_SECONDS, refusal, self._clock.now()):
                 raise self._spent.refused(used, _SECOND, SECOND_SECONDS)
@@ -337,7 +337,7 @@ class Sessions:
         return kept
 
     def _rotated(self, kept: Kept, used: str, until: int, issued: Issued) -> list[Write]:
-        is_live = all_of(equals(HASH, used), above(EXPIRY, int(self._clock.now())))
+        is_live = all_of(equals(HASH, used), above(EXPIRY_ATTRIBUTE, int(self._clock.now())))
         renewed = self._renewed(issued)
         # Those minted before may have had longer to live than those of today.
         renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
@@ -350,10 +350,10 @@ class Sessions:
 
     async def _is_ended(self, kept: Kept, beside: Sequence[Write]) -> bool:
         """False if it was refreshed or ended meanwhile."""
-        until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY))
+        until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY_ATTRIBUTE))
         writes = [
             *kept.ended(REVOKED, self._clock.now()),
-            Put(schema.revoked_session(kept.sid), {EXPIRY: until}),
+            Put(schema.revoked_session(kept.sid), {EXPIRY_ATTRIBUTE: until}),
             Update(schema.session_head(kept.client), add={VERSION: 1}),
             *beside,
         ]

@@ -18,7 +18,7 @@ from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json, say
 from price_keeper.config import Store
 from price_keeper.stores import cloudformation, sqlite_file
-from price_keeper.stores.contract import EXPIRY
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
 
 
@@ -102,7 +102,7 @@ def describe(chosen: Namespace) -> int:
         {
             "table": prefix + table.name,
             "key": ["PK", "SK"] if table.has_sort_key else ["PK"],
-            "time_to_live": EXPIRY,
+            "time_to_live": EXPIRY_ATTRIBUTE,
             "purpose": table.purpose,
         }
         for table in TABLES.values()

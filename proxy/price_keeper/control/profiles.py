@@ -33,11 +33,11 @@ from price_keeper.stores.contract import (
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Prefix,
     Put,
     Query,
-    Row,
+    StoredRow,
     Update,
     Value,
     all_of,
@@ -97,7 +97,7 @@ async def get(parts: Parts, call: Call) -> Answer:
     return read({"inference_profiles": [_told(row.item) for row in found]})
 
 
-async def _listed(parts: Parts, org: str, app: str) -> tuple[Row, ...]:
+async def _listed(parts: Parts, org: str, app: str) -> tuple[StoredRow, ...]:
     partition, prefix = schema.org_config(org).pk, schema.profiles_of(app)
     return (await parts.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
 
@@ -159,7 +159,7 @@ def _unchanged(before: Item | None) -> Condition:
 def _one_more(key: Key, app: Item | None) -> Update:
     """Moves what every new profile of the app moves, so that of two at once one has to count again."""
     made = (app or {}).get(MADE)
-    unchanged = Missing(MADE) if made is None else equals(MADE, made)  # type: ignore[arg-type]
+    unchanged = AttributeMissing(MADE) if made is None else equals(MADE, made)  # type: ignore[arg-type]
     return Update(key, add={MADE: 1}, condition=all_of(ItemExists(), unchanged))
 
 

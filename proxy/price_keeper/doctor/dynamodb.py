@@ -19,7 +19,7 @@ from price_keeper.doctor.patient import Patient
 from price_keeper.doctor.reaching import unreached
 from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import endpoint_of
-from price_keeper.stores.contract import Check, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
+from price_keeper.stores.contract import ConditionCheck, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
 from price_keeper.stores.expressions import TRANSACTION_VERBS, Request, key_to_wire, query_request, write_request
 from price_keeper.stores.schema import TABLES
 
@@ -159,7 +159,7 @@ def _asks_of(key: Key, prefix: str) -> list[_Ask]:
         _Ask("UpdateItem", "update_item", key.table, write_request(update, prefix)),
         _Ask("DeleteItem", "delete_item", key.table, write_request(delete, prefix)),
         # A transaction is allowed by what stands in it; of its own it has the check alone.
-        _in_transaction("ConditionCheckItem", Check(key, NEVER), prefix),
+        _in_transaction("ConditionCheckItem", ConditionCheck(key, NEVER), prefix),
     ]
 
 

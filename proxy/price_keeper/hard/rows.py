@@ -24,14 +24,14 @@ from price_keeper.errors import StoreMisconfigured
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
-    EXPIRY,
-    Check,
+    EXPIRY_ATTRIBUTE,
+    ConditionCheck,
     Condition,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Put,
     Query,
     Update,
@@ -141,17 +141,17 @@ def moved_on(name: Name, holder: str, number: int) -> list[Write]:
 
 
 def _numbered(name: Name, holder: str, number: int, out: int) -> Update:
-    set_to = {NUMBER: number + 1, EXPIRY: name.expires_at}
+    set_to = {NUMBER: number + 1, EXPIRY_ATTRIBUTE: name.expires_at}
     return Update(name.hold(holder), add={OUT: out}, set=set_to, condition=_is(NUMBER, number or None))
 
 
 def _is(attribute: str, value: int | None) -> Condition:
-    return Missing(attribute) if value is None else equals(attribute, value)
+    return AttributeMissing(attribute) if value is None else equals(attribute, value)
 
 
 def spent(name: Name, holder: str, pico: int) -> Update:
     """Belongs into the transaction that counts the same spend, whose marker makes it happen once."""
-    return Update(name.hold(holder), add={USED: pico}, set={EXPIRY: name.expires_at})
+    return Update(name.hold(holder), add={USED: pico}, set={EXPIRY_ATTRIBUTE: name.expires_at})
 
 
 # When its holder is no more, and all that it spent is counted.
@@ -162,13 +162,13 @@ def closed(name: Name, holder: str, item: Item | None, *, has_bucket: bool = Tru
     closed all the same: what was sent may still be on its way."""
     hold = Hold.of(item)
     as_read = all_of(*(_is(each, _found(item, each)) for each in (OUT, USED, NUMBER)))
-    set_to = {OUT: hold.used, NUMBER: CLOSED, EXPIRY: name.expires_at}
+    set_to = {OUT: hold.used, NUMBER: CLOSED, EXPIRY_ATTRIBUTE: name.expires_at}
     closing = Update(name.hold(holder), set=set_to, condition=as_read)
     rest = hold.out - hold.used
     if not rest:
         return [closing]
     if not has_bucket:  # it will be made anew, from what the holds say
-        return [closing, Check(name.bucket, ItemMissing())]
+        return [closing, ConditionCheck(name.bucket, ItemMissing())]
     return [closing, Update(name.bucket, add={LEFT: rest}, condition=ItemExists())]
 
 
@@ -189,7 +189,7 @@ def made(name: Name, quota: int, version: int, holds: Iterable[Hold], spent_pico
     holds = list(holds)
     base = unheld(holds, spent_pico)
     left = quota - base - sum(hold.out for hold in holds)
-    item = {LEFT: left, QUOTA: quota, VERSION: version, BASE: base, SEEN: int(now), EXPIRY: name.expires_at}
+    item = {LEFT: left, QUOTA: quota, VERSION: version, BASE: base, SEEN: int(now), EXPIRY_ATTRIBUTE: name.expires_at}
     return Put(name.bucket, item, ItemMissing())
 
 

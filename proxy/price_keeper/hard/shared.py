@@ -10,7 +10,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed
 from price_keeper.hard import rows
 from price_keeper.hard.rows import Bucket, Hold, Name
-from price_keeper.stores.contract import Item, Store, every_row
+from price_keeper.stores.contract import Item, Store, iterate_rows
 
 TRIES = 8  # each lost one means that another process had its way
 SEEN_SECONDS = 45  # a look so young is not repeated
@@ -85,4 +85,4 @@ class SharedBucket:
         return least or 0
 
     async def _holds(self) -> list[Hold]:
-        return [Hold.of(row.item) async for row in every_row(self.store, self.name.holds)]
+        return [Hold.of(row.item) async for row in iterate_rows(self.store, self.name.holds)]

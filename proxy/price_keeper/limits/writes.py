@@ -31,11 +31,11 @@ from price_keeper.limits.bucket import (
     refilled_from,
 )
 from price_keeper.stores.contract import (
-    EXPIRY,
+    EXPIRY_ATTRIBUTE,
     Condition,
-    Exists,
+    AttributeExists,
     ItemMissing,
-    Missing,
+    AttributeMissing,
     Put,
     Update,
     Value,
@@ -106,7 +106,7 @@ def _still(
     """What must hold of a limit's tokens for its level to be right, and enough."""
     tokens = limit.name + TOKENS
     if kept is None:
-        yield Missing(tokens)
+        yield AttributeMissing(tokens)
     elif level.is_spilling and is_exact:
         yield equals(tokens, kept.tokens)
     else:
@@ -129,7 +129,7 @@ def retry(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int, least: Amo
     ]
     for limit in bucket.limits:
         floor = max(taken.get(limit.name, 0), (least or {}).get(limit.name, 0))
-        conditions.append(at_least(limit.name + TOKENS, floor) if floor > 0 else Exists(limit.name + TOKENS))
+        conditions.append(at_least(limit.name + TOKENS, floor) if floor > 0 else AttributeExists(limit.name + TOKENS))
     add = _additions(bucket.limits, taken, used)
     return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
 
@@ -152,7 +152,7 @@ def adjust(bucket: Bucket, state: State | None, taken: Amounts, used: Amounts, n
         there = kept.tokens if kept is not None else 0
         taking[limit.name] = cost = max(taken.get(limit.name, 0), min(0, there - room))
         tokens = limit.name + TOKENS
-        conditions.append(at_most(tokens, room + cost) if cost < 0 else Exists(tokens))
+        conditions.append(at_most(tokens, room + cost) if cost < 0 else AttributeExists(tokens))
     add = _additions(named, taking, used)
     return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
 
@@ -174,8 +174,8 @@ def _rates(limit: Limit) -> dict[str, Value]:
 def _expiry(bucket: Bucket, now_ms: int) -> dict[str, Value]:
     """An item that is gone is a full bucket, so it goes when it is full; what never refills stays."""
     if bucket.expires_at is not None:
-        return {EXPIRY: bucket.expires_at}
+        return {EXPIRY_ATTRIBUTE: bucket.expires_at}
     if any(limit.amount == 0 for limit in bucket.limits):
         return {}
     longest_ms = max((limit.capacity * limit.period_ms // limit.amount for limit in bucket.limits), default=0)
-    return {EXPIRY: (now_ms + longest_ms) // 1000 + _DAY_SECONDS}
+    return {EXPIRY_ATTRIBUTE: (now_ms + longest_ms) // 1000 + _DAY_SECONDS}

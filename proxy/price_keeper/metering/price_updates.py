@@ -22,7 +22,7 @@ from price_keeper.metering.aws_price_list import PriceListUnreadable
 from price_keeper.metering.price_list import Product, Unclear, listed_of, model_of
 from price_keeper.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, misread, overlaid, tariff_of
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Between, Item, Put, Query, Store, live, missing_or_expired
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
 from price_keeper.telemetry import PRICE_AGE, PRICE_SOURCE, PRICE_TROUBLE, Telemetry
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Known(NamedTuple):
 
 def row_of(found: Listed | Unclear, now: float) -> Item:
     told = _prices(found) if isinstance(found, Listed) else {"unclear": found.reason}
-    return {**told, "fetched_at_epoch": int(now), EXPIRY: int(now) + KEPT_SECONDS}
+    return {**told, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + KEPT_SECONDS}
 
 
 def _prices(listed: Listed) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Tariffs:
         self._trouble([asked], "")
         now = self._clock.now()
         for row in page.rows:
-            if live(row.item, now) is not None:
+            if ignore_expired(row.item, now) is not None:
                 self._learn(asked, known_from(row.key.sk, row.item), today)
 
     def _learn(self, asked: _Asked, known: Known, today: str) -> None:
@@ -235,7 +235,7 @@ class Tariffs:
     async def _is_first(self, region: str, today: str) -> bool:
         """Of a fleet that wants to read the list of a region at once, one does."""
         now = self._clock.now()
-        claim = {EXPIRY: int(now) + CLAIM_SECONDS}
+        claim = {EXPIRY_ATTRIBUTE: int(now) + CLAIM_SECONDS}
         try:
             await self._store.put(Put(schema.price(_CLAIM, region, today), claim, missing_or_expired(now)))
         except ConditionFailed:

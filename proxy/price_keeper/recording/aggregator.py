@@ -20,11 +20,11 @@ from price_keeper.recording.entries import Counter, Counts
 from price_keeper.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, pico_of, shards_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
-    EXPIRY,
+    EXPIRY_ATTRIBUTE,
     Condition,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -33,7 +33,7 @@ from price_keeper.stores.contract import (
     all_of,
     any_of,
     at_most,
-    every_row,
+    iterate_rows,
 )
 
 TRIES: Final = 3
@@ -99,7 +99,7 @@ class Aggregator:
             return True
         totals = await sum_of_shards(self._store, counter)
         made: dict[str, Value] = {STAMP: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
-        made[EXPIRY] = int(began) + KEEP_TOTALS_SECONDS
+        made[EXPIRY_ATTRIBUTE] = int(began) + KEEP_TOTALS_SECONDS
         try:
             await self._store.put(Put(key, {**totals, **made}, _lowers_none(totals)))
         except ConditionFailed:
@@ -131,7 +131,7 @@ async def listed(
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
         query = Query("request-dedup", schema.active_counters(day_text(day)), sort, consistent=consistent)
-        async for row in every_row(store, query):
+        async for row in iterate_rows(store, query):
             try:
                 counter = counter_of(row.key.sk, shards_of(row.item))
             except ValueError:
@@ -187,5 +187,5 @@ def _stamp(total: Mapping[str, Any] | None) -> float:
 
 
 def _lowers_none(totals: Mapping[str, int | Decimal]) -> Condition:
-    not_lower = (any_of(Missing(name), at_most(name, number)) for name, number in totals.items())
+    not_lower = (any_of(AttributeMissing(name), at_most(name, number)) for name, number in totals.items())
     return any_of(ItemMissing(), all_of(*not_lower))

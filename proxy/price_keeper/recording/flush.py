@@ -18,7 +18,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Counts
 from price_keeper.recording.seal import Part
 from price_keeper.recording.ulid import made_at
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY, Item, ItemMissing, Key, Put, Update, Value, Write
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write
 
 DAY_SECONDS = 86_400
 KEEP_SHARDS_SECONDS = 35 * DAY_SECONDS
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
     def item(self, kept_until: int) -> Item:
         calls = {_ESTIMATED: self.estimated, _CARRIED: self.carried}
-        own: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY: kept_until}
+        own: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY_ATTRIBUTE: kept_until}
         return own | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
 
 
@@ -84,7 +84,7 @@ def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) ->
     for counter, _ in part:
         if counter not in known and not counter.is_hold:
             key = schema.active_counter(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
-            kept = {f"{SHARDS}{counter.shards}": True, EXPIRY: int(now) + KEEP_TOTALS_SECONDS}
+            kept = {f"{SHARDS}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + KEEP_TOTALS_SECONDS}
             yield Update(key, set=kept)
 
 
@@ -119,7 +119,7 @@ def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
 def _added(key: Key, counts: Counts, now: float, keep_seconds: int) -> Update:
     added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNTED, counts, strict=False) if number}
     added[COST] = micros(counts.pico)
-    return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY: int(now) + keep_seconds})
+    return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + keep_seconds})
 
 
 def micros(pico: int) -> Decimal:

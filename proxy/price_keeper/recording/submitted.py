@@ -23,13 +23,13 @@ from price_keeper.recording.entries import Counter, Counts
 from price_keeper.stores import schema
 from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
-    EXPIRY,
+    EXPIRY_ATTRIBUTE,
     MAX_TRANSACTION_WRITES,
     Item,
     Key,
     Put,
     Store,
-    live,
+    ignore_expired,
     missing_or_expired,
 )
 
@@ -61,7 +61,7 @@ class Submission:
         return schema.request_marker(self.org, self.app, self.request_id)
 
     def marker(self, now: float) -> Item:
-        return {**self.about, "payload_hash": self.digest, EXPIRY: int(now) + KEEP_SECONDS}
+        return {**self.about, "payload_hash": self.digest, EXPIRY_ATTRIBUTE: int(now) + KEEP_SECONDS}
 
 
 Charged: TypeAlias = tuple[Submission, Sequence[Counter]]
@@ -97,7 +97,7 @@ class Submissions:
             except TransactionFailed as failure:
                 if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                     raise
-                before = live(await self._store.get(key, consistent=True), now)
+                before = ignore_expired(await self._store.get(key, consistent=True), now)
                 if before is None:  # it has just gone, so there is room for ours
                     raise
                 return _checked(before, what), False

@@ -11,7 +11,7 @@ from price_keeper.config.keys import Defaults
 from price_keeper.model import Scope, is_org_id
 from price_keeper.selection.plan import plan_of
 from price_keeper.stores import schema
-from price_keeper.stores.contract import Item, Query, Store, every_row
+from price_keeper.stores.contract import Item, Query, Store, iterate_rows
 
 MOST_NAMED = 20  # in a message that says which orgs there are
 
@@ -31,7 +31,7 @@ class Tenant:
 async def registered(store: Store) -> dict[str, str | None]:
     """The name of each org in the registry, None where it has none there."""
     found: dict[str, str | None] = {}
-    async for row in every_row(store, Query("config", schema.ORG_REGISTRY)):
+    async for row in iterate_rows(store, Query("config", schema.ORG_REGISTRY)):
         found[Scope.of_key(row.key.sk).org] = _name(row.item, "org_name")
     return found
 

@@ -21,7 +21,7 @@ from price_keeper.model import Scope, is_label
 from price_keeper.selection.plan import is_number, shown
 from price_keeper.stores import schema
 from price_keeper.stores.again import transact_with_retry, retry_on_conflict
-from price_keeper.stores.contract import EXPIRY, Condition, Item, Missing, Store, Update, Value, Write, all_of, equals
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Condition, Item, AttributeMissing, Store, Update, Value, Write, all_of, equals
 
 LONGEST_REASON = 200
 LONGEST_WHO = 128
@@ -104,7 +104,7 @@ async def set_override(
         # Kept until some time after the period, and no shorter than somebody else wants it kept.
         kept = max(span.end + KEPT_SECONDS, _expiry(before))
         override = Override(label, reason, who, float(ends), version_of(before) + 1)
-        change = Update(key, set={**written, EXPIRY: kept, _VERSION: override.version}, condition=_unchanged(before))
+        change = Update(key, set={**written, EXPIRY_ATTRIBUTE: kept, _VERSION: override.version}, condition=_unchanged(before))
         await transact_with_retry(store, clock, [change, *beside(override_of(before, now), override)])
         return override
 
@@ -130,19 +130,19 @@ async def clear_override(
 
 
 def _expiry(item: Item | None) -> int:
-    expiry = (item or {}).get(EXPIRY)
+    expiry = (item or {}).get(EXPIRY_ATTRIBUTE)
     return int(cast(int, expiry)) if is_number(expiry) else 0
 
 
 def _unchanged(before: Item | None) -> Condition:
     """As far as an override is concerned; a fallback meanwhile moves nothing but the expiry."""
-    return all_of(*(_same(before, name) for name in (_VERSION, EXPIRY)))
+    return all_of(*(_same(before, name) for name in (_VERSION, EXPIRY_ATTRIBUTE)))
 
 
 def _same(before: Item | None, name: str) -> Condition:
     value = (before or {}).get(name)
     # One that was written by hand as a list or a mapping cannot be compared; the store says so.
-    return Missing(name) if value is None else equals(name, value)  # type: ignore[arg-type]
+    return AttributeMissing(name) if value is None else equals(name, value)  # type: ignore[arg-type]
 
 
 def _check(label: str, reason: str, who: str, ends: float, now: float, ordering: Sequence[str]) -> None:

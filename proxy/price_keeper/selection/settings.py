@@ -31,12 +31,12 @@ from price_keeper.selection.plan import MOST_MICROS, PERIODS, QUOTA_SCOPES, plan
 from price_keeper.stores import schema
 from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import (
-    Check,
+    ConditionCheck,
     Condition,
     Item,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Store,
     Update,
     Value,
@@ -302,7 +302,7 @@ async def put_app(
         settings = checked_app(body, labels, above, own)
         update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
         await transact_with_retry(
-            store, clock, [update, Check(org_key, _unchanged(above)), *beside(Change(before, item, above))]
+            store, clock, [update, ConditionCheck(org_key, _unchanged(above)), *beside(Change(before, item, above))]
         )
         return Written(item, before is None)
 
@@ -328,7 +328,7 @@ def _unchanged(before: Item | None) -> Condition:
         return ItemMissing()
     version = before.get("version")
     # One that was written by hand as a list or a mapping cannot be compared; the store says so.
-    return Missing("version") if version is None else equals("version", version)  # type: ignore[arg-type]
+    return AttributeMissing("version") if version is None else equals("version", version)  # type: ignore[arg-type]
 
 
 def _turn(before: Item | None, settings: Mapping[str, Value], defaults: Defaults, now: float) -> dict[str, Value]:

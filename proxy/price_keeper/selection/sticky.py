@@ -10,10 +10,10 @@ from price_keeper.model import Scope
 from price_keeper.selection.plan import Plan
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
-    EXPIRY,
+    EXPIRY_ATTRIBUTE,
     Condition,
     Item,
-    Missing,
+    AttributeMissing,
     Update,
     all_of,
     any_of,
@@ -48,14 +48,14 @@ def moved_to(index: int, before: int, scope: Scope, span: Span, plan: Plan, now:
             "reason": "QUOTA_EXCEEDED",
             "previous_model_label": plan.ordering[before],
             "activated_at_epoch": int(now),
-            EXPIRY: span.end + KEPT_SECONDS,
+            EXPIRY_ATTRIBUTE: span.end + KEPT_SECONDS,
         },
         condition=_is_further(index, plan.version),
     )
 
 
 def _is_further(index: int, version: int) -> Condition:
-    written_by_hand = all_of(Missing(VERSION), below(INDEX, index))
+    written_by_hand = all_of(AttributeMissing(VERSION), below(INDEX, index))
     return any_of(
-        Missing(LABEL), all_of(equals(VERSION, version), below(INDEX, index)), below(VERSION, version), written_by_hand
+        AttributeMissing(LABEL), all_of(equals(VERSION, version), below(INDEX, index)), below(VERSION, version), written_by_hand
     )

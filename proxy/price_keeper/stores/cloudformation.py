@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from price_keeper.stores.contract import EXPIRY
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES, Table
 
 
@@ -53,7 +53,7 @@ def _resource(table: Table) -> dict[str, Any]:
             "BillingMode": "PAY_PER_REQUEST",
             "KeySchema": key_schema(table),
             "AttributeDefinitions": attribute_definitions(table),
-            "TimeToLiveSpecification": {"AttributeName": EXPIRY, "Enabled": True},
+            "TimeToLiveSpecification": {"AttributeName": EXPIRY_ATTRIBUTE, "Enabled": True},
             "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
         },
     }

@@ -15,7 +15,7 @@ Scalar: TypeAlias = "str | int | Decimal | bool | bytes"
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
 Item: TypeAlias = "Mapping[str, Value]"
 
-EXPIRY = "expires_at_epoch"
+EXPIRY_ATTRIBUTE = "expires_at_epoch"
 
 # The store's own limits, the same on every engine, so that what works on a laptop works in the fleet.
 MAX_TRANSACTION_WRITES = 100
@@ -49,12 +49,12 @@ class ItemMissing:
 
 
 @dataclass(frozen=True, slots=True)
-class Exists:
+class AttributeExists:
     attribute: str
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class AttributeMissing:
     attribute: str
 
 
@@ -78,7 +78,7 @@ class AnyOf:
     parts: tuple[Condition, ...]
 
 
-Condition: TypeAlias = "ItemExists | ItemMissing | Exists | Missing | Compare | AllOf | AnyOf"
+Condition: TypeAlias = "ItemExists | ItemMissing | AttributeExists | AttributeMissing | Compare | AllOf | AnyOf"
 
 
 def equals(attribute: str, value: Scalar) -> Compare:
@@ -111,14 +111,14 @@ def any_of(*parts: Condition) -> AnyOf:
 
 def missing_or_expired(now: float) -> Condition:
     """For a write that may take the place of a row whose time is over but which nobody has deleted yet."""
-    return any_of(ItemMissing(), at_most(EXPIRY, int(now)))
+    return any_of(ItemMissing(), at_most(EXPIRY_ATTRIBUTE, int(now)))
 
 
-def live(item: Item | None, now: float) -> Item | None:
+def ignore_expired(item: Item | None, now: float) -> Item | None:
     """The item, unless its time is over. Engines delete expired rows late, so every reader of such rows asks this."""
     if item is None:
         return None
-    expiry = item.get(EXPIRY)
+    expiry = item.get(EXPIRY_ATTRIBUTE)
     return None if isinstance(expiry, (int, Decimal)) and expiry <= now else item
 
 
@@ -157,14 +157,14 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ConditionCheck:
     """A condition on an item which the transaction leaves as it is."""
 
     key: Key
     condition: Condition
 
 
-Write: TypeAlias = "Put | Update | Delete | Check"
+Write: TypeAlias = "Put | Update | Delete | ConditionCheck"
 
 
 # Reading a partition in the order of its sort keys (by their UTF-8 bytes).
@@ -194,7 +194,7 @@ class Query:
     consistent: bool = False
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     key: Key
     item: Item
 
@@ -203,7 +203,7 @@ class Row(NamedTuple):
 class Page:
     """`cursor` is where the next page begins (`Query.after`); None when there is certainly no more."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[StoredRow, ...]
     cursor: str | None
 
 
@@ -248,7 +248,7 @@ class Store(Protocol):
         """Waits for what was begun. No verb may be called afterwards."""
 
 
-async def every_row(store: Store, query: Query, page_size: int = 500) -> AsyncIterator[Row]:
+async def iterate_rows(store: Store, query: Query, page_size: int = 500) -> AsyncIterator[StoredRow]:
     """All rows of a query, holding one page at a time."""
     after: str | None = query.after
     while True:
@@ -260,10 +260,10 @@ async def every_row(store: Store, query: Query, page_size: int = 500) -> AsyncIt
         after = page.cursor
 
 
-def attributes_of(condition: Condition | None) -> Iterable[str]:
+def iterate_attributes(condition: Condition | None) -> Iterable[str]:
     match condition:
-        case Exists(name) | Missing(name) | Compare(name, _, _):
+        case AttributeExists(name) | AttributeMissing(name) | Compare(name, _, _):
             yield name
         case AllOf(parts) | AnyOf(parts):
             for part in parts:
-                yield from attributes_of(part)
+                yield from iterate_attributes(part)

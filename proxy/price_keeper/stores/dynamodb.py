@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config.encryption import refusal
 from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
-from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, Row, Update, Write
+from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.dynamodb_connections import Connections
 from price_keeper.stores.dynamodb_credentials import Renewed, session
 from price_keeper.stores.expressions import (
@@ -161,7 +161,7 @@ class DynamoStore:
     async def query(self, query: Query) -> Page:
         check_query(query)
         request = query_request(query, self._prefix)
-        rows: list[Row] = []
+        rows: list[StoredRow] = []
         while True:
             if query.limit is not None:
                 request["Limit"] = query.limit - len(rows)
@@ -278,7 +278,7 @@ def _attributes(answer: Any) -> Item | None:
     return item_from_wire(answer["Attributes"]) if answer.get("Attributes") else None
 
 
-def _rows(table: str, answer: Any) -> tuple[list[Row], Any]:
-    return [Row(key_from_wire(table, wire), item_from_wire(wire)) for wire in answer["Items"]], answer.get(
+def _rows(table: str, answer: Any) -> tuple[list[StoredRow], Any]:
+    return [StoredRow(key_from_wire(table, wire), item_from_wire(wire)) for wire in answer["Items"]], answer.get(
         "LastEvaluatedKey"
     ) or None

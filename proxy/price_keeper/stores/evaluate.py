@@ -13,11 +13,11 @@ from price_keeper.stores.contract import (
     AnyOf,
     Compare,
     Condition,
-    Exists,
+    AttributeExists,
     Item,
     ItemExists,
     ItemMissing,
-    Missing,
+    AttributeMissing,
     Update,
     Value,
 )
@@ -44,9 +44,9 @@ def holds(condition: Condition | None, item: Item | None) -> bool:
             return all(holds(part, item) for part in parts)
         case AnyOf(parts):
             return any(holds(part, item) for part in parts)
-        case Exists(name):
+        case AttributeExists(name):
             return name in attributes
-        case Missing(name):
+        case AttributeMissing(name):
             return name not in attributes
         case ItemExists():
             return item is not None

@@ -10,16 +10,16 @@ from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
     Between,
-    Check,
+    ConditionCheck,
     Compare,
     Condition,
     Delete,
-    Exists,
+    AttributeExists,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -133,7 +133,7 @@ def write_request(write: Write, prefix: str) -> Request:
     return request | names.request()
 
 
-TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Delete", Check: "ConditionCheck"}
+TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Delete", ConditionCheck: "ConditionCheck"}
 
 
 def _update_expression(update: Update, names: _Names) -> str:
@@ -153,9 +153,9 @@ def _condition_expression(condition: Condition, names: _Names) -> str:
     match condition:
         case Compare(name, operator, value):
             return f"{names.name(name)} {operator} {names.value(value)}"
-        case Exists(name):
+        case AttributeExists(name):
             return f"attribute_exists({names.name(name)})"
-        case Missing(name):
+        case AttributeMissing(name):
             return f"attribute_not_exists({names.name(name)})"
         case ItemExists():
             return f"attribute_exists({names.name('PK')})"

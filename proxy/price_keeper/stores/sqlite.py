@@ -16,7 +16,7 @@ from typing import Any, cast
 from price_keeper.errors import InvalidStoreRequest, StoreMisconfigured, StoreUnavailable
 from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.batching import BatchThread
-from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, Row, Update, Write
+from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.sqlite_file import connect, prepare, translated
 from price_keeper.stores.sqlite_group import Group, load, owned
 from price_keeper.stores.sqlite_watch import FileWatch
@@ -102,7 +102,7 @@ def _select(connection: sqlite3.Connection, query: Query) -> Page:
     sql, arguments = _query_sql(query)
     found = connection.execute(sql, arguments).fetchall()
     has_more = query.limit is not None and len(found) > query.limit
-    rows = tuple(Row(Key(query.table, query.pk, sk), codec.decode(item)) for sk, item in found[: query.limit])
+    rows = tuple(StoredRow(Key(query.table, query.pk, sk), codec.decode(item)) for sk, item in found[: query.limit])
     return Page(rows, rows[-1].key.sk if has_more else None)
 
 

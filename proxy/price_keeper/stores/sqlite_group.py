@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 from price_keeper.errors import ConditionFailed, CancellationReason, ReasonCode, InvalidStoreRequest, TransactionFailed
 from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.contract import (
-    EXPIRY,
+    EXPIRY_ATTRIBUTE,
     AllOf,
     AnyOf,
-    Check,
+    ConditionCheck,
     Compare,
     Delete,
-    Exists,
+    AttributeExists,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    Missing,
+    AttributeMissing,
     Put,
     Update,
     Value,
@@ -54,11 +54,11 @@ _KINDS: Mapping[type, str] = {
     Put: "Put",
     Update: "Update",
     Delete: "Delete",
-    Check: "Check",
+    ConditionCheck: "Check",
     ItemExists: "ItemExists",
     ItemMissing: "ItemMissing",
-    Exists: "Exists",
-    Missing: "Missing",
+    AttributeExists: "Exists",
+    AttributeMissing: "Missing",
     Compare: "Compare",
     AllOf: "AllOf",
     AnyOf: "AnyOf",
@@ -106,7 +106,7 @@ class Group:
         # Every new item is computed before the first is kept: one that is Rejected must leave no trace of the others.
         after = [_after(write, item) for write, item in zip(writes, before, strict=True)]
         for write, item in zip(writes, after, strict=True):
-            if not isinstance(write, Check):
+            if not isinstance(write, ConditionCheck):
                 self._keep(write.key, item)
         if token is not None:
             self._tokens[token] = _Token(digest, self._now + TOKEN_SECONDS)
@@ -175,7 +175,7 @@ def _after(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | 
             return changed(write, before)
         case Delete():
             return None
-        case Check():
+        case ConditionCheck():
             return before
 
 
@@ -191,7 +191,7 @@ def _copied(item: Mapping[str, Value] | None) -> dict[str, Value] | None:
 
 
 def _expiry(item: Item) -> int | None:
-    expiry = item.get(EXPIRY)
+    expiry = item.get(EXPIRY_ATTRIBUTE)
     return expiry if type(expiry) is int and abs(expiry) < _LARGEST_INTEGER else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from price_keeper.errors import StoreMisconfigured, StoreThrottled
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.cloudformation import attribute_definitions, key_schema
-from price_keeper.stores.contract import EXPIRY
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES, Table
 
 POLLS = 60  # about a minute; a table on demand is there within seconds, its backups somewhat later
@@ -68,8 +68,8 @@ async def _wait_until_active(client: Client, name: str, sleep: Sleep) -> None:
 
 
 async def _protect(client: Client, name: str, sleep: Sleep) -> None:
-    if await _expiry_attribute(client, name, sleep) != EXPIRY:
-        expiry = {"Enabled": True, "AttributeName": EXPIRY}
+    if await _expiry_attribute(client, name, sleep) != EXPIRY_ATTRIBUTE:
+        expiry = {"Enabled": True, "AttributeName": EXPIRY_ATTRIBUTE}
         await _ask(sleep, client.update_time_to_live, TableName=name, TimeToLiveSpecification=expiry)
     if not await _is_recoverable(client, name, sleep):
         recovery = {"PointInTimeRecoveryEnabled": True}
@@ -98,8 +98,8 @@ def _differences(table: Table, found: dict[str, Any], expiry: str | None, is_rec
     billing = found.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
     if billing != "PAY_PER_REQUEST":
         different.append(f"its billing mode is {billing} and should be PAY_PER_REQUEST")
-    if expiry != EXPIRY:
-        different.append(f"time to live is {'on ' + expiry if expiry else 'off'} and should be on {EXPIRY}")
+    if expiry != EXPIRY_ATTRIBUTE:
+        different.append(f"time to live is {'on ' + expiry if expiry else 'off'} and should be on {EXPIRY_ATTRIBUTE}")
     if not is_recoverable:
         different.append("point-in-time recovery is off")
     return different

@@ -15,7 +15,7 @@ from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
     Between,
-    Check,
+    ConditionCheck,
     Compare,
     Condition,
     Delete,
@@ -142,7 +142,7 @@ def _check_key_part(what: str, text: str, most: int) -> None:
 
 
 def check_condition(condition: Condition | None) -> None:
-    for name in contract.attributes_of(condition):
+    for name in contract.iterate_attributes(condition):
         check_name(name)
     _check_compared(condition)
 
@@ -191,7 +191,7 @@ def _check_update(update: Update) -> int:
     return check_item(update.key, {**update.set, **update.set_if_missing})
 
 
-def _check_delete(write: Delete | Check) -> int:
+def _check_delete(write: Delete | ConditionCheck) -> int:
     check_key(write.key)
     check_condition(write.condition)
     return 0
@@ -201,7 +201,7 @@ _CHECKS: dict[type, Callable[[Any], int]] = {
     Put: _check_put,
     Update: _check_update,
     Delete: _check_delete,
-    Check: _check_delete,
+    ConditionCheck: _check_delete,
 }
 
 
