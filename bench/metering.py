@@ -166,7 +166,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
         opened_store(StoreConfig(path=str(folder / "store.db")), clock, tasks) as store,
         opened_recording(config, store, clock) as recording,
     ):
-        await store.put(Put(schema.org_config(CALLER.org), quotas))
+        await store.put(Put(schema.org_config_key(CALLER.org), quotas))
         tariffs = await dataplane.prices(config, store, clock, tasks)
         standings = Standings(config, store, recording.recorder, clock, tasks)
         await standings.learned(CALLER)

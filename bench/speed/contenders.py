@@ -226,7 +226,7 @@ def everything_on() -> dict[str, Value]:
 async def prepared(path: Path) -> None:
     store = await SqliteStore(path, SystemClock().now).open()
     try:
-        await store.put(Put(schema.org_config(ORG), everything_on()))
+        await store.put(Put(schema.org_config_key(ORG), everything_on()))
     finally:
         await store.close()
 

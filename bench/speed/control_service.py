@@ -164,11 +164,11 @@ async def _prepared(folder: Path, endpoint: str | None, apps: Sequence[Scope], c
     """Orgs and apps, and secrets that wait to be fetched. They are put there, as hashing each takes far longer."""
     async with _opened(folder, endpoint) as store:
         for org in dict.fromkeys(scope.org for scope in apps):
-            await store.put(Put(schema.org_config(org), everything_on() | {"quota_scope": "APP"}))
+            await store.put(Put(schema.org_config_key(org), everything_on() | {"quota_scope": "APP"}))
         now = SystemClock().now()
         found = []
         for number, scope in enumerate([*apps, *(Scope(org_of(0), f"new-{number}") for number in range(count))]):
-            key, is_new = schema.app_config(scope.org, scope.app or ""), number >= len(apps)
+            key, is_new = schema.app_config_key(scope.org, scope.app or ""), number >= len(apps)
             if not is_new:
                 await store.put(Put(key, {"app_name": scope.app or ""}))
                 continue

@@ -48,7 +48,7 @@ async def _org(endpoint: str) -> None:
             region="us-east-1", table_prefix=PREFIX, endpoint=endpoint, sleep=asyncio.sleep
         ).open()
         try:
-            await store.put(Put(schema.org_config(ORG), everything_on()))
+            await store.put(Put(schema.org_config_key(ORG), everything_on()))
         finally:
             await store.close()
 

@@ -40,7 +40,7 @@ class Actor:
         }
         told = {"app": scope.app, "address": self.address, "before": before, "after": after}
         item |= {name: _kept(value) for name, value in told.items() if value not in (None, "")}
-        return Put(schema.audit_record(scope.org, f"{_moment(now)}#{uuid4().hex}"), item, ItemMissing())
+        return Put(schema.audit_record_key(scope.org, f"{_moment(now)}#{uuid4().hex}"), item, ItemMissing())
 
 
 def only(item: Item | None, names: tuple[str, ...]) -> Item | None:
@@ -50,7 +50,7 @@ def only(item: Item | None, names: tuple[str, ...]) -> Item | None:
 
 async def records(store: Store, org: str, limit: int, after: str | None = None) -> Page:
     """The newest first. `after` is the cursor of the page before."""
-    partition = schema.audit_record(org, "")
+    partition = schema.audit_record_key(org, "")
     return await store.query(
         Query("audit", partition.pk, descending=True, limit=limit, after=after or None, consistent=True)
     )

@@ -42,7 +42,7 @@ async def all_is_well(store: Store, instance: Instance, scope: Scope, issued: li
     assert len(kept) == MOST
     assert kept.keys() <= {each.sid for each in issued}
     for each in issued:
-        refused = await store.get(schema.refused_refresh_token(_hash(each.refresh.token)), consistent=True)
+        refused = await store.get(schema.refused_refresh_token_key(_hash(each.refresh.token)), consistent=True)
         assert (refused is None) == (each.sid in kept)
         if refused is not None:
             assert refused["expires_at_epoch"] == each.refresh.expires
@@ -126,14 +126,14 @@ async def test_whichever_write_fails_nobody_is_evicted(
             await one.sessions.login(scope)
         assert set(told) == {4}
         assert await rows(store, scope) == before
-        assert await store.get(schema.refused_refresh_token(_hash(oldest.refresh.token)), consistent=True) is None
+        assert await store.get(schema.refused_refresh_token_key(_hash(oldest.refresh.token)), consistent=True) is None
         await other.sessions.refresh(oldest.refresh.token)
 
 
 async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, scope: Scope) -> None:
     async with instances(store, CLOCK, 1, MOST) as (one,):
         issued = [await one.sessions.login(scope) for _ in range(MOST)]
-        key = schema.session(f"org-{scope.org}-app-web", issued[2].sid)
+        key = schema.session_key(f"org-{scope.org}-app-web", issued[2].sid)
         await store.update(Update(key, set={EXPIRY_ATTRIBUTE: int(CLOCK.now())}))
         issued.append(await one.sessions.login(scope))
         assert [each.sid for each in await one.sessions.live(scope)] == [

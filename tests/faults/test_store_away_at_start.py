@@ -62,7 +62,7 @@ class Tenants:
 
     async def _put(self, store: Store, org: str, quotas: dict[str, Value], **more: Value) -> None:
         item = {"timezone": zone_by_day(), "model_ordering": [*quotas], "quotas": quotas, "version": 1, **more}
-        await store.put(Put(schema.org_config(org), item))
+        await store.put(Put(schema.org_config_key(org), item))
 
     def are_noted(self, notes: Notes) -> bool:
         stood = notes.stood(Scope(self.chain, "web"), self.day)

@@ -55,7 +55,7 @@ def served(port: DataPort, label: str = "premium") -> str:
 
 
 async def configured(port: DataPort, **attributes: Value) -> None:
-    await port.store.put(Put(schema.org_config(ORG), attributes))
+    await port.store.put(Put(schema.org_config_key(ORG), attributes))
 
 
 def quotas(**usd: float) -> dict[str, Value]:

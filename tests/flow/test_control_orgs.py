@@ -128,7 +128,7 @@ async def test_the_audit_tells_who_changed_what_and_no_secret(api: Rig) -> None:
     assert (second["who"], second["request_id"]) == ("admin", changed.headers["X-Request-Id"])
     assert second["before"] | {"org_name": "Acme Ltd"} == second["after"]
     assert second["address"] == "127.0.0.1"
-    item = await api.store.get(schema.org_config(ORG), consistent=True)
+    item = await api.store.get(schema.org_config_key(ORG), consistent=True)
     assert item is not None
     secrets = [str(item["client_secret_hash"]), made.body["secret_retrieval_token"]]
     secrets.append(rotated.body["secret_retrieval_token"])

@@ -201,7 +201,7 @@ async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: Rig) 
     assert [await opens(api, pair) for pair in (pairs[0], pairs[1])] == [401, 200]
     record = (await api.ask("GET", f"{API}/audit")).body["records"][0]
     assert (record["action"], record["before"]) == ("session.end", {"session_id": pairs[0]["session_id"]})
-    kept = await api.store.get(schema.revoked_session(pairs[0]["session_id"]), consistent=True)
+    kept = await api.store.get(schema.revoked_session_key(pairs[0]["session_id"]), consistent=True)
     assert kept == {"expires_at_epoch": int(api.clock.now()) + api.tokens.refresh_seconds}
 
 

@@ -43,7 +43,7 @@ async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
         assert (found.status, ORG in found.found) == (Status.WARNING, True), found
         assert "its calls are refused (unknown_org: refuse)" in found.found
         assert found.mend.startswith(f"price-keeper org put {ORG} FILE")
-        await store.put(Put(schema.org_config(ORG), {"org_name": "Acme"}))
+        await store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme"}))
         assert (await looked(config)).status is Status.OK
 
 

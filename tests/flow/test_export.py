@@ -48,8 +48,8 @@ async def fill(path: Path) -> None:
     """Days that are long over, as the recorder and the aggregator left them."""
     store = await SqliteStore(path, time.time).open()
     for org, name in ((ACME, "Acme, Ltd"), (BETA, "=Beta")):
-        await store.put(Put(schema.org_config(org), {"org_name": name, "timezone": "UTC", "quota_scope": "APP"}))
-        await store.put(Put(schema.org_entry(org), {"org_name": name}))
+        await store.put(Put(schema.org_config_key(org), {"org_name": name, "timezone": "UTC", "quota_scope": "APP"}))
+        await store.put(Put(schema.org_entry_key(org), {"org_name": name}))
     for number in range(DAYS):
         day = FIRST + timedelta(days=number)
         noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC).timestamp()

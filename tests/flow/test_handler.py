@@ -351,7 +351,7 @@ async def registered(folder: Path) -> str:
     """The secret of the app."""
     secret = new_secret()
     store = await SqliteStore(folder / "store.db", lambda: 0.0).open()
-    await store.put(Put(schema.app_config(ORG, APP), {"client_secret_hash": hash_secret(secret).decode()}))
+    await store.put(Put(schema.app_config_key(ORG, APP), {"client_secret_hash": hash_secret(secret).decode()}))
     await store.close()
     return secret
 
@@ -395,7 +395,7 @@ async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["x-amzn-bedrock-trace", "accept"])
 async def test_what_changes_the_answer_is_no_retry(port: DataPort, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    await configure(port.store, schema.org_config(ORG), org_name="Acme")  # so that nothing is logged of that
+    await configure(port.store, schema.org_config_key(ORG), org_name="Acme")  # so that nothing is logged of that
     for value in (b"", b"a: ENABLED", b"a: ENABLED", b"a: DISABLED"):
         more = b"%b%b\r\n" % (name.encode(), value[1:]) if value else b""
         assert (

@@ -91,7 +91,7 @@ async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
     opened_lane: Lane, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, more: bytes
 ) -> None:
     port = opened_lane.port
-    await port.store.put(Put(schema.app_config(ORG, APP), {"version": 1, "limits": {"rpm": 600, "tpm": 10**6}}))
+    await port.store.put(Put(schema.app_config_key(ORG, APP), {"version": 1, "limits": {"rpm": 600, "tpm": 10**6}}))
     before = opened_lane.journal.recorded
     async with wired(opened_lane) as wire:
         with monkeypatch.context() as patch:

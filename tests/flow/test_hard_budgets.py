@@ -48,7 +48,7 @@ async def budget(port: DataPort, quotas: dict[str, float], version: int = 1, enf
         "enforcement": enforcement,
         "version": version,
     }
-    await port.store.put(Put(schema.org_config(ORG), item))
+    await port.store.put(Put(schema.org_config_key(ORG), item))
 
 
 async def ask(port: DataPort, label: str = "premium", path: str = "converse", body: Any = TURN) -> Answered:
@@ -209,7 +209,7 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
     async def quotas(version: int, **usd: float) -> None:
         micros: dict[str, Value] = {label: round(each * 10**6) for label, each in usd.items()}
         item: dict[str, Value] = {"timezone": "UTC", "quotas": micros, "enforcement": "hard", "version": version}
-        await port.store.put(Put(schema.org_config(ORG), item))
+        await port.store.put(Put(schema.org_config_key(ORG), item))
         if port.standings._payers:
             await port.standings.watching.look(port.standings._payers[ORG, APP][1]).wait()
 

@@ -82,7 +82,7 @@ async def flushed(port: DataPort) -> Budget:
 async def is_hard(port: DataPort, usd: float, version: int = 1) -> None:
     quotas: dict[str, Value] = {"premium": round(usd * 10**6)}
     item: dict[str, Value] = {"timezone": "UTC", "model_ordering": ["premium"], "quotas": quotas, "version": version}
-    await port.store.put(Put(schema.org_config(ORG), {**item, "enforcement": "hard"}))
+    await port.store.put(Put(schema.org_config_key(ORG), {**item, "enforcement": "hard"}))
     port.standings._payers.clear()
     port.standings._watches.clear()
 

@@ -115,9 +115,9 @@ async def test_a_label_of_the_configuration_goes_first(own: Rig) -> None:
     status, _ = await own.admin("POST", f"/apps/{APP}/inference-profiles", profile("premium"))
     assert status == 409
     for label, arn in (("premium", ARN), ("mine", OTHER_ARN)):
-        key = schema.inference_profile(ORG, APP, label)
+        key = schema.inference_profile_key(ORG, APP, label)
         await own.store._store.put(Put(key, profile(label, inference_profile_arn=arn)))
-    await own.store._store.update(Update(schema.app_config(ORG, APP), add={"profiles_made": 2}))
+    await own.store._store.update(Update(schema.app_config_key(ORG, APP), add={"profiles_made": 2}))
     told = await own.ask("premium", **TURN)
     assert told["x-price-keeper-model"] == CLAUDE
     with pytest.raises(ClientError, match="there is no label for"):
@@ -243,7 +243,7 @@ async def test_what_cannot_be_used_serves_nobody(own: Rig, caplog: pytest.LogCap
         "f": {"inference_profile_arn": 7},
         "g": {"prices_usd_per_1m": {"input": True, "output": 1}},
     }.items():
-        await own.store._store.put(Put(schema.inference_profile(ORG, APP, label), profile(label, **changes)))
+        await own.store._store.put(Put(schema.inference_profile_key(ORG, APP, label), profile(label, **changes)))
     await own.made()
     for label in "abcdefg":
         with pytest.raises(ClientError, match="economy, fast, and"):
@@ -305,7 +305,7 @@ async def test_where_apps_share_a_budget(own: Rig, has_chain: bool) -> None:
     if has_chain:
         await own.org(quota_scope="ORG", **budget(premium=100))
     else:
-        await own.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
+        await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
     await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
     await own.made(app="other", inference_profile_arn=OTHER_ARN, prices_usd_per_1m={"input": 100, "output": 100})
     bodies = {APP: json.dumps(CLAUDE_BODY), "other": NOVA_BODY}
@@ -328,7 +328,7 @@ async def test_where_apps_share_a_budget(own: Rig, has_chain: bool) -> None:
 
 async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own: Rig) -> None:
     shared = {"quota_scope": "ORG", **budget(premium=0, fast=100)}
-    await own.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme", **shared}))
+    await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", **shared}))
     await own.made()
     for _ in range(2):  # before anybody named it, and after
         for app in (APP, "other"):
@@ -423,7 +423,7 @@ async def test_model_selection_names_and_resolves_it(own: Rig) -> None:
 
 
 async def test_model_selection_where_apps_share_a_budget(own: Rig) -> None:
-    await own.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
+    await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
     await own.made()
     for path, is_named in ((f"/apps/{APP}", True), ("/apps/other", False), ("", False)):
         _, told = await own.admin("GET", f"{path}/model-selection")

@@ -34,7 +34,7 @@ async def limited(
 async def set_limits(
     port: DataPort, app: dict[str, Value] | None, org: dict[str, Value] | None, version: int = 1
 ) -> None:
-    for key, limits in ((schema.org_config(ORG), org), (schema.app_config(ORG, APP), app)):
+    for key, limits in ((schema.org_config_key(ORG), org), (schema.app_config_key(ORG, APP), app)):
         await port.store.put(Put(key, {"version": version} | ({} if limits is None else {"limits": limits})))
 
 
@@ -47,7 +47,7 @@ async def statuses(port: DataPort, calls: int) -> list[int]:
 
 
 async def bucket(port: DataPort, scope: Scope) -> Item:
-    item = await port.store.get(schema.bucket(scope, "RATE"))
+    item = await port.store.get(schema.rate_bucket_key(scope, "RATE"))
     assert item is not None
     return item
 
@@ -150,12 +150,12 @@ async def test_answers_tell_the_limits_and_what_is_left(tmp_path: Path) -> None:
 async def test_without_limits_nothing_is_told_nor_written(tmp_path: Path) -> None:
     async with limited(tmp_path) as port:
         assert not [name for name in (await ask(port)).headers if "ratelimit" in name]
-        assert await port.store.get(schema.bucket(OF_APP, "RATE")) is None
+        assert await port.store.get(schema.rate_bucket_key(OF_APP, "RATE")) is None
 
 
 async def test_what_is_refused_by_the_budget_is_given_back(tmp_path: Path) -> None:
     async with limited(tmp_path, app={"rpm": 2, "mode": "exact"}) as port:
-        key = schema.app_config(ORG, APP)
+        key = schema.app_config_key(ORG, APP)
         await port.store.put(
             Put(key, {"limits": {"rpm": 2, "mode": "exact"}, "model_ordering": ["premium"], "quotas": {"premium": 0}})
         )

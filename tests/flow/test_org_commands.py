@@ -54,7 +54,7 @@ def named(name: str, text: str = SETTINGS) -> str:
 
 
 def changed_by_hand(api: Served, org: str, changes: dict[str, Any]) -> Item:
-    return api.do(api.rig.store.update(Update(schema.org_config(org), set=changes)))
+    return api.do(api.rig.store.update(Update(schema.org_config_key(org), set=changes)))
 
 
 def test_an_org_is_made_from_a_file_listed_and_told(tmp_path: Path, org: str) -> None:
@@ -257,7 +257,7 @@ def test_a_list_goes_on_to_its_end(api: Served, org: str) -> None:
 
     async def made() -> None:
         for app in apps:
-            await api.rig.store.update(Update(schema.app_config(org, app), set={"app_name": app}))
+            await api.rig.store.update(Update(schema.app_config_key(org, app), set={"app_name": app}))
 
     api.do(made())
     assert [each["app"] for each in as_json(api, "app", "list", "Crowded")] == apps

@@ -155,7 +155,7 @@ async def test_trouble_is_told_once_and_again_when_it_changes(fleet: Fleet, capl
     ],
 )
 async def test_an_entry_of_somebody_elses_making(fleet: Fleet, row: dict[str, Any]) -> None:
-    key = schema.price(HAIKU, "us-east-1", "2026-11-18")
+    key = schema.price_key(HAIKU, "us-east-1", "2026-11-18")
     await fleet.store.put(Put(key, row | {"expires_at_epoch": int(NOON + DAY)}))
     tariffs = await fleet.started()
     assert standard(tariffs).source == "config"

@@ -48,7 +48,7 @@ async def test_a_revoked_token_gets_no_call_through(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
         tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", SystemClock().now)
         claims = tokens.access(port.token)
-        await port.store.put(Put(schema.revoked_token(claims.jti), {"expires_at_epoch": claims.expires}))
+        await port.store.put(Put(schema.revoked_token_key(claims.jti), {"expires_at_epoch": claims.expires}))
         assert await called(port) == "AccessDeniedException: the token was revoked: ask for a new one"
         assert len(port.bedrock.ledger) == 0
         port.token = tokens.mint(claims.caller.org, claims.caller.app).token

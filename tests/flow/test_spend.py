@@ -73,10 +73,10 @@ ACME_TODAY = 3 * 4_115_000_001 + 2 * 600_000_000 + 411_000_000
 async def fill(store: Store, folder: Path) -> None:
     for org, name in ((ACME, "Acme"), (BETA, "Beta Läbs")):
         config = {"org_name": name, "timezone": ZONE.key, "quota_scope": SCOPES[org]}
-        await store.put(Put(schema.org_config(org), config))
-        await store.put(Put(schema.org_entry(org), {"org_name": name}))
-    await store.put(Put(schema.org_config(GHOST), {"timezone": ZONE.key}))
-    await store.put(Put(schema.app_config(ACME, "shop"), {"app_name": "Shop front"}))
+        await store.put(Put(schema.org_config_key(org), config))
+        await store.put(Put(schema.org_entry_key(org), {"org_name": name}))
+    await store.put(Put(schema.org_config_key(GHOST), {"timezone": ZONE.key}))
+    await store.put(Put(schema.app_config_key(ACME, "shop"), {"app_name": "Shop front"}))
     async with recording(folder / "journal", store, ManualClock(time.time())) as rec:
         for org, app, label, ago, calls, counts in CALLS:
             period = f"DAY#{TODAY - timedelta(days=ago):%Y%m%d}"

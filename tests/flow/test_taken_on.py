@@ -89,7 +89,7 @@ def last_cost(port: DataPort, labels: dict[str, Label], name: str) -> int:
 async def budget(port: DataPort, ordering: list[str], **more: Value) -> None:
     quotas: dict[str, Value] = dict.fromkeys(ordering, 10**9)
     item: dict[str, Value] = {"timezone": "UTC", "model_ordering": list(ordering), "quotas": quotas, "version": 1}
-    await port.store.put(Put(schema.org_config(ORG), {**item, **more}))
+    await port.store.put(Put(schema.org_config_key(ORG), {**item, **more}))
     forgotten(port)
 
 

@@ -146,7 +146,7 @@ def _asked(crew: Crew) -> Counter[int]:
 def test_a_limit_is_one_for_all_workers(tmp_path: Path) -> None:
     async def limited() -> None:
         store = await SqliteStore(tmp_path / "price-keeper.db", time.time).open()
-        await configure(store, schema.org_config(ORG), limits={"rpm": RPM})
+        await configure(store, schema.org_config_key(ORG), limits={"rpm": RPM})
         await store.close()
 
     with bedrock_process() as bedrock:

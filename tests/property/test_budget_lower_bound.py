@@ -77,7 +77,7 @@ class Fleet:
         quotas: dict[str, Value] = {label: usd * 10**6 for label, usd in QUOTAS.items()}
         settings = {"model_ordering": list(QUOTAS), "quotas": quotas, "quota_scope": "ORG", "version": 1}
         interval = {"refresh_interval_normal_secs": normal_seconds, "refresh_interval_tight_secs": 20}
-        await self.world.store.update(Update(schema.org_config(ORG), set={**settings, **interval}))
+        await self.world.store.update(Update(schema.org_config_key(ORG), set={**settings, **interval}))
         for sidecar in self.sidecars:
             sidecar.start()
             sidecar.keep_going()

@@ -189,7 +189,7 @@ def body(trio: Trio, **changes: Any) -> dict[str, Any]:
 @given(start=_STARTS, first=_TRIOS, changes=st.lists(st.tuples(_WAITS, _TRIOS), min_size=1, max_size=6))
 async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, first: Trio, changes: Any) -> None:
     memory, clock, model = MemoryStore(), ManualClock(start), Model(first)
-    store, key = cast(Store, memory), schema.org_config(ACME)
+    store, key = cast(Store, memory), schema.org_config_key(ACME)
     await put_org(store, clock, ACME, body(first), LABELS, DEFAULTS)
     for wait, wanted in changes:
         await clock.advance(wait)
@@ -225,7 +225,7 @@ WRITERS = 12
 
 async def test_of_writers_at_once_none_is_lost_and_none_is_mixed_with_another(exact_store: Store) -> None:
     org = str(uuid4())
-    key, kept = schema.org_config(org), {"client_secret_hash": "$2b$12$x", "version": 5}
+    key, kept = schema.org_config_key(org), {"client_secret_hash": "$2b$12$x", "version": 5}
     await exact_store.put(Put(key, kept))
     bodies = [
         body(Trio("UTC", "APP", "day"), org_name=f"Acme {number}", quotas={"premium": number, "economy": number})
@@ -241,7 +241,7 @@ async def test_of_writers_at_once_none_is_lost_and_none_is_mixed_with_another(ex
     assert item is not None
     assert item["client_secret_hash"] == kept["client_secret_hash"]
     assert {name: item[name] for name in bodies[0]} in bodies
-    assert await exact_store.get(schema.org_entry(org), consistent=True) == {"org_name": item["org_name"]}
+    assert await exact_store.get(schema.org_entry_key(org), consistent=True) == {"org_name": item["org_name"]}
 
 
 async def test_one_of_those_who_make_an_org_at_once_makes_it(exact_store: Store) -> None:

@@ -147,7 +147,7 @@ class Ending:
 
     def _something_ends(self, standing: Standing) -> bool:
         now = self.world.wall()
-        item: Any = self.world.store.items.get(schema.sticky_state(standing.scope, standing.span.key)) or {}
+        item: Any = self.world.store.items.get(schema.sticky_state_key(standing.scope, standing.span.key)) or {}
         ends = (standing.span.start, standing.span.end, item.get("override_until_epoch", 0))
         return any(abs(now - float(end)) < 30 for end in ends)
 
@@ -155,7 +155,7 @@ class Ending:
 
     def _all_are_served(self) -> None:
         """However wrong a clock or a disk was: who may still pay is let in as soon as the bucket has refilled."""
-        item: Any = self.world.store.items.get(schema.bucket(Scope(ORG), "RATE")) or {}
+        item: Any = self.world.store.items.get(schema.rate_bucket_key(Scope(ORG), "RATE")) or {}
         limits, wait = self.world.settings.limits, SERVED_SECONDS
         for name in ("rpm", "tpm") if limits else ():
             owed = max(0, -int(item.get(name + TOKENS, 0))) / MILLI
@@ -179,7 +179,7 @@ class Ending:
         return told
 
     def _books_of_limits(self) -> None:
-        item: Any = self.world.store.items.get(schema.bucket(Scope(ORG), "RATE"))
+        item: Any = self.world.store.items.get(schema.rate_bucket_key(Scope(ORG), "RATE"))
         if item is None or not self.world.limits.is_exact:
             return
         for name in ("rpm", "tpm"):

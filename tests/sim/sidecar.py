@@ -336,7 +336,7 @@ class Life:
 
 
 def settings_of(scope: Scope) -> Key:
-    return schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
+    return schema.org_config_key(scope.org) if scope.app is None else schema.app_config_key(scope.org, scope.app)
 
 
 def _expected(intent: Intent) -> int:

@@ -225,7 +225,7 @@ class Fleet(RuleBasedStateMachine):
             "agg_shard_count": self.shards,
             "refresh_interval_normal_secs": self.normal_seconds,
         }
-        await self.world.store.update(Update(schema.org_config(ORG), set=changed))
+        await self.world.store.update(Update(schema.org_config_key(ORG), set=changed))
 
     def _scope(self, app: Caller) -> Scope:
         return Scope(ORG, app.app if self.quota_scope == "APP" else None)
@@ -303,7 +303,7 @@ class Fleet(RuleBasedStateMachine):
     def _due_to_serve(self, app: Caller, label: str) -> str:
         scope, now = self._scope(app), self.clock.now()
         today = span(self.period, now, known_zone(self.zone))
-        item = self.world.store.items.get(schema.sticky_state(scope, today.key)) or {}
+        item = self.world.store.items.get(schema.sticky_state_key(scope, today.key)) or {}
         override = override_of(item, now)
         # An override for a label that has left the chain says nothing, so what is sticky holds.
         is_override = override is not None and override.label in self.ordering
@@ -318,7 +318,7 @@ class Fleet(RuleBasedStateMachine):
     def _something_ends(self, app: Caller) -> bool:
         now = self.clock.now()
         today = span(self.period, now, known_zone(self.zone))
-        item = self.world.store.items.get(schema.sticky_state(self._scope(app), today.key)) or {}
+        item = self.world.store.items.get(schema.sticky_state_key(self._scope(app), today.key)) or {}
         return any(abs(now - end) < 10 for end in (today.start, today.end, item.get("override_until_epoch", 0)))
 
 

@@ -148,12 +148,12 @@ class World:
         if settings.limits is not None:
             changed["limits"] = dict(settings.limits)
             self._bound(settings.limits)
-        at_once(self.store.update(Update(schema.org_config(ORG), set=changed)))
+        at_once(self.store.update(Update(schema.org_config_key(ORG), set=changed)))
         for caller in setup.callers:
             own: dict[str, Value] = {"app_name": "an app", "version": settings.version}
             if settings.limits is not None and setup.app_limits:
                 own["limits"] = dict(settings.limits)
-            at_once(self.store.update(Update(schema.app_config(ORG, str(caller.app)), set=own)))
+            at_once(self.store.update(Update(schema.app_config_key(ORG, str(caller.app)), set=own)))
 
     def _bound(self, limits: dict[str, Any]) -> None:
         for name in ("rpm", "tpm"):

@@ -43,7 +43,7 @@ class Now:
 
 
 def bucket(*limits: Limit, org: str | None = None, app: str | None = None, version: int = 1) -> Bucket:
-    return Bucket(schema.bucket(Scope(org or str(uuid4()), app), "RATE"), limits, version)
+    return Bucket(schema.rate_bucket_key(Scope(org or str(uuid4()), app), "RATE"), limits, version)
 
 
 class Troubled:

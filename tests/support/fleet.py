@@ -138,4 +138,4 @@ async def configure(store: Store, key: Key, **attributes: Value) -> None:
 async def budget(store: Store, org: str, quotas_usd: Mapping[str, float], **more: Value) -> None:
     """The labels in the order of their quotas."""
     quotas: dict[str, Value] = {label: round(usd * 10**6) for label, usd in quotas_usd.items()}
-    await configure(store, schema.org_config(org), model_ordering=list(quotas_usd), quotas=quotas, **more)
+    await configure(store, schema.org_config_key(org), model_ordering=list(quotas_usd), quotas=quotas, **more)

@@ -51,7 +51,7 @@ async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dic
         "enforcement": "hard",
         "version": 1,
     }
-    await store.put(Put(schema.org_config(fleet.org), item))
+    await store.put(Put(schema.org_config_key(fleet.org), item))
     today = span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
     return {label: Name(Scope(fleet.org, APP).key, label, today) for label in quotas}
 

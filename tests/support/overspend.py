@@ -210,7 +210,7 @@ def measured(load: Load, sidecars: int, seed: int = 1) -> Outcome:
 async def _measured(world: World, load: Load, fleet: list[Process], chance: random.Random) -> Outcome:
     quotas = {"premium": round(QUOTA * 10**6), "standard": 10**12}
     await world.store.update(
-        Update(schema.org_config(ORG), set={"model_ordering": list(quotas), "quotas": dict(quotas), "version": 1})
+        Update(schema.org_config_key(ORG), set={"model_ordering": list(quotas), "quotas": dict(quotas), "version": 1})
     )
     for process in fleet:
         process.start()

@@ -91,10 +91,10 @@ class Rig:
 
     async def no_budget(self) -> None:
         """An org without a chain, with the apps `web` and `other`."""
-        await self.store._store.put(Put(schema.org_config(ORG), {"org_name": "Acme"}))
+        await self.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme"}))
         for app in (APP, "other"):
             settings: dict[str, Value] = {"app_name": app}
-            await self.store._store.put(Put(schema.app_config(ORG, app), settings))
+            await self.store._store.put(Put(schema.app_config_key(ORG, app), settings))
 
 
 @asynccontextmanager

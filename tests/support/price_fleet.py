@@ -53,7 +53,7 @@ class Fleet:
         self.server.products = [*claude("Claude Haiku 4.5", "2.2 11 0.22 2.75 4.4"), *aws.NOVA_LITE]
 
     async def row(self, model: str, day: str) -> Item | None:
-        return await self.store.get(schema.price(model, "us-east-1", day))
+        return await self.store.get(schema.price_key(model, "us-east-1", day))
 
 
 def configured(text: str) -> Config:

@@ -29,7 +29,7 @@ def new_scope(app: str | None = "web") -> Scope:
 
 
 async def made(store: Store, scope: Scope) -> Scope:
-    key = schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
+    key = schema.org_config_key(scope.org) if scope.app is None else schema.app_config_key(scope.org, scope.app)
     await store.put(Put(key, {"org_name": "Acme", "version": 1}))
     return scope
 

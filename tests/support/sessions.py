@@ -145,4 +145,4 @@ async def logins(here: Instance, clock: ManualClock, number: int) -> list[Any]:
 
 
 def blocked(store: MemoryStore, token: str) -> Any:
-    return store.items.get(schema.refused_refresh_token(sha256(token.encode()).hexdigest()))
+    return store.items.get(schema.refused_refresh_token_key(sha256(token.encode()).hexdigest()))

@@ -178,7 +178,7 @@ async def _make_client(file: Path, secret: str) -> None:
     store = await SqliteStore(file, time.time).open()
     try:
         item = {"app_name": APP, "client_secret_hash": hash_secret(secret).decode()}
-        await store.put(Put(schema.app_config(ORG, APP), item, ItemMissing()))
+        await store.put(Put(schema.app_config_key(ORG, APP), item, ItemMissing()))
     finally:
         await store.close()
 

@@ -41,8 +41,8 @@ async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator
 async def put(api: Rig, *apps: str, org: str = ORG, **changes: Any) -> None:
     """An org and its apps as the control API would write them, without the credentials, which take a second each."""
     item = {**SETTINGS, **changes}
-    writes = [Put(schema.org_config(org), item), Put(schema.org_entry(org), {"org_name": item["org_name"]})]
-    writes += [Put(schema.app_config(org, app), {"app_name": app}) for app in apps]
+    writes = [Put(schema.org_config_key(org), item), Put(schema.org_entry_key(org), {"org_name": item["org_name"]})]
+    writes += [Put(schema.app_config_key(org, app), {"app_name": app}) for app in apps]
     await api.store.transact(writes)
 
 

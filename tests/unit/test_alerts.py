@@ -46,7 +46,7 @@ async def test_of_ten_at_once_one_raises_it(
         assert sorted(raised) == [False] * 9 + [True]
     assert sum((each.raised for each in fleet), start=fleet[0].raised - fleet[0].raised) == {50: 1, 80: 1}
     assert len(lines(caplog)) == 2
-    marker = await exact_store.get(schema.alert_marker(whom, "premium", DAY.key, 80), consistent=True)
+    marker = await exact_store.get(schema.alert_marker_key(whom, "premium", DAY.key, 80), consistent=True)
     assert marker is not None
     assert marker[EXPIRY_ATTRIBUTE] == DAY.end + MARKER_SECONDS
 

@@ -90,9 +90,9 @@ async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(b
     store, clock = MemoryStore(), ManualClock()
     wrong, old, new = Wrong(clock), new_secret(), new_secret()
     clients, client = Clients(store, wrong.now, None, wrong.monotonic), client_id_of(ORG, "web")  # type: ignore[arg-type]
-    await store.put(Put(schema.app_config(ORG, "web"), {HASH: hash_secret(old).decode()}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {HASH: hash_secret(old).decode()}))
     await clients.check(client, old)
-    await store.put(Put(schema.app_config(ORG, "web"), {HASH: hash_secret(new).decode()}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {HASH: hash_secret(new).decode()}))
     wrong.off = -back
     await clock.advance(max(back, HASH_SECONDS))
     with pytest.raises(AccessDenied):

@@ -55,7 +55,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def _set_secret(store: SqliteStore, secret: str) -> None:
-    await store.put(Put(schema.app_config(ORG, "web"), {"client_secret_hash": hash_secret(secret).decode()}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {"client_secret_hash": hash_secret(secret).decode()}))
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def test_a_client_is_read_once_in_a_minute_whoever_asks(store: SqliteStore
 
 async def _set_hash_without_a_check(store: SqliteStore, app: str, secret: str) -> None:
     hashed = module.bcrypt.hashpw(secret.encode(), module.bcrypt.gensalt()).decode()
-    await store.put(Put(schema.app_config(ORG, app), {"client_secret_hash": hashed}))
+    await store.put(Put(schema.app_config_key(ORG, app), {"client_secret_hash": hashed}))
 
 
 async def test_without_the_check_failures_are_rationed(

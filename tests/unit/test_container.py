@@ -68,7 +68,7 @@ async def secret(store: MemoryStore, clock: ManualClock) -> str:
 
 
 async def end_all(store: MemoryStore) -> None:
-    await store.update(Update(schema.app_config(ORG, "web"), add={GENERATION: 1}))
+    await store.update(Update(schema.app_config_key(ORG, "web"), add={GENERATION: 1}))
 
 
 async def test_revoked_here_it_is_made_anew_at_once_and_elsewhere_within_a_minute(
@@ -146,5 +146,5 @@ async def test_wrong_secrets_and_nothing_else_are_counted(two: list[Served], sto
             await here.token(secret[::-1])
         found.append(refused.type)
     assert found == [AccessDenied] * AT_ONCE + [TooManyRequests]
-    await store.put(Put(schema.revoked_token("of another"), {}))
+    await store.put(Put(schema.revoked_token_key("of another"), {}))
     assert await here.token(secret)

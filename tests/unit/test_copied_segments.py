@@ -222,7 +222,7 @@ async def test_marker_says_how_many_lines_were_counted_in_few_bytes(rec: Recordi
 async def test_marker_of_a_former_version_stands_for_all_lines(rec: Recording) -> None:
     rec.spend(7)
     (path,) = rec.segments()
-    await rec.store.put(Put(schema.segment_marker(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
+    await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
     rec.spend(7)
     assert await rec.recorder.flush()
     assert (await rec.counted(), rec.recorder.sender.repeats) == ((0, 0), 1)
@@ -263,7 +263,7 @@ async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_sa
     counters = [rec.counter(f"label{number:03}") for number in range(SUMS_PER_PART + 3)]
     rec.spend(11, *counters)
     (path,) = rec.segments()
-    await rec.store.put(Put(schema.segment_marker(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
+    await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
     assert await rec.recorder.flush()
     assert [await rec.counted(each) for each in counters[-3:]] == [(1, 11)] * 3
     assert await rec.counted(counters[0]) == (0, 0)

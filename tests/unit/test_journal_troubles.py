@@ -311,7 +311,7 @@ async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_p
 async def test_a_total_above_its_shards_is_told_once(
     rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("price_keeper.stores.schema.active_counters", lambda day: f"ACTIVE#{rec.scope.org}#{day}")
+    monkeypatch.setattr("price_keeper.stores.schema.active_counters_partition", lambda day: f"ACTIVE#{rec.scope.org}#{day}")
     rec.spend(1)
     assert await rec.recorder.flush()
     one = Aggregator(rec.store, rec.clock, 60)

@@ -51,7 +51,7 @@ def test_what_is_empty_is_left_out() -> None:
 def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
     limits = limits_of(SCOPE, {"limits": {"rpm": 600, "tpm": 9000}, "version": 3})
     assert limits is not None
-    assert limits.bucket.key == schema.bucket(SCOPE, "RATE")
+    assert limits.bucket.key == schema.rate_bucket_key(SCOPE, "RATE")
     assert limits.bucket.version == 3
     assert limits.bucket.limits == (Limit("rpm", 600_000, 600_000, 60_000), Limit("tpm", 9_000_000, 9_000_000, 60_000))
     assert (limits.rates, limits.is_exact) == ({"rpm": 600, "tpm": 9000}, False)

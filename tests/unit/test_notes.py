@@ -91,7 +91,7 @@ async def test_the_chain_goes_on_where_it_was(one: Sidecar, tmp_path: Path) -> N
 async def test_a_hard_budget_is_known_to_be_hard(one: Sidecar, tmp_path: Path) -> None:
     who = caller()
     await budget(one.store._store, who.org, QUOTAS)
-    await configure(one.store._store, schema.app_config(who.org, "web"), enforcement="hard", version=3)
+    await configure(one.store._store, schema.app_config_key(who.org, "web"), enforcement="hard", version=3)
     await one.decide(who)
     async with following(one, tmp_path) as two:
         plan = (await two.payer(who)).standing.plan
@@ -268,8 +268,8 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one
 
 async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
     who, notes = caller(), Notes(clock.now)
-    await configure(exact_store, schema.org_config(who.org), limits={"rpm": 60})
-    await configure(exact_store, schema.app_config(who.org, "web"), limits={"rpm": 6}, version=4)
+    await configure(exact_store, schema.org_config_key(who.org), limits={"rpm": 60})
+    await configure(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 6}, version=4)
     async with Tasks(clock) as tasks:
         met = await LimitsKept(exact_store, clock, tasks, notes).learned(who)
         away = Counted(exact_store)
@@ -279,7 +279,7 @@ async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
         assert (found.buckets, dict(found.rates)) == (met.buckets, {"rpm": 6})
         assert not (await kept.learned(caller())).buckets
         away.is_away = False
-        await configure(exact_store, schema.app_config(who.org, "web"), limits={"rpm": 7}, version=5)
+        await configure(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 7}, version=5)
         assert dict((await kept.learned(who)).rates) == {"rpm": 7}
 
 
@@ -358,7 +358,7 @@ async def test_nothing_else_of_an_item_is_noted(one: Sidecar) -> None:
     who = caller()
     more: dict[str, Any] = {"org_name": "Marked name", "credentials": {"secret_hash": "marked-hash"}, "other": "marked"}
     await budget(one.store._store, who.org, QUOTAS, **more)
-    await configure(one.store._store, schema.app_config(who.org, "web"), app_name="Marked app", secret="marked-secret")
+    await configure(one.store._store, schema.app_config_key(who.org, "web"), app_name="Marked app", secret="marked-secret")
     await one.spend(who, 1)
     text = b"".join(passed_on(one.standings.notes).lines())
     assert who.org.encode() in text

@@ -35,7 +35,7 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
         await budget(store, who.org, {"premium": 10})
         with sqlite3.connect(path) as connection:
             put = "UPDATE config SET item = json_set(item, '$.tight_mode_threshold_pct', json(?)) WHERE pk = ?"
-            assert connection.execute(put, (written, schema.org_config(who.org).pk)).rowcount == 1
+            assert connection.execute(put, (written, schema.org_config_key(who.org).pk)).rowcount == 1
         async with sidecar(tmp_path / "one", store, clock) as one, sidecar(tmp_path / "two", store, clock) as two:
             await one.spend(who, 10 * USD)
             await one.recorder.flush()

@@ -30,7 +30,7 @@ class Impatient(ManualClock):
 CLOCK = Impatient()
 NOW = CLOCK.now()
 DAY = span(Period.DAY, NOW, known_zone("America/New_York"))
-KEY = schema.sticky_state(SCOPE, DAY.key)
+KEY = schema.sticky_state_key(SCOPE, DAY.key)
 
 
 async def put(store: Any, label: str = "economy", **changes: Any) -> Override:

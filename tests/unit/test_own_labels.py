@@ -63,8 +63,8 @@ class Rig:
 
     async def put(self, who: Caller, label: str = "fast", **changes: Any) -> None:
         assert who.app is not None
-        await self.store._store.put(Put(schema.inference_profile(who.org, who.app, label), item(**changes)))
-        await self.store._store.update(Update(schema.app_config(who.org, who.app), add={"profiles_made": 1}))
+        await self.store._store.put(Put(schema.inference_profile_key(who.org, who.app, label), item(**changes)))
+        await self.store._store.update(Update(schema.app_config_key(who.org, who.app), add={"profiles_made": 1}))
 
     async def names(self, who: Caller) -> list[str]:
         return list((await self.own.of(who)).by_name)
@@ -172,7 +172,7 @@ async def test_what_was_read_earlier_takes_the_place_of_nothing(rig: Rig) -> Non
     old, now = rig.own.so_far(scope), rig.clock.monotonic()
     await rig.put(who, "faster")
     await rig.own.read(scope, {"profiles_made": 2}, now)
-    await rig.store._store.put(Put(schema.inference_profile(who.org, "web", "late"), item()))
+    await rig.store._store.put(Put(schema.inference_profile_key(who.org, "web", "late"), item()))
     gate.set()
     await settle()
     found = rig.own.so_far(scope)

@@ -112,7 +112,7 @@ async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: Recording) 
     for label in ("premium", "premium", "economy"):
         rec.spend(1, rec.counter(label))
         await rec.recorder.flush()
-    listed = schema.active_counter("20261118", rec.scope, "premium", "DAY#20261118")
+    listed = schema.active_counter_key("20261118", rec.scope, "premium", "DAY#20261118")
     item = await rec.store.get(listed)
     assert item is not None
     assert item["shards_8"] is True
@@ -205,7 +205,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
             assert (total["requests"], pico_of(total["cost_usd_micros"])) == (2, 111)  # type: ignore[arg-type]
             await aggregator._update(counter, 0)
     assert all(len(writes) <= 100 for writes in rec.store.transactions)
-    listed = schema.active_counter("20261228", rec.scope, "premium", "DAY#20261118")
+    listed = schema.active_counter_key("20261228", rec.scope, "premium", "DAY#20261118")
     assert await rec.store.get(listed) is not None
 
 

@@ -213,7 +213,7 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
 
 
 async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pytest.LogCaptureFixture) -> None:
-    listed = schema.active_counter("20261118", rec.scope, "premium", "DAY#20261118")
+    listed = schema.active_counter_key("20261118", rec.scope, "premium", "DAY#20261118")
     await rec.store.put(Put(listed._replace(sk="nonsense"), {"shards_8": True}))
     await rec.store.put(Put(listed._replace(sk=f"{rec.scope.key}#LABEL#odd#DAY#20261118"), {"shards": 8}))
     rec.spend(1, Counter("ORG#nobody", "premium", "DAY#20261118", 8))

@@ -180,7 +180,7 @@ async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, cloc
     first = await registered(store, clock, scope)
     row = (await item_of(store, scope))[ROW]
     second = await rotate(store, clock, scope, 24)
-    assert await store.get(schema.retrieval_token(str(row)), consistent=True) is None
+    assert await store.get(schema.retrieval_token_key(str(row)), consistent=True) is None
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, scope, first.retrieval_token)
     assert PREVIOUS_HASH not in await item_of(store, scope)  # nobody ever had it

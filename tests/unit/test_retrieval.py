@@ -262,4 +262,4 @@ async def test_strangers_and_latecomers_leave_no_mark(store: Store, clock: Manua
     nowhere = new_scope()
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, nowhere, issued.retrieval_token)
-    assert await store.get(schema.app_config(nowhere.org, "web"), consistent=True) is None
+    assert await store.get(schema.app_config_key(nowhere.org, "web"), consistent=True) is None

@@ -116,7 +116,7 @@ async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[Instanc
     here.line.held = asyncio.Event()
     waiting = asyncio.ensure_future(here.revocation.learned(claims))
     await settle()
-    here.revocation.mark(schema.revoked_session("s1").pk)
+    here.revocation.mark(schema.revoked_session_key("s1").pk)
     here.line.held.set()
     with pytest.raises(AccessDenied):
         await waiting
@@ -142,9 +142,9 @@ async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[Ins
 async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[Instance], clock: ManualClock) -> None:
     now = int(clock.now())
     token = minted(two[0], "s1")
-    await store.put(Put(schema.revoked_session("s1"), {"expires_at_epoch": now}))
+    await store.put(Put(schema.revoked_session_key("s1"), {"expires_at_epoch": now}))
     assert await two[0].is_welcome(token)
-    await store.put(Put(schema.revoked_session("s1"), {"expires_at_epoch": now + 1}))
+    await store.put(Put(schema.revoked_session_key("s1"), {"expires_at_epoch": now + 1}))
     assert not await two[1].is_welcome(token)
 
 
@@ -153,11 +153,11 @@ async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
 ) -> None:
     claims = two[0].tokens.access(minted(two[0], seconds=1234))
     await two[0].revocation.revoke_token(claims)
-    assert store.items[schema.revoked_token(claims.jti)] == {"expires_at_epoch": int(clock.now()) + 1234}
+    assert store.items[schema.revoked_token_key(claims.jti)] == {"expires_at_epoch": int(clock.now()) + 1234}
     until = int(clock.now()) + 100
     for each in (until, until - 50):
         await two[0].revocation.revoke_session("s1", each)
-    assert store.items[schema.revoked_session("s1")] == {"expires_at_epoch": until}
+    assert store.items[schema.revoked_session_key("s1")] == {"expires_at_epoch": until}
 
 
 async def test_what_is_revoked_already_is_not_written_again(two: list[Instance], clock: ManualClock) -> None:
@@ -180,7 +180,7 @@ async def test_a_revocation_of_which_nobody_knows_is_written_again(
         await here.revocation.revoke_token(claims)
     here.line.trouble = None
     await here.revocation.revoke_token(claims)
-    assert store.items[schema.revoked_token(claims.jti)] == {"expires_at_epoch": claims.expires}
+    assert store.items[schema.revoked_token_key(claims.jti)] == {"expires_at_epoch": claims.expires}
 
 
 # While the store is away.
@@ -334,7 +334,7 @@ async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[I
 
 
 async def move_on(store: MemoryStore, generation: int) -> None:
-    await store.put(Put(schema.app_config(ORG, "web"), {GENERATION: generation}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {GENERATION: generation}))
 
 
 async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minute(

@@ -20,42 +20,42 @@ ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 OTHER_ULID = "01BX5ZZKBKACTAV9WEVGEMMVRZ"
 
 DOCUMENTED = {
-    schema.org_config(ORG): ("config", f"ORG#{ORG}", "CONFIG"),
-    schema.app_config(ORG, "app-1"): ("config", f"ORG#{ORG}", "APP#app-1"),
-    schema.org_entry(ORG): ("config", "REGISTRY#ORGS", f"ORG#{ORG}"),
-    schema.sticky_state(APP, DAY): ("sticky-state", f"ORG#{ORG}#APP#app-1", DAY),
-    schema.usage_shard(WHOLE, "premium", 3, DAY): ("usage-agg-sharded", f"ORG#{ORG}#LABEL#premium#SH#3", DAY),
-    schema.daily_total(WHOLE, "premium", "WEEK#2026-W47"): (
+    schema.org_config_key(ORG): ("config", f"ORG#{ORG}", "CONFIG"),
+    schema.app_config_key(ORG, "app-1"): ("config", f"ORG#{ORG}", "APP#app-1"),
+    schema.org_entry_key(ORG): ("config", "REGISTRY#ORGS", f"ORG#{ORG}"),
+    schema.sticky_state_key(APP, DAY): ("sticky-state", f"ORG#{ORG}#APP#app-1", DAY),
+    schema.usage_shard_key(WHOLE, "premium", 3, DAY): ("usage-agg-sharded", f"ORG#{ORG}#LABEL#premium#SH#3", DAY),
+    schema.daily_total_key(WHOLE, "premium", "WEEK#2026-W47"): (
         "daily-total",
         f"ORG#{ORG}#LABEL#premium",
         "WEEK#2026-W47",
     ),
-    schema.price("amazon.nova-lite-v1:0", "us-east-1", "2026-11-18"): (
+    schema.price_key("amazon.nova-lite-v1:0", "us-east-1", "2026-11-18"): (
         "pricing-cache",
         "amazon.nova-lite-v1:0@us-east-1",
         "2026-11-18",
     ),
-    schema.revoked_token("jti"): ("revoked-tokens", "jti", ""),
-    schema.revoked_session("sid"): ("revoked-tokens", "SID#sid", ""),
-    schema.session_head("org-1"): ("sessions", "org-1", "HEAD"),
-    schema.session("org-1", "sid"): ("sessions", "org-1", "SESSION#sid"),
-    schema.refused_refresh_token("0f" * 32): ("sessions", f"BLOCK#refresh#{'0f' * 32}", "BLOCK"),
-    schema.retrieval_token("hash"): ("secret-retrieval-tokens", "hash", ""),
-    schema.segment_marker(ULID, 7): ("request-dedup", f"SEG#{ULID}", "PART#0007"),
-    schema.request_marker(ORG, "app-1", "a#b"): ("request-dedup", f"REQ#{ORG}#app-1#a#b", "MARKER"),
-    schema.alert_marker(WHOLE, "premium", DAY, 80): (
+    schema.revoked_token_key("jti"): ("revoked-tokens", "jti", ""),
+    schema.revoked_session_key("sid"): ("revoked-tokens", "SID#sid", ""),
+    schema.session_head_key("org-1"): ("sessions", "org-1", "HEAD"),
+    schema.session_key("org-1", "sid"): ("sessions", "org-1", "SESSION#sid"),
+    schema.refused_refresh_token_key("0f" * 32): ("sessions", f"BLOCK#refresh#{'0f' * 32}", "BLOCK"),
+    schema.retrieval_token_key("hash"): ("secret-retrieval-tokens", "hash", ""),
+    schema.segment_marker_key(ULID, 7): ("request-dedup", f"SEG#{ULID}", "PART#0007"),
+    schema.request_marker_key(ORG, "app-1", "a#b"): ("request-dedup", f"REQ#{ORG}#app-1#a#b", "MARKER"),
+    schema.alert_marker_key(WHOLE, "premium", DAY, 80): (
         "request-dedup",
         f"ALERT#ORG#{ORG}#LABEL#premium#{DAY}",
         "PCT#080",
     ),
-    schema.active_counter("20261118", APP, "premium", "MONTH#202611"): (
+    schema.active_counter_key("20261118", APP, "premium", "MONTH#202611"): (
         "request-dedup",
         "ACTIVE#20261118",
         f"ORG#{ORG}#APP#app-1#LABEL#premium#MONTH#202611",
     ),
-    schema.bucket(APP, "rpm"): ("rate-buckets", f"ORG#{ORG}#APP#app-1", "BUCKET#rpm"),
-    schema.hard_bucket(APP, "premium", DAY): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"BUCKET#HARD#premium#{DAY}"),
-    schema.hold(APP, "premium", DAY, ULID): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"HOLD#premium#{DAY}#{ULID}"),
+    schema.rate_bucket_key(APP, "rpm"): ("rate-buckets", f"ORG#{ORG}#APP#app-1", "BUCKET#rpm"),
+    schema.hard_bucket_key(APP, "premium", DAY): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"BUCKET#HARD#premium#{DAY}"),
+    schema.budget_lease_key(APP, "premium", DAY, ULID): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"HOLD#premium#{DAY}#{ULID}"),
 }
 
 
@@ -79,7 +79,7 @@ COUNTERS = st.tuples(SCOPES, LABELS, st.integers(0, 63), PERIODS)
 
 @given(COUNTERS, COUNTERS)
 def test_two_counters_never_share_a_key(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert (schema.usage_shard(*one) == schema.usage_shard(*other)) == (one == other)
+    assert (schema.usage_shard_key(*one) == schema.usage_shard_key(*other)) == (one == other)
 
 
 BAD: dict[str, Callable[[], object]] = {
@@ -90,18 +90,18 @@ BAD: dict[str, Callable[[], object]] = {
     "an empty app": lambda: Scope(ORG, ""),
     "an app too long": lambda: Scope(ORG, "a" * 65),
     "an app with a line's end": lambda: Scope(ORG, "a\n"),
-    "a label with #": lambda: schema.daily_total(WHOLE, "a#SH#1", DAY),
-    "a period of another form": lambda: schema.daily_total(WHOLE, "premium", "20261118"),
-    "a negative shard": lambda: schema.usage_shard(WHOLE, "premium", -1, DAY),
-    "a token id with #": lambda: schema.revoked_token("SID#x"),
-    "a session id with #": lambda: schema.session("org-1", "a#b"),
-    "a hash that is none": lambda: schema.refused_refresh_token("token"),
-    "a segment that is no ULID": lambda: schema.segment_marker(ULID.lower(), 0),
-    "a region with @": lambda: schema.price("m", "us@east", "2026-11-18"),
-    "a date of another form": lambda: schema.price("m", "us-east-1", "20261118"),
-    "a day in other digits": lambda: schema.daily_total(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),
-    "a request of no app": lambda: schema.request_marker(ORG, None, "1"),  # type: ignore[arg-type]
-    "a UTC day of another form": lambda: schema.active_counters("2026-11-18"),
+    "a label with #": lambda: schema.daily_total_key(WHOLE, "a#SH#1", DAY),
+    "a period of another form": lambda: schema.daily_total_key(WHOLE, "premium", "20261118"),
+    "a negative shard": lambda: schema.usage_shard_key(WHOLE, "premium", -1, DAY),
+    "a token id with #": lambda: schema.revoked_token_key("SID#x"),
+    "a session id with #": lambda: schema.session_key("org-1", "a#b"),
+    "a hash that is none": lambda: schema.refused_refresh_token_key("token"),
+    "a segment that is no ULID": lambda: schema.segment_marker_key(ULID.lower(), 0),
+    "a region with @": lambda: schema.price_key("m", "us@east", "2026-11-18"),
+    "a date of another form": lambda: schema.price_key("m", "us-east-1", "20261118"),
+    "a day in other digits": lambda: schema.daily_total_key(WHOLE, "premium", "DAY#٢٠٢٦١١١٨"),
+    "a request of no app": lambda: schema.request_marker_key(ORG, None, "1"),  # type: ignore[arg-type]
+    "a UTC day of another form": lambda: schema.active_counters_partition("2026-11-18"),
 }
 
 
@@ -112,12 +112,12 @@ def test_what_no_key_may_hold_is_refused(make: Callable[[], object]) -> None:
 
 
 def test_shards_are_the_same_everywhere_and_spread() -> None:
-    assert [schema.shard_of(ULID, count) for count in schema.SHARD_COUNTS] == [4, 4, 4, 4]
-    assert [schema.shard_of(OTHER_ULID, count) for count in schema.SHARD_COUNTS] == [6, 14, 30, 62]
+    assert [schema.choose_shard(ULID, count) for count in schema.SHARD_COUNTS] == [4, 4, 4, 4]
+    assert [schema.choose_shard(OTHER_ULID, count) for count in schema.SHARD_COUNTS] == [6, 14, 30, 62]
     ulids = [f"01ARZ3NDEKTSV4RRFFQ69{number:05}" for number in range(8000)]
     counts = [0] * 8
     for ulid in ulids:
-        counts[schema.shard_of(ulid, 8)] += 1
+        counts[schema.choose_shard(ulid, 8)] += 1
     assert min(counts) > 850
     assert max(counts) < 1150
 

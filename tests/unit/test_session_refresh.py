@@ -157,7 +157,7 @@ async def test_an_expired_session_is_not_refreshed(here: Instance, clock: Manual
 
 async def test_a_row_that_is_over_is_not_refreshed(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
     (issued,) = await logins(here, clock, 1)
-    key = schema.session(CLIENT, issued.sid)
+    key = schema.session_key(CLIENT, issued.sid)
     store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
     with pytest.raises(AccessDenied):
         await here.sessions.refresh(issued.refresh.token)
@@ -168,7 +168,7 @@ async def test_a_row_that_is_over_when_it_is_written_is_not_refreshed(
     here: Instance, store: MemoryStore, clock: ManualClock
 ) -> None:
     (issued,) = await logins(here, clock, 1)
-    key = schema.session(CLIENT, issued.sid)
+    key = schema.session_key(CLIENT, issued.sid)
 
     async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
         store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
@@ -184,7 +184,7 @@ async def test_what_is_refused_is_refused_before_anything_is_written(
 ) -> None:
     (issued,) = await logins(here, clock, 1)
     stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token
-    store.items[schema.refused_refresh_token(sha256(issued.refresh.token.encode()).hexdigest())] = {"why": "revoked"}
+    store.items[schema.refused_refresh_token_key(sha256(issued.refresh.token.encode()).hexdigest())] = {"why": "revoked"}
     here.line.asked.clear()
     for token in (issued.refresh.token, stranger):
         with pytest.raises(AccessDenied):
@@ -266,7 +266,7 @@ async def test_revoking_a_session_ends_all_that_came_of_it(
     await clock.advance(60)
     assert not await there.is_welcome(second.access.token)
     assert await there.is_welcome(other.access.token)
-    assert store.items[schema.revoked_session(first.sid)]["expires_at_epoch"] == second.refresh.expires
+    assert store.items[schema.revoked_session_key(first.sid)]["expires_at_epoch"] == second.refresh.expires
 
 
 async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(here: Instance, clock: ManualClock) -> None:
@@ -310,13 +310,13 @@ async def test_a_dead_sessions_token_given_back_again_writes_nothing(
     here, there = two
     first, *_ = await logins(here, clock, 4)  # evicted
     await here.sessions.give_back(first.refresh.token)
-    row = store.items[schema.revoked_session(first.sid)]
+    row = store.items[schema.revoked_session_key(first.sid)]
     here.line.asked.clear()
     for _ in range(20):
         await clock.advance(1)
         await here.sessions.give_back(first.refresh.token)
         await there.sessions.give_back(first.refresh.token)
-    assert store.items[schema.revoked_session(first.sid)] == row
+    assert store.items[schema.revoked_session_key(first.sid)] == row
     assert here.line.asked == []
     assert len(there.line.asked) == 2
 

@@ -145,7 +145,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
 
 
 async def move_on(store: MemoryStore, generation: int) -> None:
-    await store.put(Put(schema.app_config(ORG, "web"), {GENERATION: generation}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {GENERATION: generation}))
 
 
 @pytest.mark.parametrize("most", [0, 3])

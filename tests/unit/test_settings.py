@@ -227,12 +227,12 @@ class Put1:
 
     async def org(self, **changes: Any) -> Written:
         written = await put_org(self.store, self.clock, ACME, BODY | changes, LABELS, DEFAULTS)
-        assert written.item == self.memory.items[schema.org_config(ACME)]
+        assert written.item == self.memory.items[schema.org_config_key(ACME)]
         return written
 
     async def app(self, body: Any) -> Written:
         written = await put_app(self.store, self.clock, ACME, "shop", body, LABELS)
-        assert written.item == self.memory.items[schema.app_config(ACME, "shop")]
+        assert written.item == self.memory.items[schema.app_config_key(ACME, "shop")]
         return written
 
     def holds(self, item: Item, at: float) -> tuple[str, str, str]:
@@ -246,13 +246,13 @@ async def test_an_org_is_made_and_listed_in_the_registry() -> None:
     stamps = {"version": 1, "created_at_epoch": int(NOON), "updated_at_epoch": int(NOON)}
     assert written.item == org(BODY) | stamps
     assert (written.is_new, written.turns_at) == (True, None)
-    assert put.memory.items[schema.org_entry(ACME)] == {"org_name": "Acme"}
+    assert put.memory.items[schema.org_entry_key(ACME)] == {"org_name": "Acme"}
 
 
 async def test_settings_are_replaced_and_all_else_is_kept() -> None:
     put = Put1()
     secrets = {"client_id": "org-1", "client_secret_hash": "$2b$12$x", "something": 7}
-    await put.store.put(Put(schema.org_config(ACME), secrets | {"enforcement": "shadow"}))
+    await put.store.put(Put(schema.org_config_key(ACME), secrets | {"enforcement": "shadow"}))
     written = await put.org(org_name="Acme 2", timezone="UTC")
     stamps = {"version": 1, "created_at_epoch": int(NOON), "updated_at_epoch": int(NOON)}
     assert written.item == secrets | org(BODY | {"org_name": "Acme 2", "timezone": "UTC"}) | stamps
@@ -261,7 +261,7 @@ async def test_settings_are_replaced_and_all_else_is_kept() -> None:
     again = await put.org(timezone="UTC")
     assert (again.item["version"], again.item["created_at_epoch"]) == (2, int(NOON))
     assert (again.item["updated_at_epoch"], again.item["client_secret_hash"]) == (int(NOON) + 60, "$2b$12$x")
-    assert put.memory.items[schema.org_entry(ACME)] == {"org_name": "Acme"}
+    assert put.memory.items[schema.org_entry_key(ACME)] == {"org_name": "Acme"}
 
 
 async def test_own_labels_are_those_that_stand_in_the_store() -> None:
@@ -272,12 +272,12 @@ async def test_own_labels_are_those_that_stand_in_the_store() -> None:
     arn = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.amazon.nova-lite-v1:0"
     good: Item = {"inference_profile_arn": arn, "format": "nova", "prices_usd_per_1m": {"input": 1, "output": 2}}
     for item, count, app in ((good, 0, "shop"), (good, 1, "shopping"), (good | {"format": 1}, 1, "shop")):
-        await put.store.put(Put(schema.inference_profile(ACME, app, "fast"), item))
-        await put.store.update(Update(schema.app_config(ACME, "shop"), set={"profiles_made": count}))
+        await put.store.put(Put(schema.inference_profile_key(ACME, app, "fast"), item))
+        await put.store.update(Update(schema.app_config_key(ACME, "shop"), set={"profiles_made": count}))
         with pytest.raises(SettingsRefused, match="there is no label"):
             await put.app(body)
-        await put.store.delete(Delete(schema.inference_profile(ACME, app, "fast")))
-    await put.store.put(Put(schema.inference_profile(ACME, "shop", "fast"), good))
+        await put.store.delete(Delete(schema.inference_profile_key(ACME, app, "fast")))
+    await put.store.put(Put(schema.inference_profile_key(ACME, "shop", "fast"), good))
     written = await put.app(body)
     assert (written.item["model_ordering"], written.item["profiles_made"]) == (["fast"], 1)
     with pytest.raises(SettingsRefused, match="there is no label"):
@@ -289,7 +289,7 @@ async def test_an_app_is_of_an_org_that_is_there() -> None:
     with pytest.raises(SettingsRefused, match="put it first"):
         await put.app({"app_name": "Shop"})
     await put.org()
-    await put.store.put(Put(schema.app_config(ACME, "shop"), {"client_secret_hash": "$2b$12$y", "quotas": {}}))
+    await put.store.put(Put(schema.app_config_key(ACME, "shop"), {"client_secret_hash": "$2b$12$y", "quotas": {}}))
     written = await put.app({"app_name": "Shop", "model_ordering": ["economy"]})
     stamps = {"version": 1, "created_at_epoch": int(NOON), "updated_at_epoch": int(NOON)}
     assert written.item == {
@@ -368,7 +368,7 @@ async def test_an_app_is_checked_again_when_its_org_was_changed_meanwhile() -> N
     put.memory.before_next_transaction = overtake
     with pytest.raises(SettingsRefused, match="missing: economy"):
         await put.app({"app_name": "Shop", "quotas": {"premium": 1}})
-    assert schema.app_config(ACME, "shop") not in put.memory.items
+    assert schema.app_config_key(ACME, "shop") not in put.memory.items
 
 
 async def test_who_is_overtaken_reads_again_and_goes_by_what_is_there() -> None:
@@ -387,7 +387,7 @@ async def test_an_org_that_was_begun_meanwhile_without_a_version_is_read_again()
     put = Put1()
 
     async def overtake() -> None:
-        await put.store.put(Put(schema.org_config(ACME), {"agg_shard_count": 64, "client_secret_hash": "x"}))
+        await put.store.put(Put(schema.org_config_key(ACME), {"agg_shard_count": 64, "client_secret_hash": "x"}))
 
     put.memory.before_next_transaction = overtake
     written = await put.org()

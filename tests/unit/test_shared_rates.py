@@ -92,7 +92,7 @@ async def test_the_row_is_the_callers_own() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with rates(store, clock) as one:
         await one.take(WHO)
-    assert list(store.items) == [schema.control_bucket(WHO)]
+    assert list(store.items) == [schema.control_bucket_key(WHO)]
 
 
 @pytest.mark.filterwarnings("error")

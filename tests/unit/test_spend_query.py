@@ -45,8 +45,8 @@ class Org:
 
     async def register(self, name: str = "Acme") -> None:
         item = {"org_name": name, "timezone": self.zone.key, "quota_scope": self.quota_scope}
-        await self.store.put(Put(schema.org_config(self.org), item))
-        await self.store.put(Put(schema.org_entry(self.org), {"org_name": name}))
+        await self.store.put(Put(schema.org_config_key(self.org), item))
+        await self.store.put(Put(schema.org_entry_key(self.org), {"org_name": name}))
 
     def call(self, app: str | None, label: str, pico: int, *, estimated: bool = False, shards: int = 8) -> None:
         """Counted as `selection/payer.py` does it."""
@@ -80,7 +80,7 @@ class Org:
 def _list_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The servers' tables are shared by all tests, and a list of what was active on a day grows with each."""
     mine = uuid4().hex
-    monkeypatch.setattr(schema, "active_counters", lambda day: f"ACTIVE#{mine}#{day}")
+    monkeypatch.setattr(schema, "active_counters_partition", lambda day: f"ACTIVE#{mine}#{day}")
 
 
 @pytest.fixture
@@ -220,9 +220,9 @@ async def test_a_total_outlives_its_shards(acme: Org) -> None:
     scope, period = Scope(acme.org, "shop"), "DAY#20261118"
     for scope_of in (scope, Scope(acme.org)):
         for shard in range(8):
-            await acme.store.delete(Delete(schema.usage_shard(scope_of, "premium", shard, period)))
+            await acme.store.delete(Delete(schema.usage_shard_key(scope_of, "premium", shard, period)))
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
-    left = schema.usage_shard(scope, "premium", 0, period)
+    left = schema.usage_shard_key(scope, "premium", 0, period)
     await acme.store.update(Update(left, add={"requests": 1, "cost_usd_micros": Decimal("0.000009")}))
     assert await acme.told("2026-11-18") == {("shop", "premium", "2026-11-18"): 21}
 
@@ -268,17 +268,17 @@ async def test_a_counter_that_was_spread_over_another_number_of_shards(acme: Org
 async def test_a_counter_of_which_nothing_is_left(acme: Org) -> None:
     for scope in (Scope(acme.org), Scope(acme.org, "shop")):
         await acme.store.put(
-            Put(schema.active_counter("20261118", scope, "premium", "DAY#20261118"), {"shards_8": True})
+            Put(schema.active_counter_key("20261118", scope, "premium", "DAY#20261118"), {"shards_8": True})
         )
     assert await acme.told() == {}
     assert (await acme.report("2026-11-18")).notes == []
 
 
 async def test_weeks_and_months_are_no_days(acme: Org) -> None:
-    key = schema.active_counter("20261118", Scope(acme.org), "premium", "MONTH#202611")
+    key = schema.active_counter_key("20261118", Scope(acme.org), "premium", "MONTH#202611")
     await acme.store.put(Put(key, {"shards_8": True}))
     await acme.store.update(
-        Update(schema.usage_shard(Scope(acme.org), "premium", 0, "MONTH#202611"), add={"requests": 9})
+        Update(schema.usage_shard_key(Scope(acme.org), "premium", 0, "MONTH#202611"), add={"requests": 9})
     )
     acme.call(None, "premium", 1)
     await acme.flush()
@@ -351,7 +351,7 @@ async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engin
         late.zone = known_zone("Pacific/Kiritimati")
         await early.register("Early")
         await late.register("Late")
-        await store.put(Put(schema.app_config(late.org, "shop"), {"app_name": "Shop"}))
+        await store.put(Put(schema.app_config_key(late.org, "shop"), {"app_name": "Shop"}))
         for org in (early, late, ghost):
             org.call("shop", "premium", 5)
         await early.flush()

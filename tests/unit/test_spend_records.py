@@ -164,11 +164,11 @@ async def local(tmp_path: Path, engines: Engines) -> AsyncIterator[Store]:
 
 async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
     config = {"org_name": "Acme", "timezone": "Europe/Berlin", "quota_scope": "APP"}
-    await local.put(Put(schema.org_config(ACME), config))
-    await local.put(Put(schema.org_entry(ACME), {"org_name": "an older name"}))
-    await local.put(Put(schema.org_entry(BETA), {"org_name": "Beta"}))
-    await local.put(Put(schema.app_config(ACME, "shop"), {"app_name": "Shop front"}))
-    await local.put(Put(schema.app_config(ACME, "bot"), {"client_secret_hash": "x"}))
+    await local.put(Put(schema.org_config_key(ACME), config))
+    await local.put(Put(schema.org_entry_key(ACME), {"org_name": "an older name"}))
+    await local.put(Put(schema.org_entry_key(BETA), {"org_name": "Beta"}))
+    await local.put(Put(schema.app_config_key(ACME, "shop"), {"app_name": "Shop front"}))
+    await local.put(Put(schema.app_config_key(ACME, "bot"), {"client_secret_hash": "x"}))
     names = await registered(local)
     assert names == {ACME: "an older name", BETA: "Beta"}
     unknown = "99999999-2222-4333-8444-555555555555"
@@ -182,5 +182,5 @@ async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
 
 async def test_what_cannot_be_used_of_an_orgs_configuration_is_passed_over(local: Store) -> None:
     config = {"org_name": " ", "timezone": "Europe/Berlim", "quota_scope": "TEAM"}
-    await local.put(Put(schema.org_config(ACME), config))
+    await local.put(Put(schema.org_config_key(ACME), config))
     assert await tenants(local, [ACME], {}, BERLIN, NOON) == {ACME: Tenant(ACME, None, BERLIN, "APP")}

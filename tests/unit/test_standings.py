@@ -225,14 +225,14 @@ async def test_an_org_wide_budget_is_one_for_all_apps(one: Sidecar, exact_store:
 async def test_an_app_has_what_it_says_itself_and_else_what_its_org_has(one: Sidecar, exact_store: Store) -> None:
     who = caller()
     await budget(exact_store, who.org, QUOTAS)
-    await configure(exact_store, schema.app_config(who.org, "web"), model_ordering=["economy"])
+    await configure(exact_store, schema.app_config_key(who.org, "web"), model_ordering=["economy"])
     assert (await one.decide(who, "economy")).label == "economy"
-    await configure(exact_store, schema.app_config(who.org, "batch"), quotas={"economy": 1_000_000})
+    await configure(exact_store, schema.app_config_key(who.org, "batch"), quotas={"economy": 1_000_000})
     batch = caller("batch", who.org)
     assert await one.spend(batch, 2 * USD) == "economy"
     with pytest.raises(QuotaExceeded, match="premium 0 of 0 USD, standard 0 of 0 USD, economy 2 of 1 USD"):
         await one.decide(batch)
-    await configure(exact_store, schema.org_config(other := caller().org), model_ordering=["premium"], quotas={})
+    await configure(exact_store, schema.org_config_key(other := caller().org), model_ordering=["premium"], quotas={})
     with pytest.raises(InvalidRequest, match=r"economy is not among the labels that .* has a quota for: premium"):
         await one.decide(caller(None, other), "economy")
 
@@ -266,7 +266,7 @@ async def test_in_shadow_nothing_changes_and_all_is_told(one: Sidecar, exact_sto
     await one.clock.advance(60)
     await one.decide(who)
     await one.looked()
-    assert await exact_store.get(schema.sticky_state(Scope(who.org, "web"), "DAY#20261118")) is None
+    assert await exact_store.get(schema.sticky_state_key(Scope(who.org, "web"), "DAY#20261118")) is None
 
 
 async def look(one: Sidecar, who: object) -> None:
@@ -373,10 +373,10 @@ async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(one
 
 async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: Sidecar, exact_store: Store) -> None:
     who = caller()
-    await configure(exact_store, schema.org_config(who.org), timezone="UTC")
+    await configure(exact_store, schema.org_config_key(who.org), timezone="UTC")
     before = (await one.payer(who)).account("premium")
     changed = {"timezone": "Pacific/Kiritimati", "quota_scope": "ORG"}
-    await exact_store.update(Update(schema.org_config(who.org), set=changed))
+    await exact_store.update(Update(schema.org_config_key(who.org), set=changed))
     await look(one, who)
     assert (await one.payer(who)).account("premium") is before
     other = (await one.payer(caller("batch", who.org))).account("premium")

@@ -403,7 +403,7 @@ async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_b
 async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: Sidecar) -> None:
     who = caller()
     await budget(one.store._store, who.org, QUOTAS, version=1)
-    key = schema.sticky_state(Scope(who.org, "web"), DAY)
+    key = schema.sticky_state_key(Scope(who.org, "web"), DAY)
     newer = {"active_model_label": "premium", "active_model_index": 0, "ordering_version": 9}
     await one.store._store.put(Put(key, newer))
     await one.spend(who, 10 * USD)

@@ -131,7 +131,7 @@ async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look
     await budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
     await one.looked()
-    await exact_store.transact([Delete(schema.org_config(who.org))])
+    await exact_store.transact([Delete(schema.org_config_key(who.org))])
     await one.clock.advance(SETTINGS_SECONDS)
     await one.decide(who)
     await one.looked()
@@ -215,7 +215,7 @@ async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_
     one: Sidecar, tmp_path: Path, exact_store: Store, clock: ManualClock
 ) -> None:
     who = caller()
-    await configure(exact_store, schema.org_config(who.org), org_name="By hand")
+    await configure(exact_store, schema.org_config_key(who.org), org_name="By hand")
     assert (await one.decide(who)).label == "premium"
     await one.looked()
     async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.notes) as two:

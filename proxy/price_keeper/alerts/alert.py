@@ -33,7 +33,7 @@ class Alert:
     @property
     def key(self) -> Key:
         """Of the marker: the same for all who would tell the same."""
-        return schema.alert_marker(self.scope, self.label, self.period, self.threshold_pct)
+        return schema.alert_marker_key(self.scope, self.label, self.period, self.threshold_pct)
 
     @property
     def marker(self) -> Item:

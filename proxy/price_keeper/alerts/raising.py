@@ -84,7 +84,7 @@ class Alerts:
     async def reached(self, scope: Scope, label: str, span: Span, pct: int, spent_pico: int, quota_pico: int) -> bool:
         """Whether this call raised the alert. Asked again it costs nothing once anybody is known to have raised it;
         while the store is away it is tried again in the background, and whenever somebody asks."""
-        key = schema.alert_marker(scope, label, span.key, pct)
+        key = schema.alert_marker_key(scope, label, span.key, pct)
         if key in self._known or key in self._asking:
             return False
         now = int(self._clock.now())

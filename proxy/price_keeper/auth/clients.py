@@ -294,7 +294,7 @@ class Clients:
 
 
 def credentials_key(scope: Scope) -> Key:
-    return schema.org_config(scope.org) if scope.app is None else schema.app_config(scope.org, scope.app)
+    return schema.org_config_key(scope.org) if scope.app is None else schema.app_config_key(scope.org, scope.app)
 
 
 def _kept(item: Item, moment: float) -> _Kept:

@@ -182,7 +182,7 @@ def _waiting(item: Item) -> list[Delete]:
     """The secret before may be waiting to be fetched: by somebody it was not meant for, or in vain."""
     row = item.get(ROW)
     is_row = isinstance(row, str) and _ROW.fullmatch(row)
-    return [Delete(schema.retrieval_token(str(row)))] if is_row else []
+    return [Delete(schema.retrieval_token_key(str(row)))] if is_row else []
 
 
 async def _item(store: Store, scope: Scope) -> Item:

@@ -70,7 +70,7 @@ def seal(scope: Scope, secret: str, now: float, marks: Marks = UNMARKED) -> Seal
     sealed = nonce + ChaCha20Poly1305(_derived(token, _KEY)).encrypt(nonce, secret.encode(), client_id.encode())
     row, expires = _derived(token, _PLACE).hex(), int(now) + SECONDS
     item: Item = {"client_id": client_id, "sealed": sealed, EXPIRY_ATTRIBUTE: expires}
-    return Sealed(token, row, expires, Put(schema.retrieval_token(row), item))
+    return Sealed(token, row, expires, Put(schema.retrieval_token_key(row), item))
 
 
 def is_marked(marks: Marks, scope: Scope, token: str) -> bool:
@@ -87,11 +87,11 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
     if not _TOKEN.fullmatch(token):
         raise AccessDenied(_USED)
     row, client_id, now = _derived(token, _PLACE).hex(), client_id_of(scope.org, scope.app), int(clock.now())
-    await _demand_row(store, schema.retrieval_token(row), client_id, now)
+    await _demand_row(store, schema.retrieval_token_key(row), client_id, now)
     await _mark(store, credentials_key(scope), row, now)
     is_its = all_of(equals("client_id", client_id), above(EXPIRY_ATTRIBUTE, now))
     try:
-        item = await store.delete(Delete(schema.retrieval_token(row), is_its))
+        item = await store.delete(Delete(schema.retrieval_token_key(row), is_its))
     except ConditionFailed:
         raise AccessDenied(_USED) from None
     except StoreError as failure:

@@ -250,14 +250,14 @@ class Revocation:
 
     async def revoke_token(self, claims: Claims) -> None:
         """This one alone. Raises Busy if it cannot be told whether that was written."""
-        await self._revoke("token", schema.revoked_token(claims.jti), claims.expires, claims.expires)
+        await self._revoke("token", schema.revoked_token_key(claims.jti), claims.expires, claims.expires)
 
     async def revoke_session(self, sid: str, until: int, enough: int | None = None) -> None:
         """All access tokens of a session, none of which may be good after `until`. Raises Busy.
 
         Where it was revoked until `enough` before, nothing is written.
         """
-        await self._revoke("session", schema.revoked_session(sid), until, until if enough is None else enough)
+        await self._revoke("session", schema.revoked_session_key(sid), until, until if enough is None else enough)
 
     async def _revoke(self, what: str, key: Key, until: int, enough: int) -> None:
         """What is known to stand there costs the store nothing: anybody may give back a dead token all day."""

@@ -47,7 +47,7 @@ class Kept:
         """On condition that it is there, and with the same refresh token: else another one would stay good."""
         kept = str(self.item[HASH])
         return [
-            Delete(schema.session(self.client, self.sid), equals(HASH, kept)),
+            Delete(schema.session_key(self.client, self.sid), equals(HASH, kept)),
             refused(kept, self.number(EXPIRY_ATTRIBUTE), why, now, self.client, self.sid),
         ]
 
@@ -55,13 +55,13 @@ class Kept:
 def moved_on(client: str, head: Item | None) -> Update:
     version = (head or {}).get(VERSION)
     stands = equals(VERSION, version) if isinstance(version, int) else AttributeMissing(VERSION)
-    return Update(schema.session_head(client), add={VERSION: 1}, condition=stands)
+    return Update(schema.session_head_key(client), add={VERSION: 1}, condition=stands)
 
 
 def refused(token_hash: str, until: int, why: str, now: float, client: str, sid: str) -> Put:
     """For as long as the token itself would be good."""
     item: Item = {EXPIRY_ATTRIBUTE: until, "why": why, AT: int(now), "client_id": client, "sid": sid}
-    return Put(schema.refused_refresh_token(token_hash), item)
+    return Put(schema.refused_refresh_token_key(token_hash), item)
 
 
 def was_rotated_within(seconds: float, refusal: Item, now: float) -> bool:

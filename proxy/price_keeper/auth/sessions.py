@@ -187,14 +187,14 @@ class Sessions:
         with no_store_no_token():
             for attempt in range(ATTEMPTS):
                 await self._writing.pause(attempt)
-                keys = [schema.session(client, sid), credentials_key(scope)]
+                keys = [schema.session_key(client, sid), credentials_key(scope)]
                 item, owner = await self._store.get_many(keys, consistent=True)
                 if item is None:
                     return None
                 kept = Kept(client, sid, item)
                 is_live = ignore_expired(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
                 if await self._is_ended(kept, beside):
-                    self._revocation.mark(schema.revoked_session(sid).pk)
+                    self._revocation.mark(schema.revoked_session_key(sid).pk)
                     return is_live
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 
@@ -203,7 +203,7 @@ class Sessions:
 
         That nobody else's session is called so is for the caller to know. Raises Busy.
         """
-        key, until = schema.revoked_session(sid), self._longest()
+        key, until = schema.revoked_session_key(sid), self._longest()
         with no_store_no_token():
             before = await self._store.get(key, consistent=True) or {}
             was = before.get(EXPIRY_ATTRIBUTE)
@@ -270,7 +270,7 @@ class Sessions:
         """False when there were more to end first than fit into one transaction: those are ended by now."""
         client, now = client_id_of(scope.org, scope.app), self._clock.now()
         # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
-        keys = [schema.session_head(client), credentials_key(scope)]
+        keys = [schema.session_head_key(client), credentials_key(scope)]
         head, owner = await self._store.get_many(keys, consistent=True)
         _demand(generation, owner)
         found = await self._rows(client, generation, now - IN_DOUBT_SECONDS)
@@ -291,7 +291,7 @@ class Sessions:
         """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
         began = max(int(self._clock.now() * MICROS), after + 1)
         item = {BEGAN: began, GENERATION: generation, **self._renewed(issued)}
-        return Put(schema.session(client, issued.sid), item, ItemMissing())
+        return Put(schema.session_key(client, issued.sid), item, ItemMissing())
 
     def _renewed(self, issued: Issued) -> dict[str, int | str]:
         return {
@@ -319,7 +319,7 @@ class Sessions:
     async def _refreshable(self, claims: Claims, used: str) -> Kept:
         client, sid = claims.caller.client_id, _sid_of(claims)
         scope = Scope(claims.caller.org, claims.caller.app)
-        keys = [schema.refused_refresh_token(used), schema.session(client, sid), credentials_key(scope)]
+        keys = [schema.refused_refresh_token_key(used), schema.session_key(client, sid), credentials_key(scope)]
         refusal, item, owner = await self._store.get_many(keys, consistent=True)
         item = ignore_expired(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
@@ -342,7 +342,7 @@ class Sessions:
         # Those minted before may have had longer to live than those of today.
         renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
         return [
-            Update(schema.session(kept.client, kept.sid), set=renewed, condition=is_live),
+            Update(schema.session_key(kept.client, kept.sid), set=renewed, condition=is_live),
             refused(used, until, ROTATED, self._clock.now(), kept.client, kept.sid),
         ]
 
@@ -353,8 +353,8 @@ class Sessions:
         until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY_ATTRIBUTE))
         writes = [
             *kept.ended(REVOKED, self._clock.now()),
-            Put(schema.revoked_session(kept.sid), {EXPIRY_ATTRIBUTE: until}),
-            Update(schema.session_head(kept.client), add={VERSION: 1}),
+            Put(schema.revoked_session_key(kept.sid), {EXPIRY_ATTRIBUTE: until}),
+            Update(schema.session_head_key(kept.client), add={VERSION: 1}),
             *beside,
         ]
         try:
@@ -369,7 +369,7 @@ class Sessions:
 
     async def _put(self, writes: Sequence[Write], client: str, issued: Issued) -> None:
         """With a session's new row, which tells what became of it where all answers were lost."""
-        await self._writing.done(writes, schema.session(client, issued.sid), {HASH: _hash(issued.refresh.token)})
+        await self._writing.done(writes, schema.session_key(client, issued.sid), {HASH: _hash(issued.refresh.token)})
 
 
 def _demand(generation: int, owner: Item | None) -> None:

@@ -194,15 +194,15 @@ def _price_keeper() -> str:
 
 
 async def _make_demo_client(store: Store, secret: str) -> None:
-    key = schema.app_config(ORG, APP)
+    key = schema.app_config_key(ORG, APP)
     if await store.get(key, consistent=True) is None:
         hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
         made = credentials(Scope(ORG, APP), hashed, SystemClock().now())
         await store.transact(
             [
                 Put(key, {"app_name": "demo", **made}, ItemMissing()),
-                Update(schema.org_config(ORG), set_if_missing=_DEMO_ORG),
-                Update(schema.org_entry(ORG), set_if_missing={"org_name": "demo"}),
+                Update(schema.org_config_key(ORG), set_if_missing=_DEMO_ORG),
+                Update(schema.org_entry_key(ORG), set_if_missing={"org_name": "demo"}),
             ]
         )
 

@@ -43,7 +43,7 @@ def shown_app(above: Shown, app: str, item: Item) -> Shown:
 
 async def found_org(parts: Parts, org: str) -> Shown:
     """Raises Problem."""
-    item = await parts.store.get(schema.org_config(org), consistent=True)
+    item = await parts.store.get(schema.org_config_key(org), consistent=True)
     if item is None:
         raise not_found(f"there is no org {org}")
     return shown_org(parts, org, item)
@@ -51,7 +51,7 @@ async def found_org(parts: Parts, org: str) -> Shown:
 
 async def found_app(parts: Parts, org: str, app: str) -> Shown:
     """Raises Problem."""
-    keys = [schema.org_config(org), schema.app_config(org, app)]
+    keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     above, own = await parts.store.get_many(keys, consistent=True)
     if own is None:
         raise not_found(f"there is no app {app} of an org {org}")
@@ -128,7 +128,7 @@ async def _written(parts: Parts, call: Call, scope: Scope, written: Written, sho
 async def list_orgs(parts: Parts, call: Call) -> Answer:
     page = await _page(parts, call, schema.ORG_REGISTRY, "ORG#")
     orgs = [Scope.of_key(row.key.sk).org for row in page.rows]
-    items = await parts.store.get_many([schema.org_config(org) for org in orgs])
+    items = await parts.store.get_many([schema.org_config_key(org) for org in orgs])
     found = [
         {"org_name": row.item.get("org_name"), **shown_org(parts, org, item or {}).record()}
         for row, org, item in zip(page.rows, orgs, items, strict=True)
@@ -138,7 +138,7 @@ async def list_orgs(parts: Parts, call: Call) -> Answer:
 
 async def list_apps(parts: Parts, call: Call) -> Answer:
     above = await found_org(parts, call.path["org"])
-    page = await _page(parts, call, schema.org_config(above.org).pk, schema.APPS_PREFIX)
+    page = await _page(parts, call, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
     found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
     return read({"apps": found, "cursor": _cursor(page)})
 

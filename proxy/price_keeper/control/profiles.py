@@ -72,7 +72,7 @@ async def post(parts: Parts, call: Call) -> Answer:
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
     _check_prices(settings)
     await found_app(parts, org, app)
-    key, app_key = schema.inference_profile(org, app, given["label"]), schema.app_config(org, app)
+    key, app_key = schema.inference_profile_key(org, app, given["label"]), schema.app_config_key(org, app)
 
     async def once() -> tuple[Item, bool]:
         # The app is read before its profiles are counted, so that no other one can come in between unseen.
@@ -98,7 +98,7 @@ async def get(parts: Parts, call: Call) -> Answer:
 
 
 async def _listed(parts: Parts, org: str, app: str) -> tuple[StoredRow, ...]:
-    partition, prefix = schema.org_config(org).pk, schema.profiles_of(app)
+    partition, prefix = schema.org_config_key(org).pk, schema.app_profiles_prefix(app)
     return (await parts.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
 
 

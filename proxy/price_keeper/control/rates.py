@@ -101,5 +101,5 @@ class SharedRates:
         if found is None:
             if len(self._buckets) >= MOST_REMEMBERED:
                 self._buckets.clear()
-            found = self._buckets[who] = (Bucket(schema.control_bucket(who), (self._limit,), 1),)
+            found = self._buckets[who] = (Bucket(schema.control_bucket_key(who), (self._limit,), 1),)
         return found

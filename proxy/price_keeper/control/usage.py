@@ -120,7 +120,7 @@ async def _charging(parts: Parts, call: Call) -> Charging:
 async def _plan(parts: Parts, call: Call) -> Plan:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
     org, app = call.path["org"], call.path["app"]
-    keys = [schema.org_config(org), schema.app_config(org, app)]
+    keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     above, own = await parts.store.get_many(keys)
     if own is None:
         raise not_found(f"there is no app {app} of an org {org}")

@@ -31,7 +31,7 @@ async def identity_org(patient: Patient) -> Finding:
 
 
 async def _is_registered(patient: Patient, org: str) -> bool:
-    key = schema.org_config(org)
+    key = schema.org_config_key(org)
     if patient.is_on_dynamodb:
         store = await patient.dynamodb_store()
         return await store.get(key, consistent=True) is not None

@@ -63,14 +63,14 @@ class Name(NamedTuple):
 
     @property
     def bucket(self) -> Key:
-        return schema.hard_bucket(Scope.of_key(self.scope), self.label, self.period)
+        return schema.hard_bucket_key(Scope.of_key(self.scope), self.label, self.period)
 
     def hold(self, holder: str) -> Key:
-        return schema.hold(Scope.of_key(self.scope), self.label, self.period, holder)
+        return schema.budget_lease_key(Scope.of_key(self.scope), self.label, self.period, holder)
 
     @property
     def holds(self) -> Query:
-        prefix = KeyPrefix(schema.holds_of(self.label, self.period))
+        prefix = KeyPrefix(schema.budget_leases_prefix(self.label, self.period))
         return Query("rate-buckets", Scope.of_key(self.scope).key, prefix, consistent=True)
 
     @property

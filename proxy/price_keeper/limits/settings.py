@@ -70,7 +70,7 @@ def limits_of(scope: Scope, item: Item | None) -> Limits | None:
     version, burst_secs = item.get("version"), given.get("burst_secs", USUAL_BURST_SECS)
     rates = {name: given[name] for name in RATES if name in given}
     limits = tuple(Limit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items())
-    bucket = Bucket(schema.bucket(scope, "RATE"), limits, version if type(version) is int else 0)
+    bucket = Bucket(schema.rate_bucket_key(scope, "RATE"), limits, version if type(version) is int else 0)
     return Limits(bucket, rates, given.get("mode") == "exact")
 
 

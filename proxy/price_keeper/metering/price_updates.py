@@ -215,7 +215,7 @@ class Tariffs:
             self._settled[asked] = today
             self._trouble([asked], _NAMELESS if self._price_list is not None else "")
             return
-        key = schema.price(asked.model, asked.region, today)
+        key = schema.price_key(asked.model, asked.region, today)
         newest_first = Query(key.table, key.pk, Between(None, key.sk), descending=True, limit=ROWS_KEPT)
         page = await self._store.query(newest_first)
         self._trouble([asked], "")
@@ -237,7 +237,7 @@ class Tariffs:
         now = self._clock.now()
         claim = {EXPIRY_ATTRIBUTE: int(now) + CLAIM_SECONDS}
         try:
-            await self._store.put(Put(schema.price(_CLAIM, region, today), claim, missing_or_expired(now)))
+            await self._store.put(Put(schema.price_key(_CLAIM, region, today), claim, missing_or_expired(now)))
         except ConditionFailed:
             return False
         return True
@@ -247,7 +247,7 @@ class Tariffs:
             self._learn(asked, known_from(today, row), today)
         for asked, row in rows.items():
             try:
-                key = schema.price(*asked, today)
+                key = schema.price_key(*asked, today)
                 await self._store.put(Put(key, row, missing_or_expired(self._clock.now())))
             except ConditionFailed as earlier:  # somebody else's: on one day all have the same prices
                 self._learn(asked, known_from(today, earlier.item or row), today)

@@ -130,7 +130,7 @@ async def listed(
     found: dict[tuple[str, str, str], Listed] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
-        query = Query("request-dedup", schema.active_counters(day_text(day)), sort, consistent=consistent)
+        query = Query("request-dedup", schema.active_counters_partition(day_text(day)), sort, consistent=consistent)
         async for row in iterate_rows(store, query):
             try:
                 counter = counter_of(row.key.sk, shards_of(row.item))
@@ -146,7 +146,7 @@ async def listed(
 
 def shard_keys(counter: Counter) -> list[Key]:
     scope = Scope.of_key(counter.scope)
-    return [schema.usage_shard(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
+    return [schema.usage_shard_key(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
 
 
 async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
@@ -170,7 +170,7 @@ def summed(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
 
 
 def total_key(counter: Counter) -> Key:
-    return schema.daily_total(Scope.of_key(counter.scope), counter.label, counter.period)
+    return schema.daily_total_key(Scope.of_key(counter.scope), counter.label, counter.period)
 
 
 def counter_of(entry: str, shards: int) -> Counter:

@@ -103,7 +103,7 @@ class Sender:
 
     async def _markers(self, ulid: str) -> Mapping[str, Item]:
         """By their sort keys."""
-        query = Query(schema.segment_marker(ulid, 0).table, schema.segment_markers(ulid), consistent=True)
+        query = Query(schema.segment_marker_key(ulid, 0).table, schema.segment_markers_partition(ulid), consistent=True)
         return {row.key.sk: row.item for row in (await self._store.query(query)).rows}
 
     async def _send_at_once(self, sealed: Sealed) -> bool:
@@ -129,7 +129,7 @@ class Sender:
         count already. Raises SegmentMismatch."""
         ulid, markers = sealed.seal.ulid, await self._markers(sealed.seal.ulid)
         lines = await asyncio.to_thread(Stretches, sealed, counted)
-        while (item := markers.get(schema.segment_marker(ulid, 0, lines.at).sk)) is not None:
+        while (item := markers.get(schema.segment_marker_key(ulid, 0, lines.at).sk)) is not None:
             mark = Mark.of(item, lines.at)
             if mark is None:  # by a former version, for all lines that there are
                 rest, _ = await asyncio.to_thread(lines.rest)
@@ -164,7 +164,7 @@ class Sender:
         if sealed.next_path is not None:
             raise SegmentMismatch(f"{mark.lines} lines were counted under its name, and this process wrote fewer")
         for number in range(mark.parts):
-            if schema.segment_marker(ulid, number, mark.start).sk not in markers:
+            if schema.segment_marker_key(ulid, number, mark.start).sk not in markers:
                 raise SegmentMismatch("a later copy of it is half counted; bring that to the store first")
         self.outdated.add(sealed.path.parent)
         self.requests += sealed.seal.requests

@@ -58,7 +58,7 @@ class Submission:
 
     @property
     def key(self) -> Key:
-        return schema.request_marker(self.org, self.app, self.request_id)
+        return schema.request_marker_key(self.org, self.app, self.request_id)
 
     def marker(self, now: float) -> Item:
         return {**self.about, "payload_hash": self.digest, EXPIRY_ATTRIBUTE: int(now) + KEEP_SECONDS}

@@ -41,13 +41,13 @@ async def tenants(
 ) -> dict[str, Tenant]:
     """Also of orgs that nobody registered; `zone` is for those that say nothing of theirs."""
     wanted = list(dict.fromkeys(orgs))
-    items = await store.get_many([schema.org_config(org) for org in wanted])
+    items = await store.get_many([schema.org_config_key(org) for org in wanted])
     return {org: _tenant(org, item, names.get(org), zone, now) for org, item in zip(wanted, items, strict=True)}
 
 
 async def app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     wanted = list(dict.fromkeys(apps))
-    items = await store.get_many([schema.app_config(org, app) for org, app in wanted])
+    items = await store.get_many([schema.app_config_key(org, app) for org, app in wanted])
     named = ((key, _name(item or {}, "app_name")) for key, item in zip(wanted, items, strict=True))
     return {key: name for key, name in named if name is not None}
 

@@ -128,9 +128,9 @@ class LimitsKept:
             over.set()
 
     async def _found(self, caller: Caller) -> list[Limits]:
-        keys = [schema.org_config(caller.org)]
+        keys = [schema.org_config_key(caller.org)]
         if caller.app is not None:
-            keys.append(schema.app_config(caller.org, caller.app))
+            keys.append(schema.app_config_key(caller.org, caller.app))
         read = [*zip(_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
         for scope, item in read:
             self._notes.settings(scope, item)

@@ -53,7 +53,7 @@ class Looks:
 
     async def settings_and_sticky(self, standing: Standing) -> tuple[Plan, bool, Item | None, Item | None]:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
-        keys = [schema.sticky_state(standing.scope, standing.span.key), *_settings(standing.scope)]
+        keys = [schema.sticky_state_key(standing.scope, standing.span.key), *_settings(standing.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
         self._notes.settings(Scope(standing.scope.org), org)
         if app:
@@ -90,8 +90,8 @@ class Looks:
 
 
 def _settings(scope: Scope) -> list[Key]:
-    org = schema.org_config(scope.org)
-    return [org] if scope.app is None else [org, schema.app_config(scope.org, scope.app)]
+    org = schema.org_config_key(scope.org)
+    return [org] if scope.app is None else [org, schema.app_config_key(scope.org, scope.app)]
 
 
 def _counters(standing: Standing) -> list[Counter]:

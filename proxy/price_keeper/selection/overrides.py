@@ -97,7 +97,7 @@ async def set_override(
     ends = span.end if until is None else math.ceil(min(until, span.end))
     _check(label, reason, who, ends, now, ordering)
     written: dict[str, Value] = dict(zip(_WRITTEN, (label, reason, who, ends), strict=True))
-    key = schema.sticky_state(scope, span.key)
+    key = schema.sticky_state_key(scope, span.key)
 
     async def once() -> Override:
         before = await store.get(key, consistent=True)
@@ -116,7 +116,7 @@ async def clear_override(
 ) -> bool:
     """Whether there was one to clear."""
     clock = clock or SystemClock()
-    key, now = schema.sticky_state(scope, span.key), clock.now()
+    key, now = schema.sticky_state_key(scope, span.key), clock.now()
 
     async def once() -> bool:
         before = await store.get(key, consistent=True)

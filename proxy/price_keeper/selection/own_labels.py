@@ -172,7 +172,7 @@ class OwnLabels:
         scope, began = Scope(*name), self._clock.monotonic()
         kept.due = began + ASK_AGAIN_SECONDS
         try:
-            app = await self._store.get(schema.app_config(*name), consistent=True)
+            app = await self._store.get(schema.app_config_key(*name), consistent=True)
             await self.read(scope, app, began)
         except Exception as failure:  # of whatever kind: those who wait must get an answer
             if not kept.is_stale:
@@ -198,8 +198,8 @@ async def rows_of(store: Store, scope: Scope, app: Item | None) -> dict[str, Ite
     """By label. `app` is the app's item. Raises StoreError."""
     if scope.app is None or not (app or {}).get(MADE):
         return {}
-    prefix = schema.profiles_of(scope.app)
-    page = await store.query(Query("config", schema.org_config(scope.org).pk, Prefix(prefix), consistent=True))
+    prefix = schema.app_profiles_prefix(scope.app)
+    page = await store.query(Query("config", schema.org_config_key(scope.org).pk, Prefix(prefix), consistent=True))
     found = {row.key.sk.removeprefix(prefix): row.item for row in page.rows}
     return {label: item for label, item in found.items() if is_label(label)}
 

@@ -274,13 +274,13 @@ async def put_org(
     beside: Beside = _nothing,
 ) -> Written:
     """Raises SettingsRefused, or what a store may raise. Safe to do again when it is not known whether it was done."""
-    key = schema.org_config(org)
+    key = schema.org_config_key(org)
 
     async def once() -> Written:
         before, now = await store.get(key, consistent=True), clock.now()
         settings = checked_org(body, labels, before, defaults)
         settings |= _turn(before, settings, defaults, now)
-        entry = Update(schema.org_entry(org), set={"org_name": settings["org_name"]})
+        entry = Update(schema.org_entry_key(org), set={"org_name": settings["org_name"]})
         update, item = _update(key, before, settings, (*ORG_SETTINGS, *_TURNING), now)
         await transact_with_retry(store, clock, [update, entry, *beside(Change(before, item))])
         return Written(item, before is None, turns_at(item, now))
@@ -292,7 +292,7 @@ async def put_app(
     store: Store, clock: Clock, org: str, app: str, body: Any, labels: Sequence[str], beside: Beside = _nothing
 ) -> Written:
     """As put_org. The org's settings, against which the app's are checked, stay as they are until these are written."""
-    org_key, key = schema.org_config(org), schema.app_config(org, app)
+    org_key, key = schema.org_config_key(org), schema.app_config_key(org, app)
 
     async def once() -> Written:
         above, before = await store.get_many([org_key, key], consistent=True)

@@ -40,7 +40,7 @@ def is_newer(item: Item | None, plan: Plan) -> bool:
 def moved_to(index: int, before: int, scope: Scope, span: Span, plan: Plan, now: float) -> Update:
     """Of any number of instances that write it, those who know the newest ordering and are furthest in it win."""
     return Update(
-        schema.sticky_state(scope, span.key),
+        schema.sticky_state_key(scope, span.key),
         set={
             LABEL: plan.ordering[index],
             INDEX: index,

@@ -21,11 +21,11 @@ class Table:
     purpose: str
 
 
-def _by_name(*tables: Table) -> dict[str, Table]:
+def _index_by_name(*tables: Table) -> dict[str, Table]:
     return {table.name: table for table in tables}
 
 
-TABLES = _by_name(
+TABLES = _index_by_name(
     Table("config", True, "orgs, apps, their credentials' hashes, and the registry of orgs"),
     Table("sticky-state", True, "the active label of a scope in a period, and manual overrides"),
     Table("usage-agg-sharded", True, "usage counters of a scope, label and period, spread over shards"),
@@ -50,12 +50,12 @@ _UTC_DAY = re.compile(r"[0-9]{8}")
 _PERIOD = re.compile(r"DAY#[0-9]{8}|WEEK#[0-9]{4}-W[0-9]{2}|MONTH#[0-9]{6}")
 
 
-def org_config(org: str) -> Key:
+def org_config_key(org: str) -> Key:
     return Key("config", Scope(org).key, _ORG_CONFIG)
 
 
-def app_config(org: str, app: str) -> Key:
-    return Key("config", Scope(org).key, f"{APPS_PREFIX}{_checked(app, is_app_id(app), 'app id')}")
+def app_config_key(org: str, app: str) -> Key:
+    return Key("config", Scope(org).key, f"{APPS_PREFIX}{_require(app, is_app_id(app), 'app id')}")
 
 
 APPS_PREFIX = "APP#"
@@ -63,93 +63,93 @@ APPS_PREFIX = "APP#"
 ORG_REGISTRY = "REGISTRY#ORGS"
 
 
-def org_entry(org: str) -> Key:
+def org_entry_key(org: str) -> Key:
     """The org's line in the registry partition: how all orgs are listed without a scan."""
     return Key("config", ORG_REGISTRY, Scope(org).key)
 
 
-def sticky_state(scope: Scope, period: str) -> Key:
-    return Key("sticky-state", scope.key, _period(period))
+def sticky_state_key(scope: Scope, period: str) -> Key:
+    return Key("sticky-state", scope.key, _require_period(period))
 
 
-def usage_shard(scope: Scope, label: str, shard: int, period: str) -> Key:
+def usage_shard_key(scope: Scope, label: str, shard: int, period: str) -> Key:
     if shard < 0:
         raise ValueError(f"a shard's number is not negative, as {shard} is")
-    return Key("usage-agg-sharded", f"{_labelled(scope, label)}#SH#{shard}", _period(period))
+    return Key("usage-agg-sharded", f"{_join_scope_and_label(scope, label)}#SH#{shard}", _require_period(period))
 
 
-def daily_total(scope: Scope, label: str, period: str) -> Key:
-    return Key("daily-total", _labelled(scope, label), _period(period))
+def daily_total_key(scope: Scope, label: str, period: str) -> Key:
+    return Key("daily-total", _join_scope_and_label(scope, label), _require_period(period))
 
 
-def price(model: str, region: str, date: str) -> Key:
+def price_key(model: str, region: str, date: str) -> Key:
     """`date` is YYYY-MM-DD, so that the newest price not after a day is one short query."""
     if "@" in region:
         raise ValueError(f"not a region: {region!r}")
-    return Key("pricing-cache", f"{model}@{region}", _checked(date, bool(_DATE.fullmatch(date)), "date"))
+    return Key("pricing-cache", f"{model}@{region}", _require(date, bool(_DATE.fullmatch(date)), "date"))
 
 
-def revoked_token(jti: str) -> Key:
-    return Key("revoked-tokens", _checked(jti, "#" not in jti, "token id"))
+def revoked_token_key(jti: str) -> Key:
+    return Key("revoked-tokens", _require(jti, "#" not in jti, "token id"))
 
 
-def revoked_session(sid: str) -> Key:
-    return Key("revoked-tokens", f"SID#{_checked(sid, '#' not in sid, 'session id')}")
+def revoked_session_key(sid: str) -> Key:
+    return Key("revoked-tokens", f"SID#{_require(sid, '#' not in sid, 'session id')}")
 
 
-def session_head(client_id: str) -> Key:
+def session_head_key(client_id: str) -> Key:
     """What every change of a client's set of sessions moves on."""
     return Key("sessions", client_id, "HEAD")
 
 
-def session(client_id: str, sid: str) -> Key:
-    return Key("sessions", client_id, f"{SESSIONS_PREFIX}{_checked(sid, '#' not in sid, 'session id')}")
+def session_key(client_id: str, sid: str) -> Key:
+    return Key("sessions", client_id, f"{SESSIONS_PREFIX}{_require(sid, '#' not in sid, 'session id')}")
 
 
 SESSIONS_PREFIX = "SESSION#"
 
 
-def refused_refresh_token(token_hash: str) -> Key:
+def refused_refresh_token_key(token_hash: str) -> Key:
     return Key(
-        "sessions", f"BLOCK#refresh#{_checked(token_hash, bool(_SHA256.fullmatch(token_hash)), 'hash')}", "BLOCK"
+        "sessions", f"BLOCK#refresh#{_require(token_hash, bool(_SHA256.fullmatch(token_hash)), 'hash')}", "BLOCK"
     )
 
 
-def retrieval_token(token_hash: str) -> Key:
+def retrieval_token_key(token_hash: str) -> Key:
     return Key("secret-retrieval-tokens", token_hash)
 
 
-def segment_marker(ulid: str, part: int, start: int = 0) -> Key:
+def segment_marker_key(ulid: str, part: int, start: int = 0) -> Key:
     """Of one part of the lines that were counted together, from line `start` on. Those of the first lines have the
     names that versions look for which know of no others."""
-    own = f"LINES#{start:010}#PART#{part:04}" if start else f"PART#{part:04}"
-    return Key("request-dedup", segment_markers(ulid), own)
+    sort_key = f"LINES#{start:010}#PART#{part:04}" if start else f"PART#{part:04}"
+    return Key("request-dedup", segment_markers_partition(ulid), sort_key)
 
 
-def segment_markers(ulid: str) -> str:
+def segment_markers_partition(ulid: str) -> str:
     """The partition with all markers of one segment."""
-    return f"SEG#{_checked(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}"
+    return f"SEG#{_require(ulid, bool(_ULID.fullmatch(ulid)), 'ULID')}"
 
 
-def request_marker(org: str, app: str, request_id: str) -> Key:
-    name = _checked(app, isinstance(app, str) and is_app_id(app), "app id")
+def request_marker_key(org: str, app: str, request_id: str) -> Key:
+    name = _require(app, isinstance(app, str) and is_app_id(app), "app id")
     return Key("request-dedup", f"REQ#{Scope(org).org}#{name}#{request_id}", _MARKER)
 
 
-def alert_marker(scope: Scope, label: str, period: str, threshold_pct: int) -> Key:
-    return Key("request-dedup", f"ALERT#{_labelled(scope, label)}#{_period(period)}", f"PCT#{threshold_pct:03}")
+def alert_marker_key(scope: Scope, label: str, period: str, threshold_pct: int) -> Key:
+    return Key("request-dedup", f"ALERT#{_join_scope_and_label(scope, label)}#{_require_period(period)}", f"PCT#{threshold_pct:03}")
 
 
-def active_counters(utc_day: str) -> str:
+def active_counters_partition(utc_day: str) -> str:
     """The partition that lists which counters were first written to on a UTC day (YYYYMMDD)."""
-    return f"ACTIVE#{_checked(utc_day, bool(_UTC_DAY.fullmatch(utc_day)), 'UTC day')}"
+    return f"ACTIVE#{_require(utc_day, bool(_UTC_DAY.fullmatch(utc_day)), 'UTC day')}"
 
 
-def active_counter(utc_day: str, scope: Scope, label: str, period: str) -> Key:
-    return Key("request-dedup", active_counters(utc_day), f"{_labelled(scope, label)}#{_period(period)}")
+def active_counter_key(utc_day: str, scope: Scope, label: str, period: str) -> Key:
+    return Key("request-dedup", active_counters_partition(utc_day), f"{_join_scope_and_label(scope, label)}#{_require_period(period)}")
 
 
-def audit_record(org: str, name: str) -> Key:
+def audit_record_key(org: str, name: str) -> Key:
     """`name` begins with the time, so that records stand in the order in which they were made."""
     return Key("audit", Scope(org).key, name)
 
@@ -157,55 +157,55 @@ def audit_record(org: str, name: str) -> Key:
 PROFILES_PREFIX = "PROFILE#"
 
 
-def inference_profile(org: str, app: str, label: str) -> Key:
+def inference_profile_key(org: str, app: str, label: str) -> Key:
     """Beside the settings of the org's apps, and not below one of them, since those are listed by their prefix."""
-    own = f"{profiles_of(app)}{_checked(label, is_label(label), 'label')}"
-    return Key("config", Scope(org).key, own)
+    sort_key = f"{app_profiles_prefix(app)}{_require(label, is_label(label), 'label')}"
+    return Key("config", Scope(org).key, sort_key)
 
 
-def profiles_of(app: str) -> str:
-    return f"{PROFILES_PREFIX}{_checked(app, is_app_id(app), 'app id')}#"
+def app_profiles_prefix(app: str) -> str:
+    return f"{PROFILES_PREFIX}{_require(app, is_app_id(app), 'app id')}#"
 
 
-def bucket(scope: Scope, name: str) -> Key:
+def rate_bucket_key(scope: Scope, name: str) -> Key:
     return Key("rate-buckets", scope.key, f"BUCKET#{name}")
 
 
-def control_bucket(who: str) -> Key:
+def control_bucket_key(who: str) -> Key:
     """Of one who calls the control API."""
     return Key("rate-buckets", f"CONTROL#{who}", "BUCKET#CALLS")
 
 
-def hard_bucket(scope: Scope, label: str, period: str) -> Key:
+def hard_bucket_key(scope: Scope, label: str, period: str) -> Key:
     """What nobody holds of a hard budget."""
-    return Key("rate-buckets", scope.key, f"BUCKET#HARD#{_checked(label, is_label(label), 'label')}#{_period(period)}")
+    return Key("rate-buckets", scope.key, f"BUCKET#HARD#{_require(label, is_label(label), 'label')}#{_require_period(period)}")
 
 
-def hold(scope: Scope, label: str, period: str, holder: str) -> Key:
+def budget_lease_key(scope: Scope, label: str, period: str, lease_id: str) -> Key:
     """What one run of one process took of it."""
-    own = f"{holds_of(label, period)}{_checked(holder, bool(_ULID.fullmatch(holder)), 'ULID')}"
-    return Key("rate-buckets", scope.key, own)
+    sort_key = f"{budget_leases_prefix(label, period)}{_require(lease_id, bool(_ULID.fullmatch(lease_id)), 'ULID')}"
+    return Key("rate-buckets", scope.key, sort_key)
 
 
-def holds_of(label: str, period: str) -> str:
+def budget_leases_prefix(label: str, period: str) -> str:
     """The prefix of all holds on one hard budget, in the partition of its scope."""
-    return f"HOLD#{_checked(label, is_label(label), 'label')}#{_period(period)}#"
+    return f"HOLD#{_require(label, is_label(label), 'label')}#{_require_period(period)}#"
 
 
-def shard_of(ulid: str, shard_count: int) -> int:
+def choose_shard(ulid: str, shard_count: int) -> int:
     """The same on every machine and in every process, as Python's own hash() is not."""
     return int.from_bytes(sha256(ulid.encode()).digest()) % shard_count
 
 
-def _labelled(scope: Scope, label: str) -> str:
-    return f"{scope.key}#LABEL#{_checked(label, is_label(label), 'label')}"
+def _join_scope_and_label(scope: Scope, label: str) -> str:
+    return f"{scope.key}#LABEL#{_require(label, is_label(label), 'label')}"
 
 
-def _period(period: str) -> str:
-    return _checked(period, bool(_PERIOD.fullmatch(period)), "period")
+def _require_period(period: str) -> str:
+    return _require(period, bool(_PERIOD.fullmatch(period)), "period")
 
 
-def _checked(text: str, is_good: bool, what: str) -> str:
-    if not is_good:
+def _require(text: str, is_valid: bool, what: str) -> str:
+    if not is_valid:
         raise ValueError(f"not a {what}: {text!r}")
     return text

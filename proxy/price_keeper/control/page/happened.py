@@ -18,8 +18,8 @@ async def happened(store: Store, standing: Standing) -> list[dict[str, Any]]:
     """The newest first. Of several moves the store keeps the last one alone. Raises StoreError."""
     scope, period, plan = standing.scope, standing.span.key, standing.plan
     thresholds = [(label, pct) for label in plan.quotas for pct in plan.thresholds][:MOST_ALERTS]
-    keys = [schema.sticky_state(scope, period)]
-    keys += [schema.alert_marker(scope, label, period, pct) for label, pct in thresholds]
+    keys = [schema.sticky_state_key(scope, period)]
+    keys += [schema.alert_marker_key(scope, label, period, pct) for label, pct in thresholds]
     item, *markers = await store.get_many(keys)
     moves = [_at(item, "activated_at_epoch", {"kind": "moved", **_move(item)})] if item and sticky.LABEL in item else []
     alerts = [

@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 async def one(parts: Parts, org: str, app: str | None) -> Place:
     """Whether or not anybody ever put it."""
-    keys = [schema.org_config(org), *([schema.app_config(org, app)] if app is not None else [])]
+    keys = [schema.org_config_key(org), *([schema.app_config_key(org, app)] if app is not None else [])]
     above, *own = await parts.store.get_many(keys)
     return Place(org, _text(above, "org_name"), app, _text(own[0], "app_name") if own else None)
 
@@ -86,7 +86,7 @@ class _Walk:
 
     async def _names(self, orgs: list[str]) -> dict[str, Item]:
         self.reads += 1
-        found = await self._parts.store.get_many([schema.org_config(org) for org in orgs])
+        found = await self._parts.store.get_many([schema.org_config_key(org) for org in orgs])
         return {org: item or {} for org, item in zip(orgs, found, strict=True)}
 
     async def _of(self, orgs: dict[str, Item], after: str) -> AsyncIterator[Place]:
@@ -101,7 +101,7 @@ class _Walk:
 
     async def _apps(self, org: str, after: str) -> AsyncIterator[tuple[str, str | None]]:
         while True:
-            page = await self._page(schema.org_config(org).pk, schema.APPS_PREFIX, after, APPS_AT_ONCE)
+            page = await self._page(schema.org_config_key(org).pk, schema.APPS_PREFIX, after, APPS_AT_ONCE)
             for row in page.rows:
                 after = row.key.sk.removeprefix(schema.APPS_PREFIX)
                 yield after, _text(row.item, "app_name")
