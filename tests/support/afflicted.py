@@ -93,7 +93,7 @@ def counted(file: Path) -> dict[str, Counts]:
         for pk, item in connection.execute('SELECT pk, item FROM "usage-agg-sharded"'):
             scope, _, rest = pk.partition("#LABEL#")
             if scope == SCOPE.key:
-                items.setdefault(rest.partition("#")[0], []).append(sqlite_codec.decode(item))
+                items.setdefault(rest.partition("#")[0], []).append(sqlite_codec.decode_item(item))
     return {label: _counts(summed(found)) for label, found in items.items()}
 
 
@@ -192,5 +192,5 @@ def counted_by_day(file: Path) -> dict[str, int]:
     found: Counter[str] = Counter()
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
         for day, item in connection.execute('SELECT sk, item FROM "usage-agg-sharded"'):
-            found[day] += int(sqlite_codec.decode(item)["requests"])
+            found[day] += int(sqlite_codec.decode_item(item)["requests"])
     return dict(found)

@@ -19,7 +19,7 @@ from price_keeper.calendar_days import Span
 from price_keeper.errors import ConditionFailed, StoreUnavailable
 from price_keeper.model import Scope
 from price_keeper.stores.contract import Item, Key, Put
-from price_keeper.stores.evaluate import holds
+from price_keeper.stores.evaluate import evaluate_condition
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
@@ -48,7 +48,7 @@ class Rows:
         if fault == "before":
             raise StoreUnavailable("away")
         item = self.items.get(put.key)
-        if put.condition is not None and not holds(put.condition, item):
+        if put.condition is not None and not evaluate_condition(put.condition, item):
             raise ConditionFailed(item)
         self.items[put.key] = put.item
         if fault == "after":

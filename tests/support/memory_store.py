@@ -20,7 +20,7 @@ from price_keeper.stores.contract import (
     Update,
     Write,
 )
-from price_keeper.stores.evaluate import changed, holds
+from price_keeper.stores.evaluate import apply_update, evaluate_condition
 from price_keeper.stores.values import check_query, check_transaction, check_write
 
 
@@ -77,7 +77,7 @@ class MemoryStore:
     def _written(self, write: Put | Update | Delete) -> None:
         check_write(write)
         before = self.items.get(write.key)
-        if not holds(write.condition, before):
+        if not evaluate_condition(write.condition, before):
             raise ConditionFailed(before)
         self._apply(write)
 
@@ -86,7 +86,7 @@ class MemoryStore:
             case Put(key, item):
                 self._keep(key, dict(item))
             case Update(key):
-                self._keep(key, changed(write, self.items.get(key)))
+                self._keep(key, apply_update(write, self.items.get(key)))
             case Delete(key):
                 self._keep(key, None)
             case ConditionCheck():
@@ -103,7 +103,7 @@ class MemoryStore:
 
     def _reason(self, write: Write) -> CancellationReason:
         item = self.items.get(write.key)
-        is_good = holds(write.condition, item)
+        is_good = evaluate_condition(write.condition, item)
         return CancellationReason(ReasonCode.NONE) if is_good else CancellationReason(ReasonCode.CONDITION_FAILED, item)
 
 

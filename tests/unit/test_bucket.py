@@ -23,7 +23,7 @@ from price_keeper.limits.bucket import (
 )
 from price_keeper.limits.writes import adjust, create, normal
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
-from price_keeper.stores.evaluate import changed, holds
+from price_keeper.stores.evaluate import apply_update, evaluate_condition
 
 KEY = Key("rate-buckets", "ORG#1", "BUCKET#RATE")
 NOW = 1_795_003_200_000
@@ -137,14 +137,14 @@ BROUGHT_BACK = [(8_000, 0, True), (8_000, 1, False), (7_999, 1, True), (7_000, 9
 def test_lowered_settings_do_not_overlook_what_was_given_back_meanwhile(tokens: int, back: int, may_be: bool) -> None:
     known, given = (state((Limit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (tokens, tokens + back))
     write = normal(bucket(Limit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW)
-    assert holds(write.condition, item_of(given)) is may_be
+    assert evaluate_condition(write.condition, item_of(given)) is may_be
 
 
 @pytest.mark.parametrize(("taken", "may_be"), [(0, True), (8_000, True), (8_001, False)])
 def test_lowered_settings_take_away_no_more_than_is_there(taken: int, may_be: bool) -> None:
     known, left = (state((Limit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (20_000, 20_000 - taken))
     write = normal(bucket(Limit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False)
-    assert holds(write.condition, item_of(left)) is may_be
+    assert evaluate_condition(write.condition, item_of(left)) is may_be
 
 
 def test_older_settings_go_by_the_item() -> None:
@@ -212,8 +212,8 @@ def test_what_is_given_back_never_lifts_a_bucket_above_its_brim(
         adjust(mine, known, {"tpm": -back}, {"tpm": -3}, now),
         normal(mine, known, {"tpm": -back}, {"tpm": -3}, now, may_owe=True),
     ):
-        assert holds(write.condition, item_of(known))
-        after = state_of(changed(write, item_of(known)))
+        assert evaluate_condition(write.condition, item_of(known))
+        after = state_of(apply_update(write, item_of(known)))
         assert after.limits["tpm"].tokens <= capacity
         assert after.limits["tpm"].consumed == -3
         full = min(capacity, effective(known, mine, now)["tpm"] + back)

@@ -149,7 +149,7 @@ async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: py
 
 
 async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sqlite_group.codec.encode
+    real = sqlite_group.codec.encode_item
 
     def encode(item: Any) -> bytes:
         if "poison" in item:

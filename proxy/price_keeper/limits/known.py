@@ -10,7 +10,7 @@ from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.limits.bucket import TOKENS, State, item_of, state_of
 from price_keeper.limits.writes import RETRY_MS
 from price_keeper.stores.contract import Item, Key, Put, Store, Update
-from price_keeper.stores.evaluate import changed
+from price_keeper.stores.evaluate import apply_update
 
 MOST = 10_000  # buckets; a few hundred bytes each. One that is forgotten costs a read.
 FRESH_MS = 500  # for as long nothing is read again, to refuse or to work out a share
@@ -71,7 +71,7 @@ class Known:
         if seen is None or seen.state is None:
             return
         if (seen.state.refilled_at, seen.state.version) == (state.refilled_at, state.version):
-            after = state_of(changed(write, item_of(seen.state)))
+            after = state_of(apply_update(write, item_of(seen.state)))
             self._keep(write.key, Seen(after, self._now_ms(), seen.company))
 
     def counted(self, write: Update) -> None:

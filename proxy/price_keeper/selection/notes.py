@@ -24,7 +24,7 @@ from price_keeper.selection import sticky
 from price_keeper.selection.settings import ORG_SETTINGS
 from price_keeper.selection.watch import Watch
 from price_keeper.stores.contract import Item, Value
-from price_keeper.stores.sqlite_codec import decode, encode
+from price_keeper.stores.sqlite_codec import decode_item, encode_item
 
 MOST: Final = 10_000
 MOST_BYTES: Final = 4 * 2**20
@@ -94,7 +94,7 @@ class Notes:
         before = self._lines[about].pop(scope, b"")
         self._size -= len(before)
         try:
-            rest = orjson.dumps([about, scope, orjson.Fragment(encode(content))])[1:]
+            rest = orjson.dumps([about, scope, orjson.Fragment(encode_item(content))])[1:]
         except (AssertionError, *_SPOILT):  # it was written by hand; whoever reads it goes by the rest
             return
         is_same = before.endswith(rest + b"\n")
@@ -137,7 +137,7 @@ class Notes:
         if found is None:
             return None
         try:
-            return decode(orjson.dumps(orjson.loads(found.partition(b" ")[2])[-1]))
+            return decode_item(orjson.dumps(orjson.loads(found.partition(b" ")[2])[-1]))
         except _SPOILT:
             return None
 

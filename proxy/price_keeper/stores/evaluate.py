@@ -21,7 +21,7 @@ from price_keeper.stores.contract import (
     Update,
     Value,
 )
-from price_keeper.stores.values import check_item, total
+from price_keeper.stores.values import check_item, add_exactly
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -32,18 +32,18 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def holds(condition: Condition | None, item: Item | None) -> bool:
+def evaluate_condition(condition: Condition | None, item: Item | None) -> bool:
     """Whether the condition holds on the item; `item` is None where nothing stands."""
     attributes = item if item is not None else {}
     match condition:
         case None:
             return True
         case Compare(name, how, value):
-            return name in attributes and _compare(attributes[name], how, value)
+            return name in attributes and _holds_comparison(attributes[name], how, value)
         case AllOf(parts):
-            return all(holds(part, item) for part in parts)
+            return all(evaluate_condition(part, item) for part in parts)
         case AnyOf(parts):
-            return any(holds(part, item) for part in parts)
+            return any(evaluate_condition(part, item) for part in parts)
         case AttributeExists(name):
             return name in attributes
         case AttributeMissing(name):
@@ -55,31 +55,31 @@ def holds(condition: Condition | None, item: Item | None) -> bool:
     raise TypeError(f"no condition: {condition!r}")
 
 
-def _compare(left: Value, how: str, right: Value) -> bool:
-    return _kind(left) is _kind(right) and _OPERATORS[how](left, right)
+def _holds_comparison(left: Value, operator_name: str, right: Value) -> bool:
+    return _comparable_type(left) is _comparable_type(right) and _OPERATORS[operator_name](left, right)
 
 
-def _kind(value: Value) -> type:
+def _comparable_type(value: Value) -> type:
     # True equals 1 in Python but not in a store, while 1 and Decimal("1") are the same number.
     kind = type(value)
     return int if kind is Decimal else kind
 
 
-def changed(update: Update, item: Item | None) -> dict[str, Value]:
+def apply_update(update: Update, item: Item | None) -> dict[str, Value]:
     """The item after the update; the one given is left alone."""
     result: dict[str, Value] = dict(item) if item is not None else {}
     result.update(update.set)
     for name, value in update.set_if_missing.items():
         result.setdefault(name, value)
     for name, amount in update.add.items():
-        result[name] = _added(name, result.get(name, 0), amount)
+        result[name] = _add_number(name, result.get(name, 0), amount)
     for name in update.remove:
         result.pop(name, None)
     check_item(update.key, result)
     return result
 
 
-def _added(name: str, before: Value, amount: int | Decimal) -> int | Decimal:
+def _add_number(name: str, before: Value, amount: int | Decimal) -> int | Decimal:
     if type(before) is not int and type(before) is not Decimal:
         raise InvalidStoreRequest(f"cannot add to attribute {name!r}: it is no number")
-    return total(before, amount)
+    return add_exactly(before, amount)

@@ -28,7 +28,7 @@ from price_keeper.stores.contract import (
     Write,
 )
 from price_keeper.stores.schema import TABLES
-from price_keeper.stores.values import number
+from price_keeper.stores.values import normalize_number
 
 Request = dict[str, Any]
 
@@ -41,7 +41,7 @@ _TO_WIRE: dict[type, Callable[[Any], dict[str, Any]]] = {
     str: lambda value: {"S": value},
     bool: lambda value: {"BOOL": value},
     int: lambda value: {"N": str(value)},
-    Decimal: lambda value: {"N": str(number(value))},
+    Decimal: lambda value: {"N": str(normalize_number(value))},
     bytes: lambda value: {"B": value},
     list: lambda value: {"L": [to_wire(part) for part in value]},
     dict: lambda value: {"M": item_to_wire(value)},
@@ -60,14 +60,14 @@ def from_wire(wire: Mapping[str, Any]) -> Value:
 _FROM_WIRE: dict[str, Callable[[Any], Value]] = {
     "S": lambda content: content,
     "BOOL": lambda content: content,
-    "N": lambda content: number(Decimal(content)),
+    "N": lambda content: normalize_number(Decimal(content)),
     "B": bytes,
     "L": lambda content: [from_wire(part) for part in content],
     "M": lambda content: {name: from_wire(part) for name, part in content.items()},
     # None of these is written here, but a person may: whoever reads it must find something, and pass it over.
     "NULL": lambda _: "",
     "SS": lambda content: [*content],
-    "NS": lambda content: [number(Decimal(each)) for each in content],
+    "NS": lambda content: [normalize_number(Decimal(each)) for each in content],
     "BS": lambda content: [bytes(each) for each in content],
 }
 

@@ -102,7 +102,7 @@ def _select(connection: sqlite3.Connection, query: Query) -> Page:
     sql, arguments = _query_sql(query)
     found = connection.execute(sql, arguments).fetchall()
     has_more = query.limit is not None and len(found) > query.limit
-    rows = tuple(StoredRow(Key(query.table, query.pk, sk), codec.decode(item)) for sk, item in found[: query.limit])
+    rows = tuple(StoredRow(Key(query.table, query.pk, sk), codec.decode_item(item)) for sk, item in found[: query.limit])
     return Page(rows, rows[-1].key.sk if has_more else None)
 
 

@@ -30,9 +30,9 @@ from price_keeper.stores.contract import (
     Value,
     Write,
 )
-from price_keeper.stores.evaluate import changed, holds
+from price_keeper.stores.evaluate import apply_update, evaluate_condition
 from price_keeper.stores.schema import TABLES
-from price_keeper.stores.values import number
+from price_keeper.stores.values import normalize_number
 
 _LARGEST_INTEGER = 2**63  # of SQLite's own; a time beyond it is as good as none
 
@@ -45,7 +45,7 @@ def load(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
         f'SELECT item FROM "{key.table}" WHERE pk=? AND sk=?',  # noqa: S608 - a name from TABLES
         (key.pk, key.sk),
     ).fetchone()
-    return None if row is None else codec.decode(row[0])
+    return None if row is None else codec.decode_item(row[0])
 
 
 # What a digest calls each part of a transaction. Digests are kept in the file, so these stay, whatever the classes are
@@ -83,7 +83,7 @@ class Group:
 
     def write(self, write: Put | Update | Delete) -> Item | None:
         before = self._item(write.key)
-        if not holds(write.condition, before):
+        if not evaluate_condition(write.condition, before):
             raise ConditionFailed(_copied(before))
         after = _after(write, before)
         self._keep(write.key, after)
@@ -100,7 +100,7 @@ class Group:
         if token is not None and self._is_done(token, digest):
             return
         before = [self._item(write.key) for write in writes]
-        verdicts = [holds(write.condition, item) for write, item in zip(writes, before, strict=True)]
+        verdicts = [evaluate_condition(write.condition, item) for write, item in zip(writes, before, strict=True)]
         if not all(verdicts):
             raise TransactionFailed([_reason(*pair) for pair in zip(verdicts, before, strict=True)])
         # Every new item is computed before the first is kept: one that is Rejected must leave no trace of the others.
@@ -135,7 +135,7 @@ class Group:
             else:
                 self._connection.execute(
                     f'INSERT OR REPLACE INTO "{key.table}" (pk, sk, expires_at, item) VALUES (?,?,?,?)',  # noqa: S608
-                    (key.pk, key.sk, _expiry(item), codec.encode(item).decode()),
+                    (key.pk, key.sk, _expiry(item), codec.encode_item(item).decode()),
                 )
         self._changed.clear()
         self._connection.executemany(
@@ -172,7 +172,7 @@ def _after(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | 
         case Put():
             return dict(write.item)
         case Update():
-            return changed(write, before)
+            return apply_update(write, before)
         case Delete():
             return None
         case ConditionCheck():
@@ -212,7 +212,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, bool | str | bytes) or value is None:
         return value
     if isinstance(value, int | Decimal):
-        return ("number", str(number(value)))
+        return ("number", str(normalize_number(value)))
     if isinstance(value, Mapping):
         return sorted((name, _canonical(part)) for name, part in value.items())
     if isinstance(value, list | tuple):

@@ -33,21 +33,21 @@ from price_keeper.stores.schema import TABLES
 SIGNIFICANT_DIGITS = 38
 _LARGEST_EXPONENT = 125
 _SMALLEST_EXPONENT = -130
-_PLAINLY_FITS = 10**SIGNIFICANT_DIGITS
+_FITS_UNCHECKED = 10**SIGNIFICANT_DIGITS
 
 # Raises instead of rounding: a counter that cannot be held exactly must not be held at all.
-EXACT = Context(prec=SIGNIFICANT_DIGITS, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
+EXACT_CONTEXT = Context(prec=SIGNIFICANT_DIGITS, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
 
 _KEY_NAMES = frozenset({"PK", "SK"})
-_NESTING = 32  # DynamoDB's own depth limit for lists and maps
+_MAX_NESTING = 32  # DynamoDB's own depth limit for lists and maps
 
 
-def number(value: int | Decimal) -> int | Decimal:
+def normalize_number(value: int | Decimal) -> int | Decimal:
     """The number in its one form: int where whole, else a Decimal without trailing zeros."""
-    if type(value) is int and -_PLAINLY_FITS < value < _PLAINLY_FITS:
+    if type(value) is int and -_FITS_UNCHECKED < value < _FITS_UNCHECKED:
         return value
     try:
-        exact = EXACT.create_decimal(value).normalize(EXACT)
+        exact = EXACT_CONTEXT.create_decimal(value).normalize(EXACT_CONTEXT)
     except (DecimalException, ValueError):
         raise InvalidStoreRequest(f"a number has at most {SIGNIFICANT_DIGITS} significant digits") from None
     if not exact.is_finite():
@@ -57,12 +57,12 @@ def number(value: int | Decimal) -> int | Decimal:
     return int(exact) if exact == exact.to_integral_value() else exact
 
 
-def total(left: int | Decimal, right: int | Decimal) -> int | Decimal:
+def add_exactly(left: int | Decimal, right: int | Decimal) -> int | Decimal:
     """Exact addition; Rejected when the sum has more digits than a store keeps."""
     if type(left) is int and type(right) is int:
-        return number(left + right)
+        return normalize_number(left + right)
     try:
-        return number(EXACT.add(Decimal(left), Decimal(right)))
+        return normalize_number(EXACT_CONTEXT.add(Decimal(left), Decimal(right)))
     except DecimalException:
         raise InvalidStoreRequest(f"a sum has more than {SIGNIFICANT_DIGITS} significant digits") from None
 
@@ -71,29 +71,29 @@ def check_value(value: Any, depth: int = 0) -> int:
     """The size in bytes, as DynamoDB counts it (to within a byte or two a value)."""
     kind = type(value)
     if kind is str:
-        return _utf8(value)
+        return _count_utf8_bytes(value)
     if kind is int or kind is Decimal:
-        return len(str(number(value))) // 2 + 2
+        return len(str(normalize_number(value))) // 2 + 2
     if kind is bool:
         return 1
     if kind is bytes:
         return len(value)
-    if depth >= _NESTING:
-        raise InvalidStoreRequest(f"lists and maps nest at most {_NESTING} deep")
+    if depth >= _MAX_NESTING:
+        raise InvalidStoreRequest(f"lists and maps nest at most {_MAX_NESTING} deep")
     if kind is list:
         return 3 + sum(1 + check_value(part, depth + 1) for part in value)
     if kind is dict:
-        return 3 + sum(1 + _name_size(name) + check_value(part, depth + 1) for name, part in value.items())
+        return 3 + sum(1 + _measure_name(name) + check_value(part, depth + 1) for name, part in value.items())
     raise InvalidStoreRequest(f"a store keeps str, int, Decimal, bool, bytes, list and dict, not {kind.__name__}")
 
 
-def _name_size(name: Any) -> int:
+def _measure_name(name: Any) -> int:
     if type(name) is not str:
         raise InvalidStoreRequest(f"an attribute is named by a str, not by {type(name).__name__}")
-    return _utf8(name)
+    return _count_utf8_bytes(name)
 
 
-def _utf8(text: str) -> int:
+def _count_utf8_bytes(text: str) -> int:
     if text.isascii():
         return len(text)
     try:
@@ -110,14 +110,14 @@ def check_attributes(attributes: Mapping[str, Value]) -> int:
 
 
 def check_name(name: str) -> int:
-    size = _name_size(name)
+    size = _measure_name(name)
     if name in _KEY_NAMES or not 0 < size <= 255:
         raise InvalidStoreRequest(f"{name!r} cannot name an attribute: 1 to 255 bytes, and not PK or SK")
     return size
 
 
 def check_item(key: Key, item: Item) -> int:
-    size = check_attributes(item) + _utf8(key.pk) + _utf8(key.sk) + len("PKSK")
+    size = check_attributes(item) + _count_utf8_bytes(key.pk) + _count_utf8_bytes(key.sk) + len("PKSK")
     if size > contract.MAX_ITEM_BYTES:
         raise InvalidStoreRequest(f"an item holds at most {contract.MAX_ITEM_BYTES} bytes; this one has about {size}")
     return size
@@ -134,26 +134,26 @@ def check_key(key: Key) -> None:
         raise InvalidStoreRequest(f"table {key.table!r} has no sort key")
 
 
-def _check_key_part(what: str, text: str, most: int) -> None:
+def _check_key_part(what: str, text: str, max_bytes: int) -> None:
     if not text:
         raise InvalidStoreRequest(f"a {what} cannot be empty")
-    if _utf8(text) > most:
-        raise InvalidStoreRequest(f"a {what} has at most {most} bytes")
+    if _count_utf8_bytes(text) > max_bytes:
+        raise InvalidStoreRequest(f"a {what} has at most {max_bytes} bytes")
 
 
 def check_condition(condition: Condition | None) -> None:
     for name in contract.iterate_attributes(condition):
         check_name(name)
-    _check_compared(condition)
+    _check_comparison_types(condition)
 
 
-def _check_compared(condition: Condition | None) -> None:
+def _check_comparison_types(condition: Condition | None) -> None:
     match condition:
         case AllOf(parts) | AnyOf(parts):
             if not parts:
                 raise InvalidStoreRequest("a condition of several parts needs at least one")
             for part in parts:
-                _check_compared(part)
+                _check_comparison_types(part)
         case Compare(_, operator, value):
             check_value(value)
             if not isinstance(value, (str, int, Decimal, bytes)) or (
@@ -175,10 +175,10 @@ def _check_put(put: Put) -> int:
 
 def _check_update(update: Update) -> int:
     check_key(update.key)
-    named = [*update.set, *update.set_if_missing, *update.add, *update.remove]
-    if not named:
+    names = [*update.set, *update.set_if_missing, *update.add, *update.remove]
+    if not names:
         raise InvalidStoreRequest("an update must change something")
-    if len(set(named)) < len(named):
+    if len(set(names)) < len(names):
         raise InvalidStoreRequest("an update names an attribute only once")
     for name in update.remove:
         check_name(name)
@@ -186,7 +186,7 @@ def _check_update(update: Update) -> int:
         check_name(name)
         if type(amount) is not int and type(amount) is not Decimal:
             raise InvalidStoreRequest(f"only a number can be added, not {type(amount).__name__}")
-        number(amount)
+        normalize_number(amount)
     check_condition(update.condition)
     return check_item(update.key, {**update.set, **update.set_if_missing})
 
@@ -222,7 +222,7 @@ def check_query(query: Query) -> None:
     if table is None or not table.has_sort_key:
         raise InvalidStoreRequest(f"{query.table!r} is no table with a sort key, so there is nothing to query")
     _check_key_part("partition key", query.pk, contract.MAX_PARTITION_KEY_BYTES)
-    for bound in _bounds(query):
+    for bound in _list_bounds(query):
         _check_key_part("bound of a sort key", bound, contract.MAX_SORT_KEY_BYTES)
     if query.limit is not None and query.limit < 1:
         raise InvalidStoreRequest("a query's limit is at least 1")
@@ -230,7 +230,7 @@ def check_query(query: Query) -> None:
         raise InvalidStoreRequest("a query's range begins before it ends, and what it goes on after lies in it")
 
 
-def _bounds(query: Query) -> Sequence[str]:
+def _list_bounds(query: Query) -> Sequence[str]:
     match query.sort:
         case Prefix(text):
             bounds: Sequence[str | None] = (text, query.after)

@@ -19,7 +19,7 @@ from price_keeper.reporting import days
 from price_keeper.selection.plan import THRESHOLDS, plan_of
 from price_keeper.selection.settings import SettingsRefused, checked_app, checked_org
 from price_keeper.stores.expressions import item_from_wire, item_to_wire
-from price_keeper.stores.sqlite_codec import decode, encode
+from price_keeper.stores.sqlite_codec import decode_item, encode_item
 from price_keeper.stores.values import check_attributes
 from yarl import URL
 
@@ -94,7 +94,7 @@ def _checked(check: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         holds(words and all(each.isprintable() for each in words), f"words that are none: {words}")
         return None
     check_attributes(settings)
-    for kept in (decode(encode(settings)), item_from_wire(item_to_wire(settings))):
+    for kept in (decode_item(encode_item(settings)), item_from_wire(item_to_wire(settings))):
         same(kept, settings, "settings that are read back")
     return settings
 

@@ -12,8 +12,8 @@ from price_keeper.errors import InvalidStoreRequest
 from price_keeper.selection.plan import THRESHOLDS, plan_of
 from price_keeper.stores.contract import Item
 from price_keeper.stores.expressions import from_wire, item_from_wire, item_to_wire
-from price_keeper.stores.sqlite_codec import decode, encode
-from price_keeper.stores.values import SIGNIFICANT_DIGITS, check_attributes, number, total
+from price_keeper.stores.sqlite_codec import decode_item, encode_item
+from price_keeper.stores.values import SIGNIFICANT_DIGITS, check_attributes, normalize_number, add_exactly
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
@@ -46,9 +46,9 @@ def one(data: bytes) -> None:
     except InvalidStoreRequest:
         return
     expected = _in_one_form(item)
-    same(decode(encode(item)), expected, "read back from SQLite")
+    same(decode_item(encode_item(item)), expected, "read back from SQLite")
     same(item_from_wire(item_to_wire(item)), expected, "read back from DynamoDB")
-    same(decode(encode(expected)), expected, "written once more")
+    same(decode_item(encode_item(expected)), expected, "written once more")
     _added(_numbers(item))
     _planned(expected)
 
@@ -58,7 +58,7 @@ def _in_one_form(value: Any) -> Any:
         return {name: _in_one_form(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_in_one_form(each) for each in value]
-    return number(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else value
+    return normalize_number(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else value
 
 
 def _numbers(value: Any) -> list[int | Decimal]:
@@ -71,7 +71,7 @@ def _added(numbers: list[int | Decimal]) -> None:
     """Exactly, or not at all."""
     for left, right in itertools.pairwise(numbers):
         try:
-            found = total(left, right)
+            found = add_exactly(left, right)
         except InvalidStoreRequest:
             continue
         digits = Decimal(found).normalize().as_tuple().digits
@@ -121,7 +121,7 @@ def _could_be(value: Any, depth: int = 0) -> bool:
 
 def _is_number(text: Any) -> bool:
     try:
-        number(Decimal(text))
+        normalize_number(Decimal(text))
     except (InvalidStoreRequest, ArithmeticError, TypeError, ValueError):
         return False
     return isinstance(text, str)
