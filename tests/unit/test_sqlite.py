@@ -139,7 +139,7 @@ async def test_close_waits_for_what_was_begun(tmp_path: Path) -> None:
 
 
 async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_WAITING", 5)
+    monkeypatch.setattr(batching, "MAX_QUEUED", 5)
     writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(5000)]
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, StoreThrottled)]

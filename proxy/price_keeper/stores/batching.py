@@ -14,7 +14,7 @@ from price_keeper.errors import StoreUnavailable, StoreThrottled
 Work = TypeVar("Work")
 Outcome = object  # an exception is raised to the caller, anything else is its answer
 
-MAX_WAITING = 20_000  # past this the disk is hopelessly behind, and more waiting helps nobody
+MAX_QUEUED = 20_000  # past this the disk is hopelessly behind, and more waiting helps nobody
 MAX_BATCH = 1_000  # keeps one commit short, and what is lost to one failing commit small
 
 
@@ -29,14 +29,14 @@ class BatchThread(Generic[Work]):
         self._queue: queue.SimpleQueue[tuple[Work, asyncio.Future[Outcome]] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_until_closed, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> asyncio.Future[Outcome]:
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
-        if self._queue.qsize() >= MAX_WAITING:
-            raise StoreThrottled(f"{MAX_WAITING} requests are waiting for the store already")
+        if self._queue.qsize() >= MAX_QUEUED:
+            raise StoreThrottled(f"{MAX_QUEUED} requests are waiting for the store already")
         answer: asyncio.Future[Outcome] = self._loop.create_future()
         self._queue.put((work, answer))
         return answer
@@ -48,16 +48,16 @@ class BatchThread(Generic[Work]):
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _work(self) -> None:
+    def _run_until_closed(self) -> None:
         is_open = True
         while is_open:
-            batch, is_open = self._take()
+            batch, is_open = self._take_batch()
             if batch:
-                outcomes = self._outcomes([work for work, _ in batch])
+                outcomes = self._run_batch([work for work, _ in batch])
                 self._deliver([answer for _, answer in batch], outcomes)
         self._finish()
 
-    def _take(self) -> tuple[list[tuple[Work, asyncio.Future[Outcome]]], bool]:
+    def _take_batch(self) -> tuple[list[tuple[Work, asyncio.Future[Outcome]]], bool]:
         """Waits for the first piece of work, then takes whatever else is there."""
         batch = []
         try:
@@ -71,7 +71,7 @@ class BatchThread(Generic[Work]):
             return batch, True
         return batch, False
 
-    def _outcomes(self, works: Sequence[Work]) -> Sequence[Outcome]:
+    def _run_batch(self, works: Sequence[Work]) -> Sequence[Outcome]:
         try:
             return self._run(works)
         except Exception as failure:  # a caller must get an answer whatever went wrong
@@ -79,10 +79,10 @@ class BatchThread(Generic[Work]):
 
     def _deliver(self, answers: Sequence[asyncio.Future[Outcome]], outcomes: Sequence[Outcome]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed with callers still waiting: nobody is left
-            self._loop.call_soon_threadsafe(_settle, answers, outcomes)
+            self._loop.call_soon_threadsafe(_resolve, answers, outcomes)
 
 
-def _settle(answers: Sequence[asyncio.Future[Outcome]], outcomes: Sequence[Outcome]) -> None:
+def _resolve(answers: Sequence[asyncio.Future[Outcome]], outcomes: Sequence[Outcome]) -> None:
     for answer, outcome in zip(answers, outcomes, strict=True):
         if answer.done():  # its caller was cancelled
             continue
