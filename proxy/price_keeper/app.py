@@ -115,7 +115,7 @@ async def opened_store(
 
 async def _look(store: SqliteStore) -> None:
     with suppress(StoreError):  # which the log has been told of
-        await store.look()
+        await store.check_file()
 
 
 async def _purge(store: SqliteStore, clock: Clock) -> None:

@@ -32,7 +32,7 @@ from price_keeper.stores.contract import (
     equals,
 )
 from price_keeper.stores.schema import TABLES
-from price_keeper.stores.sqlite import SqliteStore, after_prefix
+from price_keeper.stores.sqlite import SqliteStore, first_after_prefix
 from price_keeper.stores.sqlite_file import missing_tables, prepare
 
 KEY = Key("config", "p", "s")
@@ -339,7 +339,7 @@ def test_what_is_missing_is_found_without_making_it(tmp_path: Path) -> None:
     [("a", "b"), ("APP#", "APP$"), ("a\U0010ffff", "b"), ("\ud7ff", "\ue000"), ("\U0010ffff", None), ("", None)],
 )
 def test_the_end_of_a_prefix(prefix: str, after: str | None) -> None:
-    assert after_prefix(prefix) == after
+    assert first_after_prefix(prefix) == after
 
 
 async def test_a_prefix_at_the_end_of_unicode(store: SqliteStore) -> None:

@@ -42,7 +42,7 @@ async def store(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sq
 async def refusals(store: SqliteStore) -> list[str]:
     """What a write, a read and a look are told, each being refused."""
     found = []
-    for work in (lambda: store.update(ADD_ONE), lambda: store.get(KEY), store.look):
+    for work in (lambda: store.update(ADD_ONE), lambda: store.get(KEY), store.check_file):
         with pytest.raises(StoreUnavailable) as refused:
             await work()  # type: ignore[operator]
         assert not refused.value.maybe_applied
@@ -130,7 +130,7 @@ async def test_older_copy_written_over_the_file_is_noticed(store: SqliteStore, p
     for number in range(200):
         await store.put(Put(Key("config", "p", f"{number:04}"), {"text": "x" * 4000}))
     await asyncio.to_thread(checkpoint, path)
-    await store.look()
+    await store.check_file()
     shutil.copyfile(path.with_name("old.db"), path)
     assert all("was cut, vacuumed or overwritten" in text for text in await refusals(store))
 
@@ -152,7 +152,7 @@ async def test_checkpoint_by_another_process_is_no_damage(store: SqliteStore, pa
     before = os.stat(path).st_size
     await asyncio.to_thread(checkpoint, path)
     assert os.stat(path).st_size > before
-    await store.look()
+    await store.check_file()
     assert await store.update(ADD_ONE) == {"n": 2}
 
 
@@ -168,7 +168,7 @@ async def test_half_written_checkpoint_is_looked_at_again(
 
     monkeypatch.setattr(sqlite_watch.FileWatch, "_has_our_header", has_our_header)
     os.utime(path)
-    await store.look()
+    await store.check_file()
 
 
 WRITE = "import sys; file = open(sys.argv[1], 'r+b'); file.write(sys.stdin.buffer.read())"
@@ -196,7 +196,7 @@ async def test_checkpoint_that_a_killed_process_left_unfinished_is_finished(
 ) -> None:
     whole = await half_checkpointed(store, path)
     assert await store.update(ADD_ONE) == {"n": 2}
-    await store.look()
+    await store.check_file()
     assert not caplog.records
     assert os.stat(path).st_size >= whole
 

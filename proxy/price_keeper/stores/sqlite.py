@@ -22,10 +22,10 @@ from price_keeper.stores.sqlite_group import Group, load, owned
 from price_keeper.stores.sqlite_watch import FileWatch
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
 
-_PROBE = Key("config", "PROBE", "PROBE")
+_PROBE_KEY = Key("config", "PROBE", "PROBE")
 
-_Job = Callable[[Group], object]
-_Read = Callable[[sqlite3.Connection], object]
+_WriteJob = Callable[[Group], object]
+_ReadJob = Callable[[sqlite3.Connection], object]
 
 
 class SqliteStore:
@@ -36,8 +36,8 @@ class SqliteStore:
         self._now = now
 
     async def open(self) -> SqliteStore:
-        watch = await asyncio.to_thread(_prepared, self._path)
-        writer, reader = _Writer(self._path, watch, self._now), _Reader(self._path, watch)
+        watch = await asyncio.to_thread(_open_file, self._path)
+        writer, reader = _SqliteWriter(self._path, watch, self._now), _SqliteReader(self._path, watch)
         self._writer = BatchThread("sqlite-writer", writer.run, writer.disconnect)
         self._reader = BatchThread("sqlite-reader", reader.run, reader.disconnect)
         return self
@@ -54,12 +54,12 @@ class SqliteStore:
         for key in keys:
             check_key(key)
         wanted = tuple(keys)
-        found = self._reader.submit(lambda connection: [load(connection, key) for key in wanted])
-        return cast("list[Item | None]", await found)
+        read = self._reader.submit(lambda connection: [load(connection, key) for key in wanted])
+        return cast("list[Item | None]", await read)
 
     async def query(self, query: Query) -> Page:
         check_query(query)
-        return cast(Page, await self._reader.submit(lambda connection: _select(connection, query)))
+        return cast(Page, await self._reader.submit(lambda connection: _run_query(connection, query)))
 
     async def put(self, put: Put) -> None:
         await self._write(put)
@@ -72,8 +72,8 @@ class SqliteStore:
 
     async def _write(self, write: Put | Update | Delete) -> object:
         check_write(write)
-        own = owned(write)
-        return await self._writer.submit(lambda group: group.write(own))
+        frozen = owned(write)
+        return await self._writer.submit(lambda group: group.write(frozen))
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
@@ -82,9 +82,9 @@ class SqliteStore:
 
     async def probe(self) -> None:
         """Raises what a write would: a full disk reads well."""
-        await self.update(Update(_PROBE, set={"written_at": int(self._now())}))
+        await self.update(Update(_PROBE_KEY, set={"written_at": int(self._now())}))
 
-    async def look(self) -> None:
+    async def check_file(self) -> None:
         """Raises StoreUnavailable when the file is not the one that was opened; costs no write."""
         await self._reader.submit(lambda _: None)
 
@@ -93,22 +93,22 @@ class SqliteStore:
         return cast(int, await self._writer.submit(lambda group: group.purge(int(expired_before))))
 
 
-def _prepared(path: Path) -> FileWatch:
+def _open_file(path: Path) -> FileWatch:
     prepare(path)
     return FileWatch(path)
 
 
-def _select(connection: sqlite3.Connection, query: Query) -> Page:
-    sql, arguments = _query_sql(query)
-    found = connection.execute(sql, arguments).fetchall()
-    has_more = query.limit is not None and len(found) > query.limit
-    rows = tuple(StoredRow(Key(query.table, query.pk, sk), codec.decode_item(item)) for sk, item in found[: query.limit])
+def _run_query(connection: sqlite3.Connection, query: Query) -> Page:
+    sql, arguments = _build_query_sql(query)
+    fetched = connection.execute(sql, arguments).fetchall()
+    has_more = query.limit is not None and len(fetched) > query.limit
+    rows = tuple(StoredRow(Key(query.table, query.pk, sk), codec.decode_item(item)) for sk, item in fetched[: query.limit])
     return Page(rows, rows[-1].key.sk if has_more else None)
 
 
-def _query_sql(query: Query) -> tuple[str, list[Any]]:
+def _build_query_sql(query: Query) -> tuple[str, list[Any]]:
     terms, arguments = ["pk=?"], [query.pk]
-    for comparison, bound in _bounds(query):
+    for comparison, bound in _build_bounds(query):
         terms.append(f"sk{comparison}?")
         arguments.append(bound)
     order = "DESC" if query.descending else "ASC"
@@ -116,18 +116,18 @@ def _query_sql(query: Query) -> tuple[str, list[Any]]:
     return (sql, arguments) if query.limit is None else (f"{sql} LIMIT {query.limit + 1}", arguments)
 
 
-def _bounds(query: Query) -> list[tuple[str, str]]:
+def _build_bounds(query: Query) -> list[tuple[str, str]]:
     bounds: list[tuple[str, str | None]] = []
     match query.sort:
         case Prefix(text):
-            bounds = [(">=", text), ("<", after_prefix(text))]
+            bounds = [(">=", text), ("<", first_after_prefix(text))]
         case Between(low, high):
             bounds = [(">=", low), ("<=", high)]
     bounds.append(("<" if query.descending else ">", query.after))
     return [(comparison, bound) for comparison, bound in bounds if bound is not None]
 
 
-def after_prefix(prefix: str) -> str | None:
+def first_after_prefix(prefix: str) -> str | None:
     """The first text, in the order of UTF-8 bytes, after every text that begins so; None when there is none."""
     for at in range(len(prefix) - 1, -1, -1):
         point = ord(prefix[at]) + 1
@@ -138,7 +138,7 @@ def after_prefix(prefix: str) -> str | None:
     return None
 
 
-class _Connected:
+class _ThreadConnection:
     """Lives in one thread, where its connection is made when first needed, and stays."""
 
     def __init__(self, path: Path, watch: FileWatch) -> None:
@@ -146,7 +146,7 @@ class _Connected:
         self._watch = watch
         self._connection: sqlite3.Connection | None = None
 
-    def connection(self) -> sqlite3.Connection:
+    def get_connection(self) -> sqlite3.Connection:
         """Raises StoreUnavailable when the file is not the one that the store was opened with."""
         self.check_file()
         if self._connection is None:
@@ -170,15 +170,15 @@ class _Connected:
             self._connection = None
 
 
-class _Reader(_Connected):
-    def run(self, reads: Sequence[_Read]) -> list[object]:
+class _SqliteReader(_ThreadConnection):
+    def run(self, reads: Sequence[_ReadJob]) -> list[object]:
         try:
-            connection = self.connection()
+            connection = self.get_connection()
         except sqlite3.Error as failure:
             return [translated(failure, self._path)] * len(reads)
-        return [self._answer(read, connection) for read in reads]
+        return [self._run_read(read, connection) for read in reads]
 
-    def _answer(self, read: _Read, connection: sqlite3.Connection) -> object:
+    def _run_read(self, read: _ReadJob, connection: sqlite3.Connection) -> object:
         try:
             return read(connection)
         except sqlite3.Error as failure:
@@ -187,18 +187,18 @@ class _Reader(_Connected):
             return StoreMisconfigured(f"{self._path}: a row cannot be read: {type(failure).__name__}")
 
 
-class _Writer(_Connected):
+class _SqliteWriter(_ThreadConnection):
     def __init__(self, path: Path, watch: FileWatch, now: Callable[[], float]) -> None:
         super().__init__(path, watch)
         self._now = now
 
-    def run(self, jobs: Sequence[_Job]) -> list[object]:
+    def run(self, jobs: Sequence[_WriteJob]) -> list[object]:
         is_committing = False
         try:
-            connection = self.connection()
+            connection = self.get_connection()
             connection.execute("BEGIN IMMEDIATE")
             group = Group(connection, self._now())
-            outcomes = [_outcome(job, group) for job in jobs]
+            outcomes = [_run_write(job, group) for job in jobs]
             group.save()
             is_committing = True
             connection.execute("COMMIT")
@@ -220,7 +220,7 @@ class _Writer(_Connected):
             return [InvalidStoreRequest(f"the write cannot be kept: {type(failure).__name__}")]
 
 
-def _outcome(job: _Job, group: Group) -> object:
+def _run_write(job: _WriteJob, group: Group) -> object:
     try:
         return job(group)
     except sqlite3.Error:
