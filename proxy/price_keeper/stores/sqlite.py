@@ -18,13 +18,13 @@ from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.batching import BatchThread
 from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.sqlite_file import connect, prepare, translated
-from price_keeper.stores.sqlite_group import Group, load, owned
+from price_keeper.stores.sqlite_group import WriteGroup, load_item, freeze_write
 from price_keeper.stores.sqlite_watch import FileWatch
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
 
 _PROBE_KEY = Key("config", "PROBE", "PROBE")
 
-_WriteJob = Callable[[Group], object]
+_WriteJob = Callable[[WriteGroup], object]
 _ReadJob = Callable[[sqlite3.Connection], object]
 
 
@@ -48,13 +48,13 @@ class SqliteStore:
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
         check_key(key)
-        return cast("Item | None", await self._reader.submit(lambda connection: load(connection, key)))
+        return cast("Item | None", await self._reader.submit(lambda connection: load_item(connection, key)))
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
         for key in keys:
             check_key(key)
         wanted = tuple(keys)
-        read = self._reader.submit(lambda connection: [load(connection, key) for key in wanted])
+        read = self._reader.submit(lambda connection: [load_item(connection, key) for key in wanted])
         return cast("list[Item | None]", await read)
 
     async def query(self, query: Query) -> Page:
@@ -72,12 +72,12 @@ class SqliteStore:
 
     async def _write(self, write: Put | Update | Delete) -> object:
         check_write(write)
-        frozen = owned(write)
+        frozen = freeze_write(write)
         return await self._writer.submit(lambda group: group.write(frozen))
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
-        frozen = tuple(owned(write) for write in writes)
+        frozen = tuple(freeze_write(write) for write in writes)
         await self._writer.submit(lambda group: group.transact(frozen, token))
 
     async def probe(self) -> None:
@@ -197,7 +197,7 @@ class _SqliteWriter(_ThreadConnection):
         try:
             connection = self.get_connection()
             connection.execute("BEGIN IMMEDIATE")
-            group = Group(connection, self._now())
+            group = WriteGroup(connection, self._now())
             outcomes = [_run_write(job, group) for job in jobs]
             group.save()
             is_committing = True
@@ -220,7 +220,7 @@ class _SqliteWriter(_ThreadConnection):
             return [InvalidStoreRequest(f"the write cannot be kept: {type(failure).__name__}")]
 
 
-def _run_write(job: _WriteJob, group: Group) -> object:
+def _run_write(job: _WriteJob, group: WriteGroup) -> object:
     try:
         return job(group)
     except sqlite3.Error:

@@ -34,13 +34,13 @@ from price_keeper.stores.evaluate import apply_update, evaluate_condition
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.values import normalize_number
 
-_LARGEST_INTEGER = 2**63  # of SQLite's own; a time beyond it is as good as none
+_MAX_SQLITE_INTEGER = 2**63  # of SQLite's own; a time beyond it is as good as none
 
 TOKEN_SECONDS = 600  # as long as DynamoDB remembers a transaction's token
-PURGE_ROWS = 1_000  # expired rows deleted in one go, so that a purge never holds up writers for long
+MAX_PURGED_ROWS = 1_000  # expired rows deleted in one go, so that a purge never holds up writers for long
 
 
-def load(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
+def load_item(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
     row = connection.execute(
         f'SELECT item FROM "{key.table}" WHERE pk=? AND sk=?',  # noqa: S608 - a name from TABLES
         (key.pk, key.sk),
@@ -50,7 +50,7 @@ def load(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
 
 # What a digest calls each part of a transaction. Digests are kept in the file, so these stay, whatever the classes are
 # called: a process of another version may send a transaction again.
-_KINDS: Mapping[type, str] = {
+_DIGEST_NAMES: Mapping[type, str] = {
     Put: "Put",
     Update: "Update",
     Delete: "Delete",
@@ -66,12 +66,12 @@ _KINDS: Mapping[type, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class _UsedToken:
     digest: bytes
     until: float
 
 
-class Group:
+class WriteGroup:
     """The items of one commit, as the writes before this one left them; saved once each, however often they changed."""
 
     def __init__(self, connection: sqlite3.Connection, now: float) -> None:
@@ -79,37 +79,37 @@ class Group:
         self._now = now
         self._items: dict[Key, dict[str, Value] | None] = {}
         self._changed: set[Key] = set()
-        self._tokens: dict[str, _Token] = {}
+        self._tokens: dict[str, _UsedToken] = {}
 
     def write(self, write: Put | Update | Delete) -> Item | None:
-        before = self._item(write.key)
+        before = self._get_item(write.key)
         if not evaluate_condition(write.condition, before):
-            raise ConditionFailed(_copied(before))
-        after = _after(write, before)
-        self._keep(write.key, after)
+            raise ConditionFailed(_copy_item(before))
+        after = _compute_item(write, before)
+        self._set_item(write.key, after)
         match write:
             case Put():
                 return None
             case Update():
-                return _copied(after)
+                return _copy_item(after)
             case Delete():
-                return _copied(before)
+                return _copy_item(before)
 
     def transact(self, writes: Sequence[Write], token: str | None) -> None:
-        digest = sha256(repr(_canonical(writes)).encode()).digest() if token is not None else b""
-        if token is not None and self._is_done(token, digest):
+        digest = sha256(repr(_canonicalize(writes)).encode()).digest() if token is not None else b""
+        if token is not None and self._was_applied(token, digest):
             return
-        before = [self._item(write.key) for write in writes]
+        before = [self._get_item(write.key) for write in writes]
         verdicts = [evaluate_condition(write.condition, item) for write, item in zip(writes, before, strict=True)]
         if not all(verdicts):
-            raise TransactionFailed([_reason(*pair) for pair in zip(verdicts, before, strict=True)])
+            raise TransactionFailed([_build_reason(*pair) for pair in zip(verdicts, before, strict=True)])
         # Every new item is computed before the first is kept: one that is Rejected must leave no trace of the others.
-        after = [_after(write, item) for write, item in zip(writes, before, strict=True)]
+        after = [_compute_item(write, item) for write, item in zip(writes, before, strict=True)]
         for write, item in zip(writes, after, strict=True):
             if not isinstance(write, ConditionCheck):
-                self._keep(write.key, item)
+                self._set_item(write.key, item)
         if token is not None:
-            self._tokens[token] = _Token(digest, self._now + TOKEN_SECONDS)
+            self._tokens[token] = _UsedToken(digest, self._now + TOKEN_SECONDS)
 
     def purge(self, expired_before: int) -> int:
         self.save()
@@ -118,7 +118,7 @@ class Group:
             deleted += self._connection.execute(
                 f'DELETE FROM "{table}" WHERE (pk, sk) IN'  # noqa: S608
                 f' (SELECT pk, sk FROM "{table}" WHERE expires_at < ? LIMIT ?)',
-                (expired_before, PURGE_ROWS - deleted),
+                (expired_before, MAX_PURGED_ROWS - deleted),
             ).rowcount
         self._connection.execute("DELETE FROM transaction_tokens WHERE until < ?", (self._now,))
         self._items.clear()
@@ -135,7 +135,7 @@ class Group:
             else:
                 self._connection.execute(
                     f'INSERT OR REPLACE INTO "{key.table}" (pk, sk, expires_at, item) VALUES (?,?,?,?)',  # noqa: S608
-                    (key.pk, key.sk, _expiry(item), codec.encode_item(item).decode()),
+                    (key.pk, key.sk, _get_expiry(item), codec.encode_item(item).decode()),
                 )
         self._changed.clear()
         self._connection.executemany(
@@ -144,22 +144,22 @@ class Group:
         )
         self._tokens.clear()
 
-    def _item(self, key: Key) -> dict[str, Value] | None:
+    def _get_item(self, key: Key) -> dict[str, Value] | None:
         if key not in self._items:
-            self._items[key] = load(self._connection, key)
+            self._items[key] = load_item(self._connection, key)
         return self._items[key]
 
-    def _keep(self, key: Key, item: dict[str, Value] | None) -> None:
+    def _set_item(self, key: Key, item: dict[str, Value] | None) -> None:
         self._items[key] = item
         self._changed.add(key)
 
-    def _is_done(self, token: str, digest: bytes) -> bool:
+    def _was_applied(self, token: str, digest: bytes) -> bool:
         kept = self._tokens.get(token)
         if kept is None:
             row = self._connection.execute(
                 "SELECT digest, until FROM transaction_tokens WHERE token=?", (token,)
             ).fetchone()
-            kept = _Token(*row) if row is not None else None
+            kept = _UsedToken(*row) if row is not None else None
         if kept is None or kept.until <= self._now:
             return False
         if kept.digest != digest:
@@ -167,7 +167,7 @@ class Group:
         return True
 
 
-def _after(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | None:
+def _compute_item(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | None:
     match write:
         case Put():
             return dict(write.item)
@@ -179,42 +179,42 @@ def _after(write: Write, before: dict[str, Value] | None) -> dict[str, Value] | 
             return before
 
 
-def _reason(did_hold: bool, item: Item | None) -> CancellationReason:
-    return CancellationReason(ReasonCode.NONE) if did_hold else CancellationReason(ReasonCode.CONDITION_FAILED, _copied(item))
+def _build_reason(did_hold: bool, item: Item | None) -> CancellationReason:
+    return CancellationReason(ReasonCode.NONE) if did_hold else CancellationReason(ReasonCode.CONDITION_FAILED, _copy_item(item))
 
 
-def _copied(item: Mapping[str, Value] | None) -> dict[str, Value] | None:
+def _copy_item(item: Mapping[str, Value] | None) -> dict[str, Value] | None:
     """One of a group's items for a caller, who must not share lists and maps with another caller."""
     if item is None:
         return None
     return {name: deepcopy(value) if type(value) in (list, dict) else value for name, value in item.items()}
 
 
-def _expiry(item: Item) -> int | None:
+def _get_expiry(item: Item) -> int | None:
     expiry = item.get(EXPIRY_ATTRIBUTE)
-    return expiry if type(expiry) is int and abs(expiry) < _LARGEST_INTEGER else None
+    return expiry if type(expiry) is int and abs(expiry) < _MAX_SQLITE_INTEGER else None
 
 
 _AnyWrite = TypeVar("_AnyWrite", bound="Put | Update | Delete | Check")
 
 
-def owned(write: _AnyWrite) -> _AnyWrite:
+def freeze_write(write: _AnyWrite) -> _AnyWrite:
     """The write with lists and maps of its own: its caller may change the ones it gave while the write waits."""
     if isinstance(write, Put):
-        return replace(write, item=_copied(write.item) or {})
+        return replace(write, item=_copy_item(write.item) or {})
     if isinstance(write, Update):
-        return replace(write, set=_copied(write.set) or {}, set_if_missing=_copied(write.set_if_missing) or {})
+        return replace(write, set=_copy_item(write.set) or {}, set_if_missing=_copy_item(write.set_if_missing) or {})
     return write
 
 
-def _canonical(value: Any) -> Any:
+def _canonicalize(value: Any) -> Any:
     """The same for all ways to write the same thing: 5 and 5.000000, attributes in any order."""
     if isinstance(value, bool | str | bytes) or value is None:
         return value
     if isinstance(value, int | Decimal):
         return ("number", str(normalize_number(value)))
     if isinstance(value, Mapping):
-        return sorted((name, _canonical(part)) for name, part in value.items())
+        return sorted((name, _canonicalize(part)) for name, part in value.items())
     if isinstance(value, list | tuple):
-        return [_canonical(part) for part in value]
-    return (_KINDS[type(value)], [_canonical(getattr(value, field.name)) for field in fields(value)])
+        return [_canonicalize(part) for part in value]
+    return (_DIGEST_NAMES[type(value)], [_canonicalize(getattr(value, field.name)) for field in fields(value)])
