@@ -24,7 +24,7 @@ from price_keeper.doctor.findings import Check, Finding, Status, aside, carried_
 from price_keeper.doctor.patient import Patient
 from price_keeper.recording.folder import locked
 from price_keeper.recording.ulid import Ulids
-from price_keeper.stores.sqlite_file import prepare
+from price_keeper.stores.sqlite_file import prepare_file
 from price_keeper.surface.tls import local_authority
 
 from tests.support.clock import ManualClock
@@ -182,7 +182,7 @@ async def test_the_admin_key(tmp_path: Path) -> None:
 async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
     config = configured(tmp_path)
     path = store_path(config)
-    prepare(path)
+    prepare_file(path)
     with sqlite3.connect(path) as connection:
         rows = [(f"{number}", "x" * 3000) for number in range(200)]
         connection.executemany("INSERT INTO config VALUES (?, '', NULL, ?)", rows)
@@ -201,7 +201,7 @@ async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
 
 async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured(tmp_path)
-    prepare(store_path(config))
+    prepare_file(store_path(config))
     monkeypatch.setattr(store_file, "QUICK_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(store_file, "STEPS", 1)
     found = await finding("store is whole", config)

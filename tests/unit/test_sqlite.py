@@ -33,7 +33,7 @@ from price_keeper.stores.contract import (
 )
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore, first_after_prefix
-from price_keeper.stores.sqlite_file import missing_tables, prepare
+from price_keeper.stores.sqlite_file import find_missing_tables, prepare_file
 
 KEY = Key("config", "p", "s")
 
@@ -255,7 +255,7 @@ async def test_a_purge_among_writes_of_one_group(store: SqliteStore) -> None:
 async def test_a_file_that_another_process_holds_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_SECONDS", 0.05)
     store = await SqliteStore(tmp_path / "store.db", lambda: 0.0).open()
     await store.put(Put(KEY, {"n": 1}))
     holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
@@ -287,7 +287,7 @@ async def test_a_full_disk_loses_only_what_was_not_acknowledged(store: SqliteSto
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_text("These are a person's notes, and must stay as they are." * 20)
-    for use in (prepare, missing_tables):
+    for use in (prepare_file, find_missing_tables):
         with pytest.raises(StoreMisconfigured, match=r"store\.db"):
             use(path)
     assert path.read_text().startswith("These are")
@@ -295,12 +295,12 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    prepare(path)
+    prepare_file(path)
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version={sqlite_file.SCHEMA_VERSION + 1}")
     connection.close()
     with pytest.raises(StoreMisconfigured, match="newer version"):
-        prepare(path)
+        prepare_file(path)
 
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE config (id INTEGER)")
     connection.close()
     before = path.read_bytes()
-    for use in (prepare, missing_tables):
+    for use in (prepare_file, find_missing_tables):
         with pytest.raises(StoreMisconfigured, match="another program's"):
             use(path)
     assert path.read_bytes() == before
@@ -318,20 +318,20 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreMisconfigured, match="cannot make"):
-        prepare(tmp_path / "file" / "store.db")
+        prepare_file(tmp_path / "file" / "store.db")
 
 
 def test_what_is_missing_is_found_without_making_it(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    assert missing_tables(path) == list(TABLES)
+    assert find_missing_tables(path) == list(TABLES)
     assert not path.exists()
-    prepare(path)
-    assert missing_tables(path) == []
-    prepare(path)
+    prepare_file(path)
+    assert find_missing_tables(path) == []
+    prepare_file(path)
     connection = sqlite3.connect(path)
     connection.execute('DROP TABLE "audit"')
     connection.close()
-    assert missing_tables(path) == ["audit"]
+    assert find_missing_tables(path) == ["audit"]
 
 
 @pytest.mark.parametrize(

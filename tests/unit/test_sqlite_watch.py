@@ -18,7 +18,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.stores import sqlite_watch
 from price_keeper.stores.contract import Key, Put, Update
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.stores.sqlite_file import connect, prepare
+from price_keeper.stores.sqlite_file import connect, prepare_file
 
 KEY = Key("config", "p", "s")
 ADD_ONE = Update(KEY, add={"n": 1})
@@ -79,7 +79,7 @@ async def test_renamed_file_is_used_again_when_moved_back(
 
 
 def test_connecting_to_a_deleted_file_makes_no_empty_one(path: Path) -> None:
-    prepare(path)
+    prepare_file(path)
     path.unlink()
     with pytest.raises(sqlite3.OperationalError):
         connect(path)
@@ -88,7 +88,7 @@ def test_connecting_to_a_deleted_file_makes_no_empty_one(path: Path) -> None:
 
 async def test_backup_moved_over_the_file_is_refused_and_gets_no_old_log(store: SqliteStore, path: Path) -> None:
     backup = path.with_name("backup.db")
-    prepare(backup)
+    prepare_file(backup)
     os.replace(backup, path)
     assert all("was replaced by another file" in text and "restart" in text for text in await refusals(store))
     await store.close()
@@ -206,7 +206,7 @@ async def test_unfinished_checkpoint_that_cannot_be_finished_now_is_no_damage(
 ) -> None:
     await half_checkpointed(store, path)
     with monkeypatch.context() as held:
-        held.setattr(sqlite_watch, "_empty_log", lambda _: False)
+        held.setattr(sqlite_watch, "_truncate_log", lambda _: False)
         assert all("Nothing is lost" in text for text in await refusals(store))
     assert await store.update(ADD_ONE) == {"n": 2}
 

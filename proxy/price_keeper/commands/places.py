@@ -17,7 +17,7 @@ from price_keeper.errors import StoreMisconfigured
 from price_keeper.stores.contract import Store
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.stores.sqlite_file import missing_tables
+from price_keeper.stores.sqlite_file import find_missing_tables
 
 
 def loaded(path: Path) -> Config:
@@ -60,7 +60,7 @@ async def _open(config: StoreConfig, clock: Clock) -> Store:
 
         return await open_dynamodb(config, clock)
     # Opening would make what is missing, and a mistaken path would look like an empty store.
-    if len(missing_tables(Path(config.path))) == len(TABLES):
+    if len(find_missing_tables(Path(config.path))) == len(TABLES):
         raise StoreMisconfigured(
             f"there is no store in {config.path}: price-keeper serve or dev makes it, as does tables create; "
             "name another with --config FILE or --data-dir DIR"

@@ -45,8 +45,8 @@ def create(chosen: Namespace) -> int:
 
 
 def _create_in_sqlite(path: Path, tell: Callable[[str, str], None]) -> None:
-    missing = sqlite_file.missing_tables(path)
-    sqlite_file.prepare(path)
+    missing = sqlite_file.find_missing_tables(path)
+    sqlite_file.prepare_file(path)
     for table in TABLES:
         tell(table, "created" if table in missing else "was there")
 
@@ -58,7 +58,7 @@ async def _create_in_dynamodb(tables: Any, client: Any, config: Store, tell: Cal
 def check(chosen: Namespace) -> int:
     config = loaded(chosen.config).store
     if config.engine == "sqlite":
-        missing = sqlite_file.missing_tables(Path(config.path))
+        missing = sqlite_file.find_missing_tables(Path(config.path))
         found = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
     else:
         states = asyncio.run(

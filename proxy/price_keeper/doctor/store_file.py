@@ -12,7 +12,7 @@ from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import Patient
 from price_keeper.errors import StoreError
 from price_keeper.stores.schema import TABLES
-from price_keeper.stores.sqlite_file import missing_tables
+from price_keeper.stores.sqlite_file import find_missing_tables
 
 QUICK_CHECK_SECONDS = 4.0  # less than a check has; a file of gigabytes takes longer
 STEPS = 100_000  # of SQLite's machine, between two looks at the time
@@ -48,7 +48,7 @@ def store_is_whole(patient: Patient) -> Finding:
     if patient.is_on_dynamodb or not path.exists():
         return skipped("the store is DynamoDB" if patient.is_on_dynamodb else "the file is not there yet")
     try:
-        missing = missing_tables(path)
+        missing = find_missing_tables(path)
         damage = _damage(path)
     except StoreError as failure:
         return trouble(str(failure), "name another file in store.path, or run the version that made this one")

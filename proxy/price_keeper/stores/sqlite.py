@@ -17,7 +17,7 @@ from price_keeper.errors import InvalidStoreRequest, StoreMisconfigured, StoreUn
 from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.batching import BatchThread
 from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, StoredRow, Update, Write
-from price_keeper.stores.sqlite_file import connect, prepare, translated
+from price_keeper.stores.sqlite_file import connect, prepare_file, translate_sqlite_error
 from price_keeper.stores.sqlite_group import WriteGroup, load_item, freeze_write
 from price_keeper.stores.sqlite_watch import FileWatch
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
@@ -94,7 +94,7 @@ class SqliteStore:
 
 
 def _open_file(path: Path) -> FileWatch:
-    prepare(path)
+    prepare_file(path)
     return FileWatch(path)
 
 
@@ -151,7 +151,7 @@ class _ThreadConnection:
         self.check_file()
         if self._connection is None:
             self._connection = connect(self._path)
-            self._watch.opened()
+            self._watch.on_connection_opened()
             try:
                 self.check_file()
             except StoreUnavailable:
@@ -165,7 +165,7 @@ class _ThreadConnection:
     def disconnect(self) -> None:
         """Also rolls back what was begun. A connection that has failed is not trusted again."""
         if self._connection is not None:
-            self._watch.closing()
+            self._watch.on_connection_closing()
             self._connection.close()
             self._connection = None
 
@@ -175,14 +175,14 @@ class _SqliteReader(_ThreadConnection):
         try:
             connection = self.get_connection()
         except sqlite3.Error as failure:
-            return [translated(failure, self._path)] * len(reads)
+            return [translate_sqlite_error(failure, self._path)] * len(reads)
         return [self._run_read(read, connection) for read in reads]
 
     def _run_read(self, read: _ReadJob, connection: sqlite3.Connection) -> object:
         try:
             return read(connection)
         except sqlite3.Error as failure:
-            return translated(failure, self._path)
+            return translate_sqlite_error(failure, self._path)
         except Exception as failure:  # a row that somebody else wrote; the other reads are none the worse for it
             return StoreMisconfigured(f"{self._path}: a row cannot be read: {type(failure).__name__}")
 
@@ -211,7 +211,7 @@ class _SqliteWriter(_ThreadConnection):
         except sqlite3.Error as failure:
             self.disconnect()
             # A commit that failed half-way may come back to life from the log when the file is next opened.
-            return [translated(failure, self._path, maybe_applied=is_committing)] * len(jobs)
+            return [translate_sqlite_error(failure, self._path, maybe_applied=is_committing)] * len(jobs)
         except Exception as failure:
             # Something in one of the writes that no check foresaw: only that one is to suffer for it.
             self.disconnect()

@@ -14,10 +14,10 @@ from price_keeper.stores.schema import TABLES
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x42504B31  # what tells our files from others'
-BUSY_SECONDS = 10.0  # how long another process may hold the file before we call it unavailable
+BUSY_TIMEOUT_SECONDS = 10.0  # how long another process may hold the file before we call it unavailable
 
 
-def prepare(path: Path) -> None:
+def prepare_file(path: Path) -> None:
     """Makes the file and its tables where they are missing; StoreMisconfigured when the file is not ours to use."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -28,52 +28,52 @@ def prepare(path: Path) -> None:
     except OSError as failure:
         raise StoreMisconfigured(f"cannot make {path}: {failure.strerror}") from None
     except sqlite3.DatabaseError as failure:
-        raise translated(failure, path) from None
+        raise translate_sqlite_error(failure, path) from None
     try:
-        _log_ahead(connection)
+        _enable_write_ahead_log(connection)
         _make_tables(connection, path)
     except sqlite3.DatabaseError as failure:
-        raise translated(failure, path) from None
+        raise translate_sqlite_error(failure, path) from None
     finally:
         connection.close()
 
 
-def missing_tables(path: Path) -> list[str]:
+def find_missing_tables(path: Path) -> list[str]:
     """What a check finds absent, without making anything."""
     try:
         if not path.exists():
             return list(TABLES)
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECONDS)
         try:
-            present = _tables(connection)
+            present = _list_tables(connection)
             _check_ownership(connection, path)
         finally:
             connection.close()
     except OSError as failure:
         raise StoreMisconfigured(f"cannot look at {path}: {failure.strerror}") from None
     except sqlite3.DatabaseError as failure:
-        raise translated(failure, path) from None
+        raise translate_sqlite_error(failure, path) from None
     return [name for name in TABLES if name not in present]
 
 
 def has_item(path: Path, key: Key) -> bool:
     """Without making anything; nothing is in a file that is not there."""
-    if key.table in missing_tables(path):
+    if key.table in find_missing_tables(path):
         return False
     try:
         with contextlib.closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECONDS)
         ) as connection:
             query = f'SELECT 1 FROM "{key.table}" WHERE pk=? AND sk=?'  # noqa: S608 - a table of the schema
-            found = connection.execute(query, (key.pk, key.sk))
-            return found.fetchone() is not None
+            rows = connection.execute(query, (key.pk, key.sk))
+            return rows.fetchone() is not None
     except sqlite3.DatabaseError as failure:
-        raise translated(failure, path) from None
+        raise translate_sqlite_error(failure, path) from None
 
 
 def connect(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=rw"  # never makes a file: one that was deleted must not come back empty
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("BEGIN")  # one look, while others may be making the tables
         _check_ownership(connection, path)
@@ -86,23 +86,23 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _tables(connection: sqlite3.Connection) -> set[str]:
+def _list_tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
 
 
 def _check_ownership(connection: sqlite3.Connection, path: Path) -> None:
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if owner != APPLICATION_ID and _tables(connection):
+    if owner != APPLICATION_ID and _list_tables(connection):
         raise StoreMisconfigured(f"{path} is another program's database")
     if version > SCHEMA_VERSION:
-        known = f"(schema {version}; this one knows {SCHEMA_VERSION})"
-        raise StoreMisconfigured(f"{path} was made by a newer version {known}")
+        versions = f"(schema {version}; this one knows {SCHEMA_VERSION})"
+        raise StoreMisconfigured(f"{path} was made by a newer version {versions}")
 
 
-def _log_ahead(connection: sqlite3.Connection) -> None:
+def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:
     """The file remembers it. SQLite asks no busy handler here, so that several who make one file must ask again."""
-    until = monotonic() + BUSY_SECONDS
+    until = monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -134,7 +134,7 @@ def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
-def translated(failure: sqlite3.Error, path: Path, *, maybe_applied: bool = False) -> StoreError:
+def translate_sqlite_error(failure: sqlite3.Error, path: Path, *, maybe_applied: bool = False) -> StoreError:
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
         return StoreMisconfigured(f"{path} is no SQLite database")
     return StoreUnavailable(f"{path}: {failure}", maybe_applied=maybe_applied)

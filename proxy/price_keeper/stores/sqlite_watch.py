@@ -23,11 +23,11 @@ _RETRY_SECONDS = 0.05
 
 _log = logging.getLogger("price_keeper.stores")
 
-Identity: TypeAlias = "tuple[int, int]"  # device and inode
-Logs: TypeAlias = "tuple[Identity | None, Identity | None]"
+FileId: TypeAlias = "tuple[int, int]"  # device and inode
+LogIds: TypeAlias = "tuple[FileId | None, FileId | None]"
 
 
-class _State(NamedTuple):
+class _FileStat(NamedTuple):
     """What changes in a file when somebody writes to it. No checkpoint makes it smaller, unless it was vacuumed."""
 
     size: int
@@ -52,90 +52,90 @@ class FileWatch:
         real = os.path.realpath(path)  # SQLite's logs lie beside the file that a symbolic link leads to
         self._log_paths = (f"{real}-wal", f"{real}-shm")
         self._uri = f"{Path(real).as_uri()}?mode=ro&immutable=1"
-        found = path.stat()
-        self._file = found.st_dev, found.st_ino
-        self._state = _State(found.st_size, found.st_mtime_ns)
+        stat = path.stat()
+        self._file_id = stat.st_dev, stat.st_ino
+        self._last_stat = _FileStat(stat.st_size, stat.st_mtime_ns)
         self._lock = threading.Lock()
         self._connections = 0
-        self._logs: Logs | None = None
+        self._log_ids: LogIds | None = None
         self._trouble = ""
         self._is_damaged = False
         self._is_log_emptied = False
 
-    def opened(self) -> None:
+    def on_connection_opened(self) -> None:
         """A connection has read the file, so that its logs exist."""
         with self._lock:
             self._connections += 1
-            if self._logs is None:
-                self._logs = self._present_logs()
+            if self._log_ids is None:
+                self._log_ids = self._read_log_ids()
 
-    def closing(self) -> None:
+    def on_connection_closing(self) -> None:
         """The last connection to close removes the logs."""
         with self._lock:
             self._connections -= 1
             if not self._connections:
-                self._logs = None
+                self._log_ids = None
 
     def check(self, connection: sqlite3.Connection | None) -> None:
         """Raises StoreUnavailable while the file, or a log that is in use, is not the one that was opened."""
         with self._lock:
-            trouble = self._found()
+            trouble = self._find_trouble()
             if trouble and not self._is_damaged and not self._is_log_emptied and connection is not None:
-                self._is_log_emptied = _empty_log(connection)
-                trouble = self._found()  # a checkpoint that another process left unfinished is finished by that
+                self._is_log_emptied = _truncate_log(connection)
+                trouble = self._find_trouble()  # a checkpoint that another process left unfinished is finished by that
             if trouble != self._trouble:
                 self._trouble = trouble
-                self._tell()
+                self._log_change()
             self._is_log_emptied = self._is_log_emptied and bool(trouble)
         if trouble:
             raise StoreUnavailable(trouble)
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         if self._trouble:
             _log.error("store: %s", self._trouble)
         else:
             _log.warning("store: %s is in its place again; it is read and written as before", self._path)
 
-    def _found(self) -> str:
+    def _find_trouble(self) -> str:
         if self._is_damaged:  # also if it has grown again: what is in the log is of another time
-            return self._damage()
+            return self._describe_damage()
         try:
-            found = os.stat(self._path)
+            stat = os.stat(self._path)
         except FileNotFoundError:
             return f"{self._path} was deleted or renamed while in use: move it back, or restore a backup and restart"
         except OSError as failure:
             return f"{self._path} cannot be looked at: {failure.strerror}"
-        if (found.st_dev, found.st_ino) != self._file:
+        if (stat.st_dev, stat.st_ino) != self._file_id:
             return f"{self._path} was replaced by another file while in use: restart to use it, or move the former back"
-        if self._logs is not None and self._present_logs() != self._logs:
+        if self._log_ids is not None and self._read_log_ids() != self._log_ids:
             return (
                 f"{self._log_paths[0]} or -shm was deleted or replaced while in use: restart;"
                 " what was acknowledged is in the store's file itself"
             )
-        state = _State(found.st_size, found.st_mtime_ns)
-        if state != self._state:
-            header = _Header.FOREIGN if state.size < self._state.size else self._header()
+        state = _FileStat(stat.st_size, stat.st_mtime_ns)
+        if state != self._last_stat:
+            header = _Header.FOREIGN if state.size < self._last_stat.size else self._read_header()
             self._is_damaged = header is _Header.FOREIGN
             if self._is_damaged:
-                return self._damage()
+                return self._describe_damage()
             if header is _Header.UNFINISHED:
                 return (
                     f"{self._path} is half-written: another process stopped while it copied the log there. Nothing is"
                     " lost; if it stays so, stop every process that uses the file and start again, and leave its -wal"
                 )
-            self._state = state
+            self._last_stat = state
         return ""
 
-    def _present_logs(self) -> Logs:
-        return _identity(self._log_paths[0]), _identity(self._log_paths[1])
+    def _read_log_ids(self) -> LogIds:
+        return _read_file_id(self._log_paths[0]), _read_file_id(self._log_paths[1])
 
-    def _damage(self) -> str:
+    def _describe_damage(self) -> str:
         return (
             f"{self._path} was cut, vacuumed or overwritten while in use: stop every process that uses it, restore the"
             " file without its -wal and -shm unless it was vacuumed, and start again"
         )
 
-    def _header(self) -> _Header:
+    def _read_header(self) -> _Header:
         """What lies in the file itself, without its log. In trouble already, nobody waits for it to become better."""
         found = _Header.OURS
         for attempt in range(1 if self._trouble else _RETRIES):
@@ -155,15 +155,15 @@ class FileWatch:
         return owner in (APPLICATION_ID, 0)  # 0: that it is ours stands in the log alone, as in a file just made
 
 
-def _identity(path: str) -> Identity | None:
+def _read_file_id(path: str) -> FileId | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
-def _empty_log(connection: sqlite3.Connection) -> bool:
+def _truncate_log(connection: sqlite3.Connection) -> bool:
     """Copies what was acknowledged into the opened file, wherever its name is now. A log that stayed behind with writes
     in it would be applied to whatever file is put in that place."""
     try:
