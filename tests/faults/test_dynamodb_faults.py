@@ -22,7 +22,7 @@ from price_keeper.errors import (
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update
 from price_keeper.stores.dynamodb import ATTEMPTS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, DynamoStore
-from price_keeper.stores.dynamodb_errors import translated
+from price_keeper.stores.dynamodb_errors import translate_error
 
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import (
@@ -264,7 +264,7 @@ async def test_a_call_that_hangs_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch)
 def test_credentials_that_another_service_refuses_are_not_dynamodbs_word() -> None:
     for code, status in (("AccessDenied", 403), ("InvalidIdentityToken", 400), ("ServiceUnavailable", 503)):
         answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-        trouble = translated(ClientError(answer, "AssumeRoleWithWebIdentity"))
+        trouble = translate_error(ClientError(answer, "AssumeRoleWithWebIdentity"))
         assert isinstance(trouble, StoreAccessDenied)
         assert not trouble.maybe_applied
 

@@ -121,6 +121,6 @@ def test_spend_waits_for_a_table_whose_key_is_another(message: str) -> None:
     single = {"Error": {"Code": "ValidationException", "Message": message}}
     several = {"Error": {"Code": "TransactionCanceledException", "Message": "..."}, "CancellationReasons": reasons}
     for answer, operation in ((single, "PutItem"), (several, "TransactWriteItems")):
-        found = dynamodb_errors.translated(ClientError(answer, operation))
+        found = dynamodb_errors.translate_error(ClientError(answer, operation))
         assert isinstance(found, StoreMisconfigured)
         assert not isinstance(found, InvalidStoreRequest)

@@ -96,7 +96,7 @@ async def store_permissions(patient: Patient) -> Finding:
     try:
         codes = await asyncio.gather(*(_code(client, each) for each in asks))
     except errors.FAILURES as failure:
-        return _not_compared(errors.translated(failure))
+        return _not_compared(errors.translate_error(failure))
     return _judged(asks, codes, patient)
 
 

@@ -105,14 +105,14 @@ class DynamoStore:
             )
             self.client = await self._open.enter_async_context(client)
         except errors.FAILURES as failure:
-            raise errors.translated(failure) from None
+            raise errors.translate_error(failure) from None
         except ValueError as failure:  # of what stands in the shared configuration
             raise StoreMisconfigured(f"the address of DynamoDB: {failure}") from None
         why = None if self._allow_insecure else refusal(self.client.meta.endpoint_url, "store.allow_insecure")
         if why is not None:
             await self._open.aclose()
             raise StoreMisconfigured(f"the address of DynamoDB: {why}")
-        self.client.meta.events.register("before-parse.dynamodb", errors.require_sense)
+        self.client.meta.events.register("before-parse.dynamodb", errors.validate_response)
         return self
 
     async def close(self) -> None:
@@ -220,13 +220,13 @@ class DynamoStore:
             try:
                 return read(await self._answer(verb, request))
             except errors.FAILURES as failure:
-                trouble = errors.translated(failure)
+                trouble = errors.translate_error(failure)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
                 what = f"an answer that makes no sense: {type(failure).__name__}"
                 trouble = StoreUnavailable(what, maybe_applied=True)
             is_unsure = trouble.maybe_applied
             was_unsure |= is_unsure
-            if not errors.is_passing(trouble) and (kind is _WRITE or not is_unsure):
+            if not errors.is_transient(trouble) and (kind is _WRITE or not is_unsure):
                 break
         if was_unsure and kind is not _READ:
             if not is_condition_failure(trouble):
@@ -241,7 +241,7 @@ class DynamoStore:
             answer = await getattr(self.client, verb)(**request)
         except ClientError as failure:
             answered(_date(failure.response))
-            if errors.refuses_credentials(failure):
+            if errors.has_refused_credentials(failure):
                 self._credentials.refused()
             raise
         answered(_date(answer))

@@ -40,7 +40,7 @@ from price_keeper.stores.expressions import item_from_wire
 # Everything a call through the client may raise that is no mistake of ours.
 FAILURES = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 
-_NO_CREDENTIALS = (
+_CREDENTIAL_ERRORS = (
     ConfigNotFound,
     CredentialRetrievalError,
     MetadataRetrievalError,
@@ -52,7 +52,7 @@ _NO_CREDENTIALS = (
 )
 
 # DynamoDB's own operations. A provider of credentials may call other services on the way, and fail there.
-_DYNAMODB = frozenset(
+_DYNAMODB_OPERATIONS = frozenset(
     {
         "BatchGetItem",
         "CreateTable",
@@ -70,7 +70,7 @@ _DYNAMODB = frozenset(
     }
 )
 
-_THROTTLED = frozenset(
+_THROTTLING_CODES = frozenset(
     {
         "ContinuousBackupsUnavailableException",  # a new table's backups are not ready yet
         "LimitExceededException",
@@ -83,7 +83,7 @@ _THROTTLED = frozenset(
         "TransactionConflictException",  # a transaction holds the item this moment; nothing was written
     }
 )
-_BAD_CREDENTIALS = frozenset(
+_CREDENTIAL_CODES = frozenset(
     {
         "AccessDeniedException",
         "ExpiredTokenException",
@@ -98,8 +98,8 @@ _BAD_CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
-_NO_PERMISSION = frozenset({"AccessDeniedException", "NotAuthorizedException"})  # for these credentials, which are good
-_REASONS = {
+_PERMISSION_CODES = frozenset({"AccessDeniedException", "NotAuthorizedException"})  # for these credentials, which are good
+_REASON_CODES = {
     "None": ReasonCode.NONE,
     "ConditionalCheckFailed": ReasonCode.CONDITION_FAILED,
     "TransactionConflict": ReasonCode.CONFLICT,
@@ -109,17 +109,17 @@ _REASONS = {
 
 
 # How DynamoDB says that a table's key is another than that of what is asked or written.
-_OTHER_KEY = ("does not match the schema", "Missing the key ", "Type mismatch for key ", "missed key schema element")
-_ANOTHER_KEY = "a table in DynamoDB has another key than it should; see: price-keeper tables check"
+_KEY_MISMATCH_TEXTS = ("does not match the schema", "Missing the key ", "Type mismatch for key ", "missed key schema element")
+_KEY_MISMATCH = "a table in DynamoDB has another key than it should; see: price-keeper tables check"
 
 
-class Garbled(BotoCoreError):  # type: ignore[misc]
+class MalformedStoreResponse(BotoCoreError):  # type: ignore[misc]
     """What came back is not DynamoDB speaking; botocore alone would read an empty answer out of it."""
 
     fmt = "an answer of status {status} that is not DynamoDB's"
 
 
-def require_sense(response_dict: Mapping[str, Any], **_: Any) -> None:
+def validate_response(response_dict: Mapping[str, Any], **_: Any) -> None:
     """A hook before botocore's parser. A server's own failure may look as it likes."""
     status, body = response_dict["status_code"], response_dict["body"]
     headers = response_dict["headers"]
@@ -127,7 +127,7 @@ def require_sense(response_dict: Mapping[str, Any], **_: Any) -> None:
         return
     is_signed = "x-amzn-requestid" in headers and headers.get("x-amz-crc32", str(crc32(body))) == str(crc32(body))
     if not is_signed or not _is_json_object(body):
-        raise Garbled(status=status)
+        raise MalformedStoreResponse(status=status)
 
 
 def _is_json_object(body: bytes) -> bool:
@@ -137,19 +137,19 @@ def _is_json_object(body: bytes) -> bool:
         return False
 
 
-def translated(failure: BaseException) -> StoreError:
+def translate_error(failure: BaseException) -> StoreError:
     if isinstance(failure, ClientError):
-        if failure.operation_name not in _DYNAMODB:
+        if failure.operation_name not in _DYNAMODB_OPERATIONS:
             return StoreAccessDenied(f"no AWS credentials for DynamoDB: {failure.operation_name} failed")
-        return _from_answer(failure.response)
-    if isinstance(failure, _NO_CREDENTIALS):
+        return _translate_response(failure.response)
+    if isinstance(failure, _CREDENTIAL_ERRORS):
         return StoreAccessDenied(f"no AWS credentials for DynamoDB: {type(failure).__name__}")
     return StoreUnavailable(f"no answer from DynamoDB: {failure}", maybe_applied=not _was_never_sent(failure))
 
 
-def refuses_credentials(failure: ClientError) -> bool:
+def has_refused_credentials(failure: ClientError) -> bool:
     """Whether others may be taken."""
-    return failure.response.get("Error", {}).get("Code") in _BAD_CREDENTIALS - _NO_PERMISSION
+    return failure.response.get("Error", {}).get("Code") in _CREDENTIAL_CODES - _PERMISSION_CODES
 
 
 def _was_never_sent(failure: BaseException) -> bool:
@@ -159,34 +159,34 @@ def _was_never_sent(failure: BaseException) -> bool:
     return isinstance(failure, ConnectTimeoutError)
 
 
-def is_passing(trouble: StoreError) -> bool:
+def is_transient(error: StoreError) -> bool:
     """Whether the same request may well succeed in a moment, nothing having been written."""
-    match trouble:
+    match error:
         case TransactionFailed(reasons=reasons):
             return all(reason.code is not ReasonCode.CONDITION_FAILED for reason in reasons)
         case StoreThrottled():
             return True
         case StoreUnavailable(maybe_applied=maybe_applied):
-            return not maybe_applied and not isinstance(trouble, StoreAccessDenied)
+            return not maybe_applied and not isinstance(error, StoreAccessDenied)
     return False
 
 
-def _from_answer(response: Mapping[str, Any]) -> StoreError:
+def _translate_response(response: Mapping[str, Any]) -> StoreError:
     error = response.get("Error", {})
     code, message = error.get("Code", ""), error.get("Message", "")
     if code == "ConditionalCheckFailedException":
-        return ConditionFailed(_old_item(response))
+        return ConditionFailed(_parse_old_item(response))
     if code == "TransactionCanceledException":
-        return _cancelled(response.get("CancellationReasons", []), message)
-    if code in _THROTTLED:
+        return _translate_cancellation(response.get("CancellationReasons", []), message)
+    if code in _THROTTLING_CODES:
         return StoreThrottled(f"DynamoDB asks to slow down: {code}")
     if code == "TransactionInProgressException":  # one sent before under this token; it may well succeed
         return StoreUnavailable("a transaction of the same token is under way", maybe_applied=True)
     if code == "ResourceNotFoundException":
         return StoreMisconfigured("a table is missing in DynamoDB; make it with: price-keeper tables create")
-    if code == "ValidationException" and _is_of_another_key(message):
-        return StoreMisconfigured(_ANOTHER_KEY)
-    if code in _BAD_CREDENTIALS:
+    if code == "ValidationException" and _is_key_mismatch(message):
+        return StoreMisconfigured(_KEY_MISMATCH)
+    if code in _CREDENTIAL_CODES:
         return StoreAccessDenied(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status >= 500 or not status:
@@ -194,22 +194,22 @@ def _from_answer(response: Mapping[str, Any]) -> StoreError:
     return InvalidStoreRequest(f"DynamoDB rejects the request: {code}: {message}")
 
 
-def _is_of_another_key(message: str) -> bool:
+def _is_key_mismatch(message: str) -> bool:
     """Then the table is at fault, not what was asked: it may be mended, and so must be asked again."""
-    return any(words in message for words in _OTHER_KEY)
+    return any(words in message for words in _KEY_MISMATCH_TEXTS)
 
 
-def _cancelled(entries: list[Mapping[str, Any]], message: str) -> StoreError:
+def _translate_cancellation(entries: list[Mapping[str, Any]], message: str) -> StoreError:
     for entry in entries:
-        if _is_of_another_key(entry.get("Message") or ""):
-            return StoreMisconfigured(_ANOTHER_KEY)
-        if entry.get("Code") not in _REASONS:
+        if _is_key_mismatch(entry.get("Message") or ""):
+            return StoreMisconfigured(_KEY_MISMATCH)
+        if entry.get("Code") not in _REASON_CODES:
             return InvalidStoreRequest(f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}")
     if not entries:
         return InvalidStoreRequest(f"DynamoDB rejects the transaction: {message}")
-    return TransactionFailed([CancellationReason(_REASONS[entry["Code"]], _old_item(entry)) for entry in entries])
+    return TransactionFailed([CancellationReason(_REASON_CODES[entry["Code"]], _parse_old_item(entry)) for entry in entries])
 
 
-def _old_item(answer: Mapping[str, Any]) -> dict[str, Any] | None:
+def _parse_old_item(answer: Mapping[str, Any]) -> dict[str, Any] | None:
     wire = answer.get("Item")
     return item_from_wire(wire) if wire else None

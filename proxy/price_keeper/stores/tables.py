@@ -135,7 +135,7 @@ async def _ask(sleep: Sleep, call: Callable[..., Awaitable[Any]], **request: Any
         try:
             return await call(**request)
         except errors.FAILURES as failure:
-            trouble = errors.translated(failure)
+            trouble = errors.translate_error(failure)
             if not isinstance(trouble, StoreThrottled):
                 raise failure if _is_expected(failure) else trouble from None
         await sleep(POLL_SECONDS)
