@@ -76,7 +76,7 @@ async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_c
     hangs.touch()
     for name in ("RENEW_SECONDS", "AGAIN_SECONDS"):  # each call asks for newer ones
         monkeypatch.setattr(dynamodb_credentials, name, 0.0)
-    async with asyncio.timeout(dynamodb.CALL_SECONDS / 2):
+    async with asyncio.timeout(dynamodb.CALL_TIMEOUT_SECONDS / 2):
         for _ in range(3):
             await asyncio.gather(*(store.update(rig.addition) for _ in range(10)))
     assert await rig.counted() == 31

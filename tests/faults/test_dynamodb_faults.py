@@ -21,7 +21,7 @@ from price_keeper.errors import (
 )
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update
-from price_keeper.stores.dynamodb import ATTEMPTS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, DynamoStore
+from price_keeper.stores.dynamodb import MAX_ATTEMPTS, FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, DynamoStore
 from price_keeper.stores.dynamodb_errors import translate_error
 
 from tests.support.engines import PREFIX, Engines
@@ -63,7 +63,7 @@ async def _store(endpoint: str, sleep: Callable[[float], Awaitable[None]]) -> Dy
 
 @pytest.fixture
 async def rig(engines: Engines, tmp_path: Path, pk: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(dynamodb, "READ_TIMEOUT_SECONDS", 1.0)
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -98,11 +98,11 @@ ALL_VERBS = READS | SINGLE_WRITES | {"transact": TRANSACT}
 
 @pytest.mark.parametrize("verb", ALL_VERBS.values(), ids=ALL_VERBS.keys())
 async def test_a_throttled_call_is_made_again_with_growing_jittered_waits(rig: Rig, verb: Verb) -> None:
-    rig.proxy.plan([THROTTLE] * (ATTEMPTS - 1))
+    rig.proxy.plan([THROTTLE] * (MAX_ATTEMPTS - 1))
     await verb(rig)
-    assert rig.proxy.requests == ATTEMPTS
-    assert len(rig.waits) == ATTEMPTS - 1
-    longest = [min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**number) for number in range(ATTEMPTS - 1)]
+    assert rig.proxy.requests == MAX_ATTEMPTS
+    assert len(rig.waits) == MAX_ATTEMPTS - 1
+    longest = [min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**number) for number in range(MAX_ATTEMPTS - 1)]
     assert all(0 <= wait <= most for wait, most in zip(rig.waits, longest, strict=True))
     assert len(set(rig.waits)) == len(rig.waits)
 
@@ -112,7 +112,7 @@ async def test_throttled_for_long_it_gives_up_having_written_nothing(rig: Rig, v
     rig.proxy.plan([THROTTLE] * 100)
     with pytest.raises(StoreThrottled):
         await verb(rig)
-    assert rig.proxy.requests == ATTEMPTS
+    assert rig.proxy.requests == MAX_ATTEMPTS
     assert await rig.counted() == 0
 
 
@@ -146,7 +146,7 @@ async def test_a_transaction_without_an_answer_is_sent_again_and_counted_once(ri
 
 
 async def test_a_callers_own_token_holds_across_calls(rig: Rig) -> None:
-    rig.proxy.plan([DropAnswer()] * ATTEMPTS)
+    rig.proxy.plan([DropAnswer()] * MAX_ATTEMPTS)
     with pytest.raises(StoreUnavailable) as refused:
         await rig.store.transact([_addition(rig)], token="the same")
     assert refused.value.maybe_applied
@@ -171,7 +171,7 @@ async def test_nobody_listening_is_surely_not_written(rig: Rig, verb: Verb) -> N
     with pytest.raises(StoreUnavailable) as refused:
         await verb(Rig(nobody, rig.proxy, rig.waits, rig.direct, rig.key))
     assert not refused.value.maybe_applied
-    assert len(rig.waits) == ATTEMPTS - 1
+    assert len(rig.waits) == MAX_ATTEMPTS - 1
     await nobody.close()
 
 
@@ -238,7 +238,7 @@ async def test_a_transaction_under_way_may_yet_be_applied(rig: Rig) -> None:
     with pytest.raises(StoreUnavailable) as refused:
         await TRANSACT(rig)
     assert refused.value.maybe_applied
-    assert rig.proxy.requests == ATTEMPTS
+    assert rig.proxy.requests == MAX_ATTEMPTS
 
 
 async def test_close_waits_and_then_nothing_is_taken(rig: Rig) -> None:
@@ -253,7 +253,7 @@ async def test_close_waits_and_then_nothing_is_taken(rig: Rig) -> None:
 
 
 async def test_a_call_that_hangs_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamodb, "CALL_SECONDS", 0.2)
+    monkeypatch.setattr(dynamodb, "CALL_TIMEOUT_SECONDS", 0.2)
     for verb, is_unsure in ((READS["get"], False), (SINGLE_WRITES["put"], True), (TRANSACT, True)):
         rig.proxy.plan([BlackHole()] * 100)
         with pytest.raises(StoreUnavailable) as refused:
@@ -302,7 +302,7 @@ async def test_a_conflict_that_stays_is_told_for_each_write(rig: Rig) -> None:
     with pytest.raises(TransactionFailed) as refused:
         await rig.store.transact([_addition(rig), Put(Key("rate-buckets", rig.key.pk, "other"), {})])
     assert [reason.code for reason in refused.value.reasons] == [ReasonCode.NONE, ReasonCode.CONFLICT]
-    assert rig.proxy.requests == ATTEMPTS
+    assert rig.proxy.requests == MAX_ATTEMPTS
 
 
 async def test_a_failed_condition_is_not_tried_again_for_a_conflict_beside_it(rig: Rig) -> None:

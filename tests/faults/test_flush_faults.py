@@ -37,7 +37,7 @@ async def _no_sleep(_: float) -> None:
 async def test_a_flush_counts_once(
     what: str, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(dynamodb, "READ_TIMEOUT_SECONDS", 0.2)
     chance = random.Random(what)
     kinds = [*FAULTS.values(), *BREAKS] if what == "all of them" else [FAULTS[what]]
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:

@@ -23,7 +23,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Key, Put, Store, Update
-from price_keeper.stores.dynamodb import ATTEMPTS, DynamoStore
+from price_keeper.stores.dynamodb import MAX_ATTEMPTS, DynamoStore
 from price_keeper.tasks import Tasks
 
 from tests.support.buckets import bucket
@@ -150,19 +150,19 @@ async def test_nonsense_behind_an_answer_makes_it_unsure_at_most(line: Line) -> 
 
 async def test_throttled_connections_are_kept(line: Line) -> None:
     for number, kind in enumerate(THROTTLES, 1):
-        line.wire.next(*[dynamodb_error(kind)] * (ATTEMPTS - 1))
+        line.wire.next(*[dynamodb_error(kind)] * (MAX_ATTEMPTS - 1))
         await line.store.update(Update(line.key, add={"n": 1}))
         assert (await line.counted(), line.wire.connections) == (number, 1)
 
 
 async def test_one_under_way_is_asked_for_until_it_is_done(line: Line) -> None:
-    line.wire.next(*[dynamodb_error("TransactionInProgressException")] * (ATTEMPTS - 1))
+    line.wire.next(*[dynamodb_error("TransactionInProgressException")] * (MAX_ATTEMPTS - 1))
     await line.store.transact([Update(line.key, add={"n": 1})])
-    assert (await line.counted(), line.wire.requests) == (1, ATTEMPTS)
+    assert (await line.counted(), line.wire.requests) == (1, MAX_ATTEMPTS)
 
 
 async def test_what_befalls_connections_at_their_beginning(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("price_keeper.stores.dynamodb.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("price_keeper.stores.dynamodb.READ_TIMEOUT_SECONDS", 0.2)
     for number, how in enumerate((AtAccept.RESET, AtAccept.DEAF), 1):
         store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=line.wire.url, sleep=_no_wait)
         await store.open()

@@ -22,7 +22,7 @@ from price_keeper.hard.rows import Name
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Receipt
 from price_keeper.stores.contract import Store
-from price_keeper.stores.dynamodb import CONNECTIONS
+from price_keeper.stores.dynamodb import MAX_CONNECTIONS
 
 from tests.support.calling import Http1Connection, Http2Connection
 from tests.support.crashing import Books, Copies
@@ -130,7 +130,7 @@ def descriptors_of(keeper: Keeper) -> int:
 
 async def until_closed(keeper: Keeper, before: int) -> None:
     """All connections but those that are kept for a while; and in a long run these too."""
-    kept, patience = (2, upstream.IDLE_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + CONNECTIONS, 10)
+    kept, patience = (2, upstream.IDLE_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
     async with asyncio.timeout(patience):
         while descriptors_of(keeper) > before + kept:  # noqa: ASYNC110 - of what happens in another process
             await asyncio.sleep(0.1)

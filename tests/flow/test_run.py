@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.control.health import REMEMBERED_SECONDS
-from price_keeper.stores.dynamodb import ATTEMPTS
+from price_keeper.stores.dynamodb import MAX_ATTEMPTS
 
 from tests.support import commands
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
@@ -135,7 +135,7 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
         with sidecar("serve", folder=tmp_path, **settings) as running:
             assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
             await asyncio.sleep(REMEMBERED_SECONDS)
-            proxy.plan([DropAnswer()] * ATTEMPTS)
+            proxy.plan([DropAnswer()] * MAX_ATTEMPTS)
             status, body = await asyncio.to_thread(get, f"{running.control}/ready")
             assert (status, body["status"]) == (503, "not ready")
             assert body["checks"]["store"] == "the store is away; the log says why"

@@ -19,7 +19,7 @@ from price_keeper.config.encryption import refusal
 from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
-from price_keeper.stores.dynamodb_connections import Connections
+from price_keeper.stores.dynamodb_connections import StrictResponseSession
 from price_keeper.stores.dynamodb_credentials import Renewed, session
 from price_keeper.stores.expressions import (
     TRANSACTION_VERBS,
@@ -32,22 +32,22 @@ from price_keeper.stores.expressions import (
 )
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
 
-CONNECT_SECONDS = 2.0  # within a region a connection takes milliseconds
-ANSWER_SECONDS = 5.0  # DynamoDB answers in tens of milliseconds; past this the answer is lost
-CONNECTIONS = 50  # calls at once; more wait their turn
-CALL_SECONDS = 10.0  # of one call with all its attempts, and its wait for one of the connections
-ATTEMPTS = 6  # of one call, the waits between them adding up to two and a half seconds at the most
-FIRST_WAIT_SECONDS = 0.1
-LONGEST_WAIT_SECONDS = 1.0
+CONNECT_TIMEOUT_SECONDS = 2.0  # within a region a connection takes milliseconds
+READ_TIMEOUT_SECONDS = 5.0  # DynamoDB answers in tens of milliseconds; past this the answer is lost
+MAX_CONNECTIONS = 50  # calls at once; more wait their turn
+CALL_TIMEOUT_SECONDS = 10.0  # of one call with all its attempts, and its wait for one of the connections
+MAX_ATTEMPTS = 6  # of one call, the waits between them adding up to two and a half seconds at the most
+FIRST_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 1.0
 KEYS_PER_BATCH = 100  # BatchGetItem's own limit
 
 
-_NOBODY = Key("config", "PROBE", "PROBE")
+_PROBE_KEY = Key("config", "PROBE", "PROBE")
 
-_Answer = TypeVar("_Answer")
+_Parsed = TypeVar("_Answer")
 
 
-class _Kind(Enum):
+class _CallKind(Enum):
     """What a call without an answer leaves behind."""
 
     READ = "nothing: it may be made again"
@@ -55,15 +55,15 @@ class _Kind(Enum):
     TRANSACTION = "perhaps a write, which knows its token: it may be made again"
 
 
-_READ, _WRITE, _TRANSACTION = _Kind
+_READ, _WRITE, _TRANSACTION = _CallKind
 
 
-def client_config() -> AioConfig:
+def build_client_config() -> AioConfig:
     return AioConfig(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=ANSWER_SECONDS,
-        max_pool_connections=CONNECTIONS,
-        http_session_cls=Connections,
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=READ_TIMEOUT_SECONDS,
+        max_pool_connections=MAX_CONNECTIONS,
+        http_session_cls=StrictResponseSession,
         # The client must never resend by itself: it cannot know which writes would be applied twice.
         retries={"total_max_attempts": 1},
         parameter_validation=False,
@@ -83,80 +83,80 @@ class DynamoStore:
         table_prefix: str,
         endpoint: str | None,
         sleep: Callable[[float], Awaitable[None]],
-        asking: Callable[[], Callable[[str], None]] = lambda: _nothing,
+        on_request: Callable[[], Callable[[str], None]] = lambda: _ignore,
         allow_insecure: bool = False,
     ) -> None:
         self._region = region
         self._prefix = table_prefix
         self._endpoint = endpoint
         self._sleep = sleep
-        self._asking = asking
+        self._on_request = on_request
         self._allow_insecure = allow_insecure
         self._credentials = Renewed()
-        self._open = AsyncExitStack()
+        self._exit_stack = AsyncExitStack()
         self.client: Any = None
         self._is_closed = False
-        self._under_way: set[asyncio.Future[None]] = set()
+        self._in_flight: set[asyncio.Future[None]] = set()
 
     async def open(self) -> DynamoStore:
         try:
             client = aioboto3.Session(botocore_session=await session(self._credentials)).client(
-                "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=client_config()
+                "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=build_client_config()
             )
-            self.client = await self._open.enter_async_context(client)
+            self.client = await self._exit_stack.enter_async_context(client)
         except errors.FAILURES as failure:
             raise errors.translate_error(failure) from None
         except ValueError as failure:  # of what stands in the shared configuration
             raise StoreMisconfigured(f"the address of DynamoDB: {failure}") from None
-        why = None if self._allow_insecure else refusal(self.client.meta.endpoint_url, "store.allow_insecure")
-        if why is not None:
-            await self._open.aclose()
-            raise StoreMisconfigured(f"the address of DynamoDB: {why}")
+        problem = None if self._allow_insecure else refusal(self.client.meta.endpoint_url, "store.allow_insecure")
+        if problem is not None:
+            await self._exit_stack.aclose()
+            raise StoreMisconfigured(f"the address of DynamoDB: {problem}")
         self.client.meta.events.register("before-parse.dynamodb", errors.validate_response)
         return self
 
     async def close(self) -> None:
         self._is_closed = True
-        while self._under_way:
-            await asyncio.wait(self._under_way)
-        await self._open.aclose()
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
+        await self._exit_stack.aclose()
 
     async def probe(self) -> None:
         """Raises what a read would."""
-        await self.get(_NOBODY)
+        await self.get(_PROBE_KEY)
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
         check_key(key)
         request = {"TableName": self._prefix + key.table, "Key": key_to_wire(key), "ConsistentRead": consistent}
-        return await self._call("get_item", request, _READ, _item)
+        return await self._call("get_item", request, _READ, _parse_item)
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
         for key in keys:
             check_key(key)
         wanted = list(dict.fromkeys(keys))
-        found: dict[Key, Item] = {}
+        items: dict[Key, Item] = {}
         for start in range(0, len(wanted), KEYS_PER_BATCH):
-            found.update(await self._batch(wanted[start : start + KEYS_PER_BATCH], consistent))
-        return [found.get(key) for key in keys]
+            items.update(await self._get_batch(wanted[start : start + KEYS_PER_BATCH], consistent))
+        return [items.get(key) for key in keys]
 
-    async def _batch(self, keys: Sequence[Key], consistent: bool) -> dict[Key, Item]:
-        found: dict[Key, Item] = {}
-        unasked, idle_attempts = _batch_request(keys, self._prefix, consistent), 0
-        while idle_attempts < ATTEMPTS:
-            await self._pause(idle_attempts)
-            read, unasked = await self._call("batch_get_item", {"RequestItems": unasked}, _READ, self._batch_read)
-            found.update(read)
-            if not unasked:
-                return found
+    async def _get_batch(self, keys: Sequence[Key], consistent: bool) -> dict[Key, Item]:
+        items: dict[Key, Item] = {}
+        remaining, idle_attempts = _build_batch_request(keys, self._prefix, consistent), 0
+        while idle_attempts < MAX_ATTEMPTS:
+            await self._back_off(idle_attempts)
+            read, remaining = await self._call("batch_get_item", {"RequestItems": remaining}, _READ, self._parse_batch)
+            items.update(read)
+            if not remaining:
+                return items
             idle_attempts = 1 if read else idle_attempts + 1
         raise StoreThrottled("DynamoDB keeps leaving keys of a batch unread")
 
-    def _batch_read(self, answer: Any) -> tuple[dict[Key, Item], Request]:
-        found: dict[Key, Item] = {}
-        for table, wires in answer.get("Responses", {}).items():
+    def _parse_batch(self, response: Any) -> tuple[dict[Key, Item], Request]:
+        items: dict[Key, Item] = {}
+        for table, wires in response.get("Responses", {}).items():
             name = table.removeprefix(self._prefix)
-            found.update((key_from_wire(name, wire), item_from_wire(wire)) for wire in wires)
-        return found, answer.get("UnprocessedKeys") or {}
+            items.update((key_from_wire(name, wire), item_from_wire(wire)) for wire in wires)
+        return items, response.get("UnprocessedKeys") or {}
 
     async def query(self, query: Query) -> Page:
         check_query(query)
@@ -165,8 +165,8 @@ class DynamoStore:
         while True:
             if query.limit is not None:
                 request["Limit"] = query.limit - len(rows)
-            found, last = await self._call("query", request, _READ, lambda answer: _rows(query.table, answer))
-            rows += found
+            fetched, last = await self._call("query", request, _READ, lambda answer: _parse_rows(query.table, answer))
+            rows += fetched
             if last is None:
                 return Page(tuple(rows), None)
             if query.limit is not None and len(rows) >= query.limit:
@@ -175,7 +175,7 @@ class DynamoStore:
 
     async def put(self, put: Put) -> None:
         check_write(put)
-        await self._call("put_item", write_request(put, self._prefix), _WRITE, _nothing)
+        await self._call("put_item", write_request(put, self._prefix), _WRITE, _ignore)
 
     async def update(self, update: Update) -> Item:
         check_write(update)
@@ -185,7 +185,7 @@ class DynamoStore:
     async def delete(self, delete: Delete) -> Item | None:
         check_write(delete)
         request = write_request(delete, self._prefix) | {"ReturnValues": "ALL_OLD"}
-        return await self._call("delete_item", request, _WRITE, _attributes)
+        return await self._call("delete_item", request, _WRITE, _parse_attributes)
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
@@ -194,67 +194,67 @@ class DynamoStore:
             # With a token of its own even a transaction whose caller gave none can be resent after a lost answer.
             "ClientRequestToken": token or str(uuid.uuid4()),
         }
-        await self._call("transact_write_items", request, _TRANSACTION, _nothing)
+        await self._call("transact_write_items", request, _TRANSACTION, _ignore)
 
-    async def _call(self, verb: str, request: Request, kind: _Kind, read: Callable[[Any], _Answer]) -> _Answer:
+    async def _call(self, verb: str, request: Request, kind: _CallKind, parse: Callable[[Any], _Parsed]) -> _Parsed:
         """`read` takes from an answer what is wanted of it."""
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         done = asyncio.get_running_loop().create_future()
-        self._under_way.add(done)
+        self._in_flight.add(done)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                return await self._attempt(verb, request, kind, read)
+            async with asyncio.timeout(CALL_TIMEOUT_SECONDS):
+                return await self._call_with_retries(verb, request, kind, parse)
         except TimeoutError:
-            away = f"no answer from DynamoDB in {CALL_SECONDS:g} seconds"
-            raise StoreUnavailable(away, maybe_applied=kind is not _READ) from None
+            message = f"no answer from DynamoDB in {CALL_TIMEOUT_SECONDS:g} seconds"
+            raise StoreUnavailable(message, maybe_applied=kind is not _READ) from None
         finally:
-            self._under_way.discard(done)
+            self._in_flight.discard(done)
             done.set_result(None)
 
-    async def _attempt(self, verb: str, request: Request, kind: _Kind, read: Callable[[Any], _Answer]) -> _Answer:
-        trouble: StoreError = StoreUnavailable("not asked")
-        was_unsure = False
-        for attempt in range(ATTEMPTS):
-            await self._pause(attempt)
+    async def _call_with_retries(self, verb: str, request: Request, kind: _CallKind, parse: Callable[[Any], _Parsed]) -> _Parsed:
+        error: StoreError = StoreUnavailable("not asked")
+        was_maybe_applied = False
+        for attempt in range(MAX_ATTEMPTS):
+            await self._back_off(attempt)
             try:
-                return read(await self._answer(verb, request))
+                return parse(await self._send(verb, request))
             except errors.FAILURES as failure:
-                trouble = errors.translate_error(failure)
+                error = errors.translate_error(failure)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
-                what = f"an answer that makes no sense: {type(failure).__name__}"
-                trouble = StoreUnavailable(what, maybe_applied=True)
-            is_unsure = trouble.maybe_applied
-            was_unsure |= is_unsure
-            if not errors.is_transient(trouble) and (kind is _WRITE or not is_unsure):
+                message = f"an answer that makes no sense: {type(failure).__name__}"
+                error = StoreUnavailable(message, maybe_applied=True)
+            is_maybe_applied = error.maybe_applied
+            was_maybe_applied |= is_maybe_applied
+            if not errors.is_transient(error) and (kind is _WRITE or not is_maybe_applied):
                 break
-        if was_unsure and kind is not _READ:
-            if not is_condition_failure(trouble):
+        if was_maybe_applied and kind is not _READ:
+            if not is_condition_failure(error):
                 # An earlier attempt may have been carried out, whatever became of the last one.
-                raise StoreUnavailable(str(trouble), maybe_applied=True) from None
-            trouble.maybe_applied = True  # it was not, but may still be on its way
-        raise trouble
+                raise StoreUnavailable(str(error), maybe_applied=True) from None
+            error.maybe_applied = True  # it was not, but may still be on its way
+        raise error
 
-    async def _answer(self, verb: str, request: Request) -> Any:
-        answered = self._asking()
+    async def _send(self, verb: str, request: Request) -> Any:
+        on_response = self._on_request()
         try:
-            answer = await getattr(self.client, verb)(**request)
+            response = await getattr(self.client, verb)(**request)
         except ClientError as failure:
-            answered(_date(failure.response))
+            on_response(_get_date(failure.response))
             if errors.has_refused_credentials(failure):
                 self._credentials.refused()
             raise
-        answered(_date(answer))
-        return answer
+        on_response(_get_date(response))
+        return response
 
-    async def _pause(self, attempt: int) -> None:
+    async def _back_off(self, attempt: int) -> None:
         """Full jitter: the fleet must not come back in step after a throttle."""
         if attempt:
-            longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+            longest = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
             await self._sleep(random.uniform(0, longest))
 
 
-def _batch_request(keys: Sequence[Key], prefix: str, consistent: bool) -> Request:
+def _build_batch_request(keys: Sequence[Key], prefix: str, consistent: bool) -> Request:
     by_table = itertools.groupby(sorted(keys), key=lambda key: key.table)
     return {
         prefix + table: {"Keys": [key_to_wire(key) for key in group], "ConsistentRead": consistent}
@@ -262,23 +262,23 @@ def _batch_request(keys: Sequence[Key], prefix: str, consistent: bool) -> Reques
     }
 
 
-def _nothing(_: Any) -> None:
+def _ignore(_: Any) -> None:
     return None
 
 
-def _date(answer: Any) -> str:
-    return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
+def _get_date(response: Any) -> str:
+    return str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
 
 
-def _item(answer: Any) -> Item | None:
-    return item_from_wire(answer["Item"]) if "Item" in answer else None
+def _parse_item(response: Any) -> Item | None:
+    return item_from_wire(response["Item"]) if "Item" in response else None
 
 
-def _attributes(answer: Any) -> Item | None:
-    return item_from_wire(answer["Attributes"]) if answer.get("Attributes") else None
+def _parse_attributes(response: Any) -> Item | None:
+    return item_from_wire(response["Attributes"]) if response.get("Attributes") else None
 
 
-def _rows(table: str, answer: Any) -> tuple[list[StoredRow], Any]:
-    return [StoredRow(key_from_wire(table, wire), item_from_wire(wire)) for wire in answer["Items"]], answer.get(
+def _parse_rows(table: str, response: Any) -> tuple[list[StoredRow], Any]:
+    return [StoredRow(key_from_wire(table, wire), item_from_wire(wire)) for wire in response["Items"]], response.get(
         "LastEvaluatedKey"
     ) or None

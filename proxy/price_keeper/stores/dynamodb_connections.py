@@ -17,49 +17,49 @@ from aiohttp.client_proto import ResponseHandler
 
 from price_keeper.verified import Verified
 
-_NUMBER = "x-amzn-requestid"  # that no two answers share
-_REMEMBERED = 100  # answers of one connection
+_REQUEST_ID_HEADER = "x-amzn-requestid"  # that no two answers share
+_MAX_REMEMBERED_IDS = 100  # answers of one connection
 
 
-class _Connection(ResponseHandler):
+class _StrictResponseHandler(ResponseHandler):
     def __init__(self, loop: AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._answered: deque[str] = deque(maxlen=_REMEMBERED)  # by their numbers
-        self._is_asked = False  # and has not begun to answer
-        self._is_spoilt = False
+        self._seen_request_ids: deque[str] = deque(maxlen=_MAX_REMEMBERED_IDS)  # by their numbers
+        self._is_response_expected = False  # and has not begun to answer
+        self._has_unsolicited_data = False
 
-    def set_response_params(self, **chosen: Any) -> None:
-        self._is_asked = True
-        super().set_response_params(**chosen)
+    def set_response_params(self, **params: Any) -> None:
+        self._is_response_expected = True
+        super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        if data and not self._is_asked and (self._payload is None or self._payload.is_eof()):
-            self._is_spoilt = True
+        if data and not self._is_response_expected and (self._payload is None or self._payload.is_eof()):
+            self._has_unsolicited_data = True
         super().data_received(data)
 
     def is_connected(self) -> bool:
         """Asked before each use, and answered with no where something came that nobody asked for."""
-        return super().is_connected() and not (self._is_spoilt or self._buffer or self._tail)
+        return super().is_connected() and not (self._has_unsolicited_data or self._buffer or self._tail)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        number = data[0].headers.get(_NUMBER, "")
-        if number in self._answered:  # what was asked meanwhile has no answer yet
+        request_id = data[0].headers.get(_REQUEST_ID_HEADER, "")
+        if request_id in self._seen_request_ids:  # what was asked meanwhile has no answer yet
             self.set_exception(ServerDisconnectedError("an answer that was given before"))
             if self.transport is not None:
                 self.transport.abort()
         elif self.exception() is None:
-            self._is_asked = False
-            if number:
-                self._answered.append(number)
+            self._is_response_expected = False
+            if request_id:
+                self._seen_request_ids.append(request_id)
             super().feed_data(data, size)
 
 
-def _made(loop: AbstractEventLoop) -> ResponseHandler:
-    return _Connection(loop)
+def _create_handler(loop: AbstractEventLoop) -> ResponseHandler:
+    return _StrictResponseHandler(loop)
 
 
-class Connections(Verified):
+class StrictResponseSession(Verified):
     def _create_connector(self, proxy_url: str | None) -> TCPConnector:
         connector: TCPConnector = super()._create_connector(proxy_url)
-        connector._factory = partial(_made, connector._loop)
+        connector._factory = partial(_create_handler, connector._loop)
         return connector
