@@ -70,7 +70,7 @@ async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_c
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(command))
-    monkeypatch.setattr(dynamodb_credentials, "AWAIT_SECONDS", 0.05)
+    monkeypatch.setattr(dynamodb_credentials, "RENEWAL_WAIT_SECONDS", 0.05)
     store = await _store(rig.proxy.url)
     await store.update(rig.addition)
     hangs.touch()

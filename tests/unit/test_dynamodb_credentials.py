@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.provider_chain import RENEW_SECONDS, Find
-from price_keeper.stores.dynamodb_credentials import AGAIN_SECONDS, MOST_DOUBLINGS, Renewed
+from price_keeper.stores.dynamodb_credentials import RETRY_SECONDS, MAX_DOUBLINGS, StoreCredentials
 
 from tests.support.clock import ManualClock
 
@@ -25,16 +25,16 @@ class Chains:
         return lambda: found
 
 
-async def _used(renewed: Renewed) -> Any:
+async def _used(renewed: StoreCredentials) -> Any:
     return (await renewed.get_frozen_credentials()).access_key
 
 
 async def test_another_chain_is_asked_at_once_where_they_are_refused_and_once_for_all_who_were() -> None:
     clock = ManualClock()
-    renewed = Renewed(Chains(), clock.monotonic)
+    renewed = StoreCredentials(Chains(), clock.monotonic)
     assert [await _used(renewed) for _ in range(3)] == ["KEY1"] * 3
     for _ in range(50):
-        renewed.refused()
+        renewed.on_refused()
     assert [await _used(renewed) for _ in range(3)] == ["KEY2"] * 3
     await clock.advance(RENEW_SECONDS)
     assert await _used(renewed) == "KEY2"  # by the same chain, which has not been refused
@@ -42,25 +42,25 @@ async def test_another_chain_is_asked_at_once_where_they_are_refused_and_once_fo
 
 async def test_what_goes_on_being_refused_is_looked_for_ever_more_seldom() -> None:
     clock, chains = ManualClock(), Chains()
-    renewed, looks, made = Renewed(chains, clock.monotonic), list[int](), 0
+    renewed, looks, made = StoreCredentials(chains, clock.monotonic), list[int](), 0
     for second in range(400):
         await _used(renewed)
         if chains.made > made:
             made = chains.made
             looks.append(second)
-        renewed.refused()
+        renewed.on_refused()
         await clock.advance(1)
     waits = [later - earlier for earlier, later in pairwise(looks)]
-    doubled = [int(AGAIN_SECONDS) * 2**n for n in range(1, MOST_DOUBLINGS + 1)]
+    doubled = [int(RETRY_SECONDS) * 2**n for n in range(1, MAX_DOUBLINGS + 1)]
     assert waits == [1, *(min(wait, int(RENEW_SECONDS)) for wait in doubled), *[int(RENEW_SECONDS)] * 4]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
 async def test_the_last_ones_hold_where_there_are_no_others(is_refused: bool) -> None:
     clock, found = ManualClock(), [SimpleNamespace(access_key="KEY", account_id=None)]
-    renewed = Renewed(lambda: lambda: found.pop() if found else None, clock.monotonic)
+    renewed = StoreCredentials(lambda: lambda: found.pop() if found else None, clock.monotonic)
     assert await _used(renewed) == "KEY"
     if is_refused:
-        renewed.refused()
+        renewed.on_refused()
     await clock.advance(RENEW_SECONDS)
     assert await _used(renewed) == "KEY"

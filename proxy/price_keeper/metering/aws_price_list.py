@@ -36,7 +36,7 @@ class AwsPriceList:
         import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
         from aiobotocore.config import AioConfig
 
-        from price_keeper.stores.dynamodb_credentials import Renewed, session
+        from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
         from price_keeper.verified import Verified
 
         retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
@@ -45,7 +45,7 @@ class AwsPriceList:
         )
         self._endpoint = endpoint
         self._allow_insecure = allow_insecure
-        self._began = partial(session, Renewed())
+        self._began = partial(create_session, StoreCredentials())
         self._session_of = aioboto3.Session
         self._session: Any = None
 

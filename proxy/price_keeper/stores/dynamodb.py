@@ -20,7 +20,7 @@ from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.dynamodb_connections import StrictResponseSession
-from price_keeper.stores.dynamodb_credentials import Renewed, session
+from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
 from price_keeper.stores.expressions import (
     TRANSACTION_VERBS,
     Request,
@@ -92,7 +92,7 @@ class DynamoStore:
         self._sleep = sleep
         self._on_request = on_request
         self._allow_insecure = allow_insecure
-        self._credentials = Renewed()
+        self._credentials = StoreCredentials()
         self._exit_stack = AsyncExitStack()
         self.client: Any = None
         self._is_closed = False
@@ -100,7 +100,7 @@ class DynamoStore:
 
     async def open(self) -> DynamoStore:
         try:
-            client = aioboto3.Session(botocore_session=await session(self._credentials)).client(
+            client = aioboto3.Session(botocore_session=await create_session(self._credentials)).client(
                 "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=build_client_config()
             )
             self.client = await self._exit_stack.enter_async_context(client)
@@ -242,7 +242,7 @@ class DynamoStore:
         except ClientError as failure:
             on_response(_get_date(failure.response))
             if errors.has_refused_credentials(failure):
-                self._credentials.refused()
+                self._credentials.on_refused()
             raise
         on_response(_get_date(response))
         return response

@@ -18,14 +18,14 @@ from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCrede
 
 from price_keeper.provider_chain import LOOK_SECONDS, RENEW_SECONDS, Find, ProviderChain
 
-AGAIN_SECONDS = 5.0  # where none came, none in time, or none that DynamoDB takes
-MOST_DOUBLINGS = 4  # of that, while it goes on taking none: each look may ask a service, for a fleet
-AWAIT_SECONDS = 1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
+RETRY_SECONDS = 5.0  # where none came, none in time, or none that DynamoDB takes
+MAX_DOUBLINGS = 4  # of that, while it goes on taking none: each look may ask a service, for a fleet
+RENEWAL_WAIT_SECONDS = 1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
 
 _log = logging.getLogger("price_keeper.stores")
 
 
-class Renewed(AioCredentials):  # type: ignore[misc]
+class StoreCredentials(AioCredentials):  # type: ignore[misc]
     """What aiobotocore takes for credentials. The last ones hold until DynamoDB says otherwise."""
 
     def __init__(self, make: Callable[[], Find] | None = None, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,60 +33,60 @@ class Renewed(AioCredentials):  # type: ignore[misc]
         self._chain = ProviderChain(make, now)
         self._now = now
         self._current: Any = None
-        self._due = self._looked = now()
+        self._due_at = self._last_renewal_at = now()
         self._is_refused = False
-        self._in_vain = 0  # looks for others, whose findings were refused as well
-        self._told = ""
+        self._futile_renewals = 0  # looks for others, whose findings were refused as well
+        self._logged_failure = ""
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """DynamoDB does not take them. What it has found a chain reads only once, so another one is asked."""
         if not self._is_refused:
             self._is_refused = True
-            again = self._looked + AGAIN_SECONDS * 2**self._in_vain if self._in_vain else self._now()
-            self._due = min(self._due, again)
+            retry_at = self._last_renewal_at + RETRY_SECONDS * 2**self._futile_renewals if self._futile_renewals else self._now()
+            self._due_at = min(self._due_at, retry_at)
 
     async def get_frozen_credentials(self) -> Any:
         """Raises BotoCoreError where there are none."""
-        if self._current is None or self._now() >= self._due:
-            self._begin()
+        if self._current is None or self._now() >= self._due_at:
+            self._start_renewal()
             try:
-                self._take(await self._chain.found(LOOK_SECONDS if self._current is None else AWAIT_SECONDS))
+                self._accept(await self._chain.found(LOOK_SECONDS if self._current is None else RENEWAL_WAIT_SECONDS))
             except Exception as failure:  # providers raise whatever their sources do
-                self._keep(failure)
+                self._keep_current(failure)
         return self._current
 
-    def _begin(self) -> None:
-        self._looked = self._now()
-        self._due = self._looked + AGAIN_SECONDS
+    def _start_renewal(self) -> None:
+        self._last_renewal_at = self._now()
+        self._due_at = self._last_renewal_at + RETRY_SECONDS
         if self._is_refused:
             self._chain.anew()
-        self._in_vain = min(self._in_vain + 1, MOST_DOUBLINGS) if self._is_refused else 0
+        self._futile_renewals = min(self._futile_renewals + 1, MAX_DOUBLINGS) if self._is_refused else 0
         self._is_refused = False  # until DynamoDB says so again
 
-    def _take(self, found: Any) -> None:
-        if found is None:
+    def _accept(self, credentials: Any) -> None:
+        if credentials is None:
             raise NoCredentialsError
-        self._current, self._told = found, ""
-        self.account_id = found.account_id  # by which DynamoDB has endpoints
-        self._due = self._now() + RENEW_SECONDS
+        self._current, self._logged_failure = credentials, ""
+        self.account_id = credentials.account_id  # by which DynamoDB has endpoints
+        self._due_at = self._now() + RENEW_SECONDS
 
-    def _keep(self, failure: Exception) -> None:
+    def _keep_current(self, failure: Exception) -> None:
         """Raises BotoCoreError where there is nothing to keep."""
         kind = type(failure).__name__  # what it says may hold a secret
         if self._current is None:
             if isinstance(failure, BotoCoreError):
                 raise failure
             raise CredentialRetrievalError(provider=self.method, error_msg=kind) from None
-        if kind != self._told:
-            self._told = kind
-            told = "AWS credentials of the store or the price list could not be renewed, and the last ones hold"
-            _log.warning("%s: %s", told, kind)
+        if kind != self._logged_failure:
+            self._logged_failure = kind
+            message = "AWS credentials of the store or the price list could not be renewed, and the last ones hold"
+            _log.warning("%s: %s", message, kind)
 
 
-async def session(credentials: Renewed) -> AioSession:
+async def create_session(credentials: StoreCredentials) -> AioSession:
     """They have been looked for once, so that the first calls need not wait for that."""
-    made = get_session()
-    made._credentials = credentials  # there is no other way to bring one's own
+    created = get_session()
+    created._credentials = credentials  # there is no other way to bring one's own
     with suppress(BotoCoreError):  # who calls is told
         await credentials.get_frozen_credentials()
-    return made
+    return created
