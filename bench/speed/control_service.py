@@ -196,12 +196,12 @@ async def _opened(folder: Path, endpoint: str | None) -> AsyncIterator[Store]:
             await embedded.close()
         return
     from price_keeper.stores.dynamodb import DynamoStore
-    from price_keeper.stores.tables import create_missing
+    from price_keeper.stores.tables import create_missing_tables
 
     os.environ.update({name: value for name, value in KEEPER.items() if name.startswith("AWS_")})
     store = await DynamoStore(region=_REGION, table_prefix=PREFIX, endpoint=endpoint, sleep=asyncio.sleep).open()
     try:
-        await create_missing(store.client, PREFIX, asyncio.sleep, lambda *_: None)
+        await create_missing_tables(store.client, PREFIX, asyncio.sleep, lambda *_: None)
         yield store
     finally:
         await store.close()

@@ -109,8 +109,8 @@ async def test_whoever_makes_the_tables_is_allowed_what_that_does(engines: Engin
     store = await open_dynamodb(config, SystemClock())
     try:
         store.client.meta.events.register("before-call.dynamodb", lambda model, **_: asked.add(model.name))
-        await tables.create_missing(store.client, prefix, SystemClock().sleep, lambda *_: None)
-        await tables.states(store.client, prefix, SystemClock().sleep)
+        await tables.create_missing_tables(store.client, prefix, SystemClock().sleep, lambda *_: None)
+        await tables.read_table_states(store.client, prefix, SystemClock().sleep)
     finally:
         await store.close()
     assert {action for _, action in allowed(policy("tables"), "dynamodb")} == asked

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
-from price_keeper.stores.tables import create_missing
+from price_keeper.stores.tables import create_missing_tables
 
 from bench.speed.scaling_system import processor_seconds
 from tests.soak.administrators import Administrators
@@ -72,7 +72,7 @@ class Soak:
         opened = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=endpoint, sleep=asyncio.sleep)
         dynamodb = await opened.open()
         stack.push_async_callback(dynamodb.close)
-        await create_missing(dynamodb.client, PREFIX, asyncio.sleep, lambda *_: None)
+        await create_missing_tables(dynamodb.client, PREFIX, asyncio.sleep, lambda *_: None)
         self.store: Store = dynamodb
         self.bedrocks: list[Link] = [await stack.enter_async_context(link(self.bedrock.url)) for _ in NAMES]
         self.stores: list[Link] = [await stack.enter_async_context(link(endpoint)) for _ in NAMES]

@@ -22,7 +22,7 @@ import yaml
 from price_keeper.recording.aggregator import summed
 from price_keeper.recording.entries import PICO_PER_MICRO, Counts
 from price_keeper.stores import sqlite_codec
-from price_keeper.stores.cloudformation import attribute_definitions, key_schema
+from price_keeper.stores.cloudformation import build_attribute_definitions, build_key_schema
 from price_keeper.stores.schema import TABLES, Table
 
 from tests.support.crashing import MODELS, PRICES, SCOPE, Lineup
@@ -168,8 +168,8 @@ def tables_made(endpoint: str, prefix: str, without: str = "") -> None:
 def table_made(client: Any, prefix: str, table: Table) -> None:
     client.create_table(
         TableName=prefix + table.name,
-        KeySchema=key_schema(table),
-        AttributeDefinitions=attribute_definitions(table),
+        KeySchema=build_key_schema(table),
+        AttributeDefinitions=build_attribute_definitions(table),
         BillingMode="PAY_PER_REQUEST",
     )
 

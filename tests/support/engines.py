@@ -13,7 +13,7 @@ from time import time
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.stores.tables import create_missing
+from price_keeper.stores.tables import create_missing_tables
 
 # An endpoint to hold to the contract as well: DynamoDB itself, or another engine that speaks its protocol.
 OWN_ENDPOINT = "PRICE_KEEPER_TEST_DYNAMODB"
@@ -58,6 +58,6 @@ class Engines:
         endpoint = self.endpoints[engine]
         store = await DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=endpoint, sleep=sleep).open()
         if engine not in self._made:
-            await create_missing(store.client, PREFIX, asyncio.sleep, lambda *_: None)
+            await create_missing_tables(store.client, PREFIX, asyncio.sleep, lambda *_: None)
             self._made.add(engine)
         return store

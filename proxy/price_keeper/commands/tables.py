@@ -94,7 +94,7 @@ async def _with_client(config: Store, use: Callable[[Any, Any], Awaitable[Any]])
 
 def describe(chosen: Namespace) -> int:
     if chosen.cloudformation:
-        print(json.dumps(cloudformation.template(), indent=2) if chosen.json else cloudformation_yaml().rstrip())
+        print(json.dumps(cloudformation.build_tables_template(), indent=2) if chosen.json else cloudformation_yaml().rstrip())
         return 0
     config = loaded(chosen.config).store
     prefix = config.table_prefix if config.engine == "dynamodb" else ""
@@ -117,4 +117,4 @@ def describe(chosen: Namespace) -> int:
 
 
 def cloudformation_yaml() -> str:
-    return yaml.safe_dump(cloudformation.template(), sort_keys=False, width=120)
+    return yaml.safe_dump(cloudformation.build_tables_template(), sort_keys=False, width=120)

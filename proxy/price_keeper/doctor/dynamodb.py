@@ -20,7 +20,7 @@ from price_keeper.doctor.reaching import unreached
 from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.stores.contract import ConditionCheck, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
-from price_keeper.stores.expressions import TRANSACTION_VERBS, Request, key_to_wire, query_request, write_request
+from price_keeper.stores.expressions import TRANSACTION_VERBS, Request, key_to_wire, build_query_request, build_write_request
 from price_keeper.stores.schema import TABLES
 
 NEVER = all_of(ItemExists(), ItemMissing())
@@ -67,7 +67,7 @@ async def store_tables(patient: Patient) -> Finding:
 
     prefix = patient.config.store.table_prefix
     try:
-        found = await tables.states(await patient.dynamodb(), prefix, patient.clock.sleep)
+        found = await tables.read_table_states(await patient.dynamodb(), prefix, patient.clock.sleep)
     except StoreError as failure:
         return _not_compared(failure)
     different = [f"{state.table}: {', '.join(state.differences)}" for state in found if state.differences]
@@ -154,15 +154,15 @@ def _asks_of(key: Key, prefix: str) -> list[_Ask]:
     return [
         _Ask("GetItem", "get_item", key.table, item),
         _Ask("BatchGetItem", "batch_get_item", key.table, batch),
-        _Ask("Query", "query", key.table, query_request(Query(key.table, key.pk), prefix) | {"Limit": 1}),
-        _Ask("PutItem", "put_item", key.table, write_request(put, prefix)),
-        _Ask("UpdateItem", "update_item", key.table, write_request(update, prefix)),
-        _Ask("DeleteItem", "delete_item", key.table, write_request(delete, prefix)),
+        _Ask("Query", "query", key.table, build_query_request(Query(key.table, key.pk), prefix) | {"Limit": 1}),
+        _Ask("PutItem", "put_item", key.table, build_write_request(put, prefix)),
+        _Ask("UpdateItem", "update_item", key.table, build_write_request(update, prefix)),
+        _Ask("DeleteItem", "delete_item", key.table, build_write_request(delete, prefix)),
         # A transaction is allowed by what stands in it; of its own it has the check alone.
         _in_transaction("ConditionCheckItem", ConditionCheck(key, NEVER), prefix),
     ]
 
 
 def _in_transaction(action: str, write: Write, prefix: str) -> _Ask:
-    request = {"TransactItems": [{TRANSACTION_VERBS[type(write)]: write_request(write, prefix)}]}
+    request = {"TransactItems": [{TRANSACTION_VERBS[type(write)]: build_write_request(write, prefix)}]}
     return _Ask(action, "transact_write_items", write.key.table, request)

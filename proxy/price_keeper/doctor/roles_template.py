@@ -33,7 +33,7 @@ def template() -> dict[str, Any]:
 
 
 _PARAMETERS: dict[str, dict[str, str]] = {
-    **cloudformation.template()["Parameters"],
+    **cloudformation.build_tables_template()["Parameters"],
     "Models": {
         "Type": "CommaDelimitedList",
         "Default": ",".join(MODELS),

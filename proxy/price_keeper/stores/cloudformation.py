@@ -8,16 +8,16 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES, Table
 
 
-def key_schema(table: Table) -> list[dict[str, str]]:
+def build_key_schema(table: Table) -> list[dict[str, str]]:
     keys = [{"AttributeName": "PK", "KeyType": "HASH"}]
     return [*keys, {"AttributeName": "SK", "KeyType": "RANGE"}] if table.has_sort_key else keys
 
 
-def attribute_definitions(table: Table) -> list[dict[str, str]]:
-    return [{"AttributeName": key["AttributeName"], "AttributeType": "S"} for key in key_schema(table)]
+def build_attribute_definitions(table: Table) -> list[dict[str, str]]:
+    return [{"AttributeName": key["AttributeName"], "AttributeType": "S"} for key in build_key_schema(table)]
 
 
-def template() -> dict[str, Any]:
+def build_tables_template() -> dict[str, Any]:
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "The DynamoDB tables of Bedrock Price Keeper.",
@@ -29,21 +29,21 @@ def template() -> dict[str, Any]:
                 "Description": "What every table's name begins with; the same as store.table_prefix.",
             }
         },
-        "Resources": {_logical_name(table): _resource(table) for table in TABLES.values()},
+        "Resources": {_build_logical_name(table): _build_table_resource(table) for table in TABLES.values()},
         "Outputs": {
             "TableArns": {
                 "Description": "For the policies of the roles that use the tables.",
-                "Value": {"Fn::Join": [",", [{"Fn::GetAtt": [_logical_name(t), "Arn"]} for t in TABLES.values()]]},
+                "Value": {"Fn::Join": [",", [{"Fn::GetAtt": [_build_logical_name(t), "Arn"]} for t in TABLES.values()]]},
             }
         },
     }
 
 
-def _logical_name(table: Table) -> str:
+def _build_logical_name(table: Table) -> str:
     return "".join(part.capitalize() for part in table.name.split("-")) + "Table"
 
 
-def _resource(table: Table) -> dict[str, Any]:
+def _build_table_resource(table: Table) -> dict[str, Any]:
     return {
         "Type": "AWS::DynamoDB::Table",
         "DeletionPolicy": "Retain",
@@ -51,8 +51,8 @@ def _resource(table: Table) -> dict[str, Any]:
         "Properties": {
             "TableName": {"Fn::Sub": f"${{TablePrefix}}{table.name}"},
             "BillingMode": "PAY_PER_REQUEST",
-            "KeySchema": key_schema(table),
-            "AttributeDefinitions": attribute_definitions(table),
+            "KeySchema": build_key_schema(table),
+            "AttributeDefinitions": build_attribute_definitions(table),
             "TimeToLiveSpecification": {"AttributeName": EXPIRY_ATTRIBUTE, "Enabled": True},
             "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
         },

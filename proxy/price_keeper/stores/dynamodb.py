@@ -27,8 +27,8 @@ from price_keeper.stores.expressions import (
     item_from_wire,
     key_from_wire,
     key_to_wire,
-    query_request,
-    write_request,
+    build_query_request,
+    build_write_request,
 )
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
 
@@ -160,7 +160,7 @@ class DynamoStore:
 
     async def query(self, query: Query) -> Page:
         check_query(query)
-        request = query_request(query, self._prefix)
+        request = build_query_request(query, self._prefix)
         rows: list[StoredRow] = []
         while True:
             if query.limit is not None:
@@ -175,22 +175,22 @@ class DynamoStore:
 
     async def put(self, put: Put) -> None:
         check_write(put)
-        await self._call("put_item", write_request(put, self._prefix), _WRITE, _ignore)
+        await self._call("put_item", build_write_request(put, self._prefix), _WRITE, _ignore)
 
     async def update(self, update: Update) -> Item:
         check_write(update)
-        request = write_request(update, self._prefix) | {"ReturnValues": "ALL_NEW"}
+        request = build_write_request(update, self._prefix) | {"ReturnValues": "ALL_NEW"}
         return await self._call("update_item", request, _WRITE, lambda answer: item_from_wire(answer["Attributes"]))
 
     async def delete(self, delete: Delete) -> Item | None:
         check_write(delete)
-        request = write_request(delete, self._prefix) | {"ReturnValues": "ALL_OLD"}
+        request = build_write_request(delete, self._prefix) | {"ReturnValues": "ALL_OLD"}
         return await self._call("delete_item", request, _WRITE, _parse_attributes)
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
         request = {
-            "TransactItems": [{TRANSACTION_VERBS[type(write)]: write_request(write, self._prefix)} for write in writes],
+            "TransactItems": [{TRANSACTION_VERBS[type(write)]: build_write_request(write, self._prefix)} for write in writes],
             # With a token of its own even a transaction whose caller gave none can be resent after a lost answer.
             "ClientRequestToken": token or str(uuid.uuid4()),
         }

@@ -72,13 +72,13 @@ _FROM_WIRE: dict[str, Callable[[Any], Value]] = {
 }
 
 
-_NOT_ATTRIBUTES = ("PK", "SK")
+_KEY_ATTRIBUTES = ("PK", "SK")
 
 
 def item_from_wire(wire: Mapping[str, Any]) -> dict[str, Value]:
     """Without the key's own attributes, which whoever asked knows, and without those a person has set to null."""
     return {
-        name: from_wire(value) for name, value in wire.items() if name not in _NOT_ATTRIBUTES and "NULL" not in value
+        name: from_wire(value) for name, value in wire.items() if name not in _KEY_ATTRIBUTES and "NULL" not in value
     }
 
 
@@ -93,7 +93,7 @@ def key_from_wire(table: str, wire: Mapping[str, Any]) -> Key:
     return Key(table, wire["PK"]["S"], wire["SK"]["S"] if "SK" in wire else "")
 
 
-class _Names:
+class _Placeholders:
     """Placeholders for a request's names and values, so that no reserved word can be in the way."""
 
     def __init__(self) -> None:
@@ -117,63 +117,63 @@ class _Names:
         return request
 
 
-def write_request(write: Write, prefix: str) -> Request:
+def build_write_request(write: Write, prefix: str) -> Request:
     """The body of the single write, or of the entry in a transaction: they are the same."""
-    names = _Names()
+    placeholders = _Placeholders()
     request: Request = {"TableName": prefix + write.key.table}
     if isinstance(write, Put):
         request["Item"] = key_to_wire(write.key) | item_to_wire(write.item)
     else:
         request["Key"] = key_to_wire(write.key)
     if isinstance(write, Update):
-        request["UpdateExpression"] = _update_expression(write, names)
+        request["UpdateExpression"] = _build_update_expression(write, placeholders)
     if write.condition is not None:
-        request["ConditionExpression"] = _condition_expression(write.condition, names)
+        request["ConditionExpression"] = _build_condition_expression(write.condition, placeholders)
         request["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    return request | names.request()
+    return request | placeholders.request()
 
 
 TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Delete", ConditionCheck: "ConditionCheck"}
 
 
-def _update_expression(update: Update, names: _Names) -> str:
+def _build_update_expression(update: Update, placeholders: _Placeholders) -> str:
     """In the order of names, so that a transaction sent again under its token is the same to the letter."""
-    settings = [f"{names.name(name)} = {names.value(value)}" for name, value in sorted(update.set.items())]
+    settings = [f"{placeholders.name(name)} = {placeholders.value(value)}" for name, value in sorted(update.set.items())]
     settings += [
-        f"{names.name(name)} = if_not_exists({names.name(name)}, {names.value(value)})"
+        f"{placeholders.name(name)} = if_not_exists({placeholders.name(name)}, {placeholders.value(value)})"
         for name, value in sorted(update.set_if_missing.items())
     ]
-    additions = [f"{names.name(name)} {names.value(amount)}" for name, amount in sorted(update.add.items())]
-    removals = [names.name(name) for name in update.remove]
+    additions = [f"{placeholders.name(name)} {placeholders.value(amount)}" for name, amount in sorted(update.add.items())]
+    removals = [placeholders.name(name) for name in update.remove]
     clauses = (("SET", settings), ("ADD", additions), ("REMOVE", removals))
     return " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses if parts)
 
 
-def _condition_expression(condition: Condition, names: _Names) -> str:
+def _build_condition_expression(condition: Condition, placeholders: _Placeholders) -> str:
     match condition:
         case Compare(name, operator, value):
-            return f"{names.name(name)} {operator} {names.value(value)}"
+            return f"{placeholders.name(name)} {operator} {placeholders.value(value)}"
         case AttributeExists(name):
-            return f"attribute_exists({names.name(name)})"
+            return f"attribute_exists({placeholders.name(name)})"
         case AttributeMissing(name):
-            return f"attribute_not_exists({names.name(name)})"
+            return f"attribute_not_exists({placeholders.name(name)})"
         case ItemExists():
-            return f"attribute_exists({names.name('PK')})"
+            return f"attribute_exists({placeholders.name('PK')})"
         case ItemMissing():
-            return f"attribute_not_exists({names.name('PK')})"
+            return f"attribute_not_exists({placeholders.name('PK')})"
         case AllOf((part,)) | AnyOf((part,)):  # parentheses around parentheses are refused
-            return _condition_expression(part, names)
+            return _build_condition_expression(part, placeholders)
         case AllOf(parts):
-            return "(" + " AND ".join(_condition_expression(part, names) for part in parts) + ")"
+            return "(" + " AND ".join(_build_condition_expression(part, placeholders) for part in parts) + ")"
         case AnyOf(parts):
-            return "(" + " OR ".join(_condition_expression(part, names) for part in parts) + ")"
+            return "(" + " OR ".join(_build_condition_expression(part, placeholders) for part in parts) + ")"
 
 
-def query_request(query: Query, prefix: str) -> Request:
-    names = _Names()
-    terms = [f"{names.name('PK')} = {names.value(query.pk)}"]
+def build_query_request(query: Query, prefix: str) -> Request:
+    placeholders = _Placeholders()
+    terms = [f"{placeholders.name('PK')} = {placeholders.value(query.pk)}"]
     if query.sort is not None:
-        terms += _sort_terms(query.sort, names)
+        terms += _build_sort_terms(query.sort, placeholders)
     request: Request = {
         "TableName": prefix + query.table,
         "KeyConditionExpression": " AND ".join(terms),
@@ -182,20 +182,20 @@ def query_request(query: Query, prefix: str) -> Request:
     }
     if query.after is not None:
         request["ExclusiveStartKey"] = key_to_wire(Key(query.table, query.pk, query.after))
-    return request | names.request()
+    return request | placeholders.request()
 
 
-def _sort_terms(sort: Prefix | Between, names: _Names) -> list[str]:
+def _build_sort_terms(sort: Prefix | Between, placeholders: _Placeholders) -> list[str]:
     match sort:
         case Prefix(text):
-            return [f"begins_with({names.name('SK')}, {names.value(text)})"]
+            return [f"begins_with({placeholders.name('SK')}, {placeholders.value(text)})"]
         case Between(None, None):
             return []
         case Between(low, None) if low is not None:
-            return [f"{names.name('SK')} >= {names.value(low)}"]
+            return [f"{placeholders.name('SK')} >= {placeholders.value(low)}"]
         case Between(None, high) if high is not None:
-            return [f"{names.name('SK')} <= {names.value(high)}"]
+            return [f"{placeholders.name('SK')} <= {placeholders.value(high)}"]
         case Between(low, high):
             assert low is not None
             assert high is not None
-            return [f"{names.name('SK')} BETWEEN {names.value(low)} AND {names.value(high)}"]
+            return [f"{placeholders.name('SK')} BETWEEN {placeholders.value(low)} AND {placeholders.value(high)}"]
