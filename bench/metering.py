@@ -25,8 +25,8 @@ from price_keeper import dataplane
 from price_keeper.app import opened_store
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.keys import Journal
-from price_keeper.config.keys import Store as StoreConfig
+from price_keeper.config.keys import JournalConfig
+from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.forwarding.eventstream import FrameWatcher, encode
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.forwarding.model_path import Operation
@@ -158,7 +158,7 @@ def _once(work: Callable[[], None], times: int) -> float:
 @asynccontextmanager
 async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     clock = SystemClock()
-    journal = Journal(dir=str(folder / "journal"), max_unflushed_usd=Decimal(10**6))  # as nothing is flushed
+    journal = JournalConfig(dir=str(folder / "journal"), max_unflushed_usd=Decimal(10**6))  # as nothing is flushed
     config = replace(Config.development(), journal=journal)
     quotas: dict[str, Value] = {"model_ordering": list(config.labels), "quotas": dict.fromkeys(config.labels, 10**15)}
     async with (

@@ -24,7 +24,7 @@ from price_keeper.auth.revocation import Revocation
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
-from price_keeper.config import Store as StoreConfig
+from price_keeper.config import StoreConfig as StoreConfig
 from price_keeper.control import api
 from price_keeper.control.calls import Route
 from price_keeper.control.composed import parts_of

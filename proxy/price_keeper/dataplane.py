@@ -20,7 +20,7 @@ from price_keeper.auth.revocation import Revocation
 from price_keeper.auth.tokens import Tokens
 from price_keeper.choosing import Choosing, Targets
 from price_keeper.clock import Clock
-from price_keeper.config import Config, Label, Upstream
+from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding import model_path
@@ -94,7 +94,7 @@ async def simulated(clock: Clock) -> AsyncIterator[Bedrock]:
         yield Bedrock(stand_in.url, SignatureV4(keys, clock.now), SIMULATED_PREFIX)
 
 
-async def real(config: Upstream, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> Bedrock:
+async def real(config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> Bedrock:
     if config.auth == "bearer":
         if not environ.get(BEARER_VARIABLE):
             raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_VARIABLE} is not set"])
@@ -262,7 +262,7 @@ def _place(region: str, url: str | None) -> tuple[Endpoint, str]:
 def _targets(config: Config, bedrock: Bedrock) -> Targets:
     """What is asked again and again is put together once: a label, an operation, and so its paths."""
 
-    def places_of(label: Label) -> list[tuple[Endpoint, str, str]]:
+    def places_of(label: LabelConfig) -> list[tuple[Endpoint, str, str]]:
         return [
             (*_place(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
         ]

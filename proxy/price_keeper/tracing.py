@@ -23,7 +23,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from price_keeper.build import own_version
-from price_keeper.config.telemetry import Telemetry as Chosen
+from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.exchange import Flow, Handler, Header, Request, Responder
 from price_keeper.forwarding.model_path import Operation, Target, split
 from price_keeper.model import PICO_PER_USD, Caller

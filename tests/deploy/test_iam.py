@@ -14,7 +14,7 @@ import pytest
 import yaml
 from price_keeper.app import open_dynamodb
 from price_keeper.clock import SystemClock
-from price_keeper.config import Store
+from price_keeper.config import StoreConfig
 from price_keeper.doctor.needs import needs_of
 from price_keeper.doctor.policies import OF_OPERATIONS, ROLES
 from price_keeper.forwarding.model_path import Operation
@@ -105,7 +105,7 @@ def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedr
 async def test_whoever_makes_the_tables_is_allowed_what_that_does(engines: Engines) -> None:
     asked: set[str] = set()
     prefix = f"t{uuid4().hex[:8]}-"
-    config = Store(engine="dynamodb", endpoint=engines.endpoints["moto"], table_prefix=prefix)
+    config = StoreConfig(engine="dynamodb", endpoint=engines.endpoints["moto"], table_prefix=prefix)
     store = await open_dynamodb(config, SystemClock())
     try:
         store.client.meta.events.register("before-call.dynamodb", lambda model, **_: asked.add(model.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from price_keeper import app, telemetry
-from price_keeper.config.keys import Journal
+from price_keeper.config.keys import JournalConfig
 from price_keeper.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
 from price_keeper.telemetry import Metric
 from price_keeper.workers.supervisor import STOP_SECONDS
@@ -55,4 +55,4 @@ def test_seconds_are_the_codes() -> None:
     assert f"giving back hard budgets {LAST_CLOSING_SECONDS:g} s" in PAGE
     assert f"needs {app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS:g} s of it at most" in PAGE
     assert f"Several workers take up to {STOP_SECONDS:g} s" in PAGE
-    assert f"`journal.flush_interval_max_secs` ({Journal().flush_interval_max_secs:g} s)" in PAGE
+    assert f"`journal.flush_interval_max_secs` ({JournalConfig().flush_interval_max_secs:g} s)" in PAGE

@@ -16,8 +16,8 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from price_keeper.config import Label, Prices
-from price_keeper.config.keys import DEMO_LABELS, Journal
+from price_keeper.config import LabelConfig, PricesConfig
+from price_keeper.config.keys import DEMO_LABELS, JournalConfig
 from price_keeper.forwarding import upstream
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.recording.entries import Receipt
@@ -113,8 +113,8 @@ class Socket:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Socket]:
     journal = tmp_path / "journal"
-    kept = Journal(dir=str(journal), flush_interval_secs=3600, flush_interval_max_secs=3600)
-    oss = Label(CHAT["model"], "openai", Prices(Decimal("0.15"), Decimal("0.6")))
+    kept = JournalConfig(dir=str(journal), flush_interval_secs=3600, flush_interval_max_secs=3600)
+    oss = LabelConfig(CHAT["model"], "openai", PricesConfig(Decimal("0.15"), Decimal("0.6")))
     async with data_port(tmp_path, way=wire_proxy, journal=kept, labels={**DEMO_LABELS, "oss": oss}) as port:
         port.bedrock.always(frame_ms=1)  # so that frames come one by one
         made = Socket(port, port.wire, journal)

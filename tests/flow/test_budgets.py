@@ -16,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 
@@ -153,7 +153,7 @@ async def test_guardrails_are_paid_from_a_quota_of_their_own(
     tmp_path: Path, micros: dict[str, Value], why: str
 ) -> None:
     """Without one, a budget could be passed by through them."""
-    prices = Guardrails(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
+    prices = GuardrailsConfig(UnitPrices(*[Decimal("0.15")] * len(fields(UnitPrices))))
     async with data_port(tmp_path, guardrails=prices) as port:
         await configured(port, model_ordering=["premium"], quotas=micros)
         client = port.client()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.config.keys import Auth
+from price_keeper.config.keys import AuthConfig
 from price_keeper.control.access import load_admin_key
 from price_keeper.control.bodies import parsed
 from price_keeper.control.problems import Problem
@@ -266,13 +266,13 @@ async def test_whoever_asks_too_often_is_told_when_to_come_again(tmp_path: Path)
 
 def test_a_key_that_could_be_guessed_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{ADMIN_KEY}\n")
-    from_file = Auth(admin_api_key_file=str(tmp_path / "key"))
+    from_file = AuthConfig(admin_api_key_file=str(tmp_path / "key"))
     assert load_admin_key(from_file, {"PRICE_KEEPER_API_KEY": "x"}) == ADMIN_KEY
-    assert load_admin_key(Auth(), {}) is None
+    assert load_admin_key(AuthConfig(), {}) is None
     for config, environ in (
-        (Auth(), {"PRICE_KEEPER_API_KEY": "sesame"}),
-        (Auth(), {"PRICE_KEEPER_API_KEY": "sesame" * 9 + "\x07"}),
-        (Auth(admin_api_key_file=str(tmp_path / "none")), {}),
+        (AuthConfig(), {"PRICE_KEEPER_API_KEY": "sesame"}),
+        (AuthConfig(), {"PRICE_KEEPER_API_KEY": "sesame" * 9 + "\x07"}),
+        (AuthConfig(admin_api_key_file=str(tmp_path / "none")), {}),
     ):
         with pytest.raises(ConfigError) as caught:
             load_admin_key(config, environ)

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from price_keeper.choosing import LARGE_BYTES, off_the_loop
 from price_keeper.config import Config
-from price_keeper.config.keys import Upstream
+from price_keeper.config.keys import UpstreamConfig
 from price_keeper.dataplane import SIMULATED
 
 from tests.support.data_port import DataPort, data_port
@@ -69,7 +69,7 @@ async def test_request_needs_room_for_each_copy_of_its_body(
 
 
 async def test_copy_that_says_who_calls_needs_room_too(tmp_path: Path) -> None:
-    async with data_port(tmp_path, upstream=Upstream(endpoint=SIMULATED, request_metadata=True)) as port:
+    async with data_port(tmp_path, upstream=UpstreamConfig(endpoint=SIMULATED, request_metadata=True)) as port:
         assert (await answered_in(port, 1.8, CONVERSE_PATH, TURN))[0] == 503
         assert (await answered_in(port, 2.2, CONVERSE_PATH, TURN))[0] == 200
 

@@ -15,9 +15,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from price_keeper.clock import SystemClock
-from price_keeper.config.alerts import Webhook
+from price_keeper.config.alerts import WebhookConfig
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Key, Tls
+from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.doctor import findings as carrying
 from price_keeper.doctor import journal, store_file
 from price_keeper.doctor.findings import Check, Finding, Status, aside, carried_out, ok
@@ -157,7 +157,7 @@ async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkey
 
 
 async def test_keys_for_tokens(tmp_path: Path) -> None:
-    keys = (Key("k1", "HS256", secret_env="A_SECRET"), Key("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")))
+    keys = (KeyConfig("k1", "HS256", secret_env="A_SECRET"), KeyConfig("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")))
     config = configured(tmp_path, auth={"keys": keys})
     found = await finding("token keys", config, {"A_SECRET": SECRET})
     assert found.status is Status.TROUBLE
@@ -304,7 +304,7 @@ async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
 async def test_a_certificate_expires(tmp_path: Path, days: int, status: Status, words: str) -> None:
     made = datetime.now(UTC) - timedelta(days=days)
     _, certificate, key = local_authority(tmp_path / "tls", made.timestamp())
-    config = configured(tmp_path, listen={"tls": Tls(str(certificate), str(key))})
+    config = configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
     found = await finding("certificate", config)
     assert (found.status, words in found.found) == (status, True)
     assert (status is Status.OK) is (found.mend == "")
@@ -314,7 +314,7 @@ async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
     _, certificate, key = local_authority(tmp_path / "tls", time.time())
     other = generate_private_key(SECP256R1())
     key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    found = await finding("certificate", configured(tmp_path, listen={"tls": Tls(str(certificate), str(key))}))
+    found = await finding("certificate", configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))}))
     assert (found.status, "listen.tls" in found.mend) == (Status.TROUBLE, True)
 
 
@@ -338,7 +338,7 @@ async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
     ],
 )
 async def test_a_webhook_goes_to_public_addresses(tmp_path: Path, url: str, status: Status, words: str) -> None:
-    config = configured(tmp_path, alerts={"webhook": Webhook(url, "HOOK")})
+    config = configured(tmp_path, alerts={"webhook": WebhookConfig(url, "HOOK")})
     found = await finding("webhook", config, {"HOOK": SECRET})
     assert (found.status, words in found.found) == (status, True)
     assert "sesame" not in found.found + found.mend

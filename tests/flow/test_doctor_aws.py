@@ -15,7 +15,7 @@ from bedrock_simulator.server import simulated_bedrock
 from bedrock_simulator.signatures import Keys
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.prices import Endpoint
+from price_keeper.config.prices import EndpointConfig
 from price_keeper.doctor import asking
 from price_keeper.doctor.findings import Status
 from price_keeper.doctor.needs import needs_of
@@ -233,7 +233,7 @@ async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
         config = calling(tmp_path, bedrock.url)
         label = config.labels["economy"]
-        places = (Endpoint("us-west-2"), Endpoint("eu-west-1", endpoint=nobody_at()), Endpoint("us-west-2"))
+        places = (EndpointConfig("us-west-2"), EndpointConfig("eu-west-1", endpoint=nobody_at()), EndpointConfig("us-west-2"))
         object.__setattr__(label, "endpoints", places)
         found = await findings(config, only="Bedrock in")
     assert {name: each.status for name, each in found.items()} == {

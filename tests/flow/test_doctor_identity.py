@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.config import Config
-from price_keeper.config.keys import Identity
+from price_keeper.config.keys import IdentityConfig
 from price_keeper.doctor.findings import Finding, Status
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
@@ -17,7 +17,7 @@ from tests.support.doctor import configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 
 ORG = str(uuid4())
-BOUND = {"mode": "identity", "identity": Identity(ORG, "shop")}
+BOUND = {"mode": "identity", "identity": IdentityConfig(ORG, "shop")}
 CHECK = "org of the identity"
 
 

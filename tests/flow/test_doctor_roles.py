@@ -15,7 +15,7 @@ from price_keeper.auth.jwks import public_halves
 from price_keeper.auth.keys import load_keys
 from price_keeper.config import Config
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Identity, Key
+from price_keeper.config.keys import IdentityConfig, KeyConfig
 from price_keeper.doctor.findings import Status
 from price_keeper.doctor.needs import ACTIONS, needs_of
 
@@ -47,12 +47,12 @@ def made(folder: Path, kid: str, out: str = "keys") -> Path:
     return folder / out
 
 
-def public(folder: Path, *kids: str) -> tuple[Key, ...]:
-    return tuple(Key(kid, "EdDSA", public_key_file=str(folder / f"{kid}.pub.pem")) for kid in kids)
+def public(folder: Path, *kids: str) -> tuple[KeyConfig, ...]:
+    return tuple(KeyConfig(kid, "EdDSA", public_key_file=str(folder / f"{kid}.pub.pem")) for kid in kids)
 
 
-def private(folder: Path, kid: str) -> Key:
-    return Key(kid, "EdDSA", private_key_file=str(folder / f"{kid}.pem"))
+def private(folder: Path, kid: str) -> KeyConfig:
+    return KeyConfig(kid, "EdDSA", private_key_file=str(folder / f"{kid}.pem"))
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def control(keys: Any, status: int = 200, health: Any = None) -> AsyncIter
         await runner.cleanup()
 
 
-def halves(*keys: Key, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def halves(*keys: KeyConfig, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     return public_halves(load_keys(keys, environ or {}))
 
 
@@ -118,7 +118,7 @@ async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
     assert (await finding("token keys", pair, role="control")).found == "k1 (EdDSA, signs)"
     found = await finding("token keys", pair, role="sidecar")
     assert (found.status, "public_key_file" in found.mend, "k1 here" in found.found) == (Status.WARNING, True, True)
-    shared = configured(tmp_path, auth={"keys": (Key("k1", "HS256", secret_env="S"),)})
+    shared = configured(tmp_path, auth={"keys": (KeyConfig("k1", "HS256", secret_env="S"),)})
     found = await finding("token keys", shared, {"S": SECRET}, role="sidecar")
     assert (found.status, "EdDSA" in found.mend, SECRET in found.found) == (Status.WARNING, True, False)
     for role in ROLES:
@@ -128,7 +128,7 @@ async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
 # The control service.
 
 
-def verifying(folder: Path, url: str | None, *keys: Key, **more: Any) -> Config:
+def verifying(folder: Path, url: str | None, *keys: KeyConfig, **more: Any) -> Config:
     return configured(folder, auth={"keys": keys, "control_url": url, **more})
 
 
@@ -166,7 +166,7 @@ async def test_keys_that_are_not_the_same_on_both_sides(tmp_path: Path) -> None:
 
 async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
-    shared, pair = Key("k1", "HS256", secret_env="S"), public(keys, "k1")
+    shared, pair = KeyConfig("k1", "HS256", secret_env="S"), public(keys, "k1")
     async with control({"keys": []}) as url:
         status, told, _ = await looked(verifying(tmp_path, url, shared), {"S": SECRET})
         assert (status, "not compared" in told) == (Status.OK, True)
@@ -202,7 +202,7 @@ async def test_a_control_service_that_starts_or_is_away(tmp_path: Path) -> None:
         assert (status, words in told, "auth.control_url" in mend) == (Status.TROUBLE, True, True), told
     status, told, mend = await looked(verifying(tmp_path, None, *own))
     assert (status, "403" in told, "auth.control_url" in mend) == (Status.WARNING, True, True)
-    bound = {"mode": "identity", "identity": Identity("6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "shop")}
+    bound = {"mode": "identity", "identity": IdentityConfig("6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "shop")}
     assert (await looked(verifying(tmp_path, None, *own, **bound)))[0] is Status.SKIPPED
 
 

@@ -18,8 +18,8 @@ from price_keeper import handler
 from price_keeper.auth.clients import hash_secret, new_secret
 from price_keeper.choosing import LARGE_BYTES
 from price_keeper.config import Config
-from price_keeper.config.keys import Upstream
-from price_keeper.config.prices import Endpoint
+from price_keeper.config.keys import UpstreamConfig
+from price_keeper.config.prices import EndpointConfig
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore
@@ -217,7 +217,7 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
 
 async def test_a_label_whose_place_is_away_leaves_the_sidecar_ready_for_the_others(tmp_path: Path) -> None:
     """Though it is the first to be called, and with no other label anybody knows yet whether Bedrock is there."""
-    labels, place = Config.development().labels, Endpoint("us-west-2", endpoint=f"http://127.0.0.1:{free_port()}")
+    labels, place = Config.development().labels, EndpointConfig("us-west-2", endpoint=f"http://127.0.0.1:{free_port()}")
     async with data_port(
         tmp_path, labels={**labels, "premium": replace(labels["premium"], endpoints=(place,))}
     ) as port:
@@ -331,7 +331,7 @@ async def test_inference_profiles_are_fetched_with_get_alone(port: DataPort) -> 
 
 
 async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -> None:
-    async with data_port(tmp_path, upstream=Upstream(endpoint="simulated", request_metadata=True)) as port:
+    async with data_port(tmp_path, upstream=UpstreamConfig(endpoint="simulated", request_metadata=True)) as port:
         seen = set()
         for path, body, decided in (
             (b"/nothing", b"", 0),

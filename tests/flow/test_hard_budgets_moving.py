@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.keys import Endpoint, Label, Prices
+from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.hard.rows import Bucket, Hold, Name
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.pricing import Tariff, tariff_of
@@ -35,7 +35,7 @@ TURN: dict[str, Any] = {
     "inferenceConfig": {"maxTokens": 100},
 }
 YESTERDAY, TODAY = "DAY#20261118", "DAY#20261119"
-CHEAP, DEAR = (Prices(*(Decimal(factor * each) / 10 for each in (30, 150, 3, 38, 60))) for factor in (1, 4))
+CHEAP, DEAR = (PricesConfig(*(Decimal(factor * each) / 10 for each in (30, 150, 3, 38, 60))) for factor in (1, 4))
 
 
 class SettableClock(SystemClock):
@@ -103,7 +103,7 @@ async def ask(port: DataPort, path: str = "converse", body: Any = TURN, **header
         return 0
 
 
-def at_places(*places: Endpoint) -> dict[str, Label]:
+def at_places(*places: EndpointConfig) -> dict[str, LabelConfig]:
     labels = dict(Config.development().labels)
     return labels | {"premium": replace(labels["premium"], prices_usd_per_1m=CHEAP, endpoints=places)}
 
@@ -177,8 +177,8 @@ async def test_a_call_sent_again_is_held_and_paid_once(tmp_path: Path) -> None:
 
 
 async def test_the_dearest_place_is_held_for_and_the_one_that_served_is_paid(tmp_path: Path) -> None:
-    nobody = Endpoint("eu-west-1", endpoint=f"http://127.0.0.1:{free_port()}")
-    labels = at_places(nobody, Endpoint("us-east-1", prices_usd_per_1m=DEAR))
+    nobody = EndpointConfig("eu-west-1", endpoint=f"http://127.0.0.1:{free_port()}")
+    labels = at_places(nobody, EndpointConfig("us-east-1", prices_usd_per_1m=DEAR))
     async with data_port(tmp_path, labels=labels) as port:
         await is_hard(port, 0.02)  # enough at the first place alone
         assert await ask(port) == 400
@@ -197,7 +197,7 @@ async def test_the_dearest_place_is_held_for_and_the_one_that_served_is_paid(tmp
     ids=["the same model", "another"],
 )
 async def test_each_model_of_a_label_counts_for_itself(second: str, counts: list[Any], tmp_path: Path) -> None:
-    labels = at_places(Endpoint("us-east-1"), Endpoint("us-east-1", model=second))
+    labels = at_places(EndpointConfig("us-east-1"), EndpointConfig("us-east-1", model=second))
     picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 30).decode()
     image = {"image": {"format": "png", "source": {"bytes": picture}}}
     async with data_port(tmp_path, labels=labels) as port:
@@ -209,7 +209,7 @@ async def test_each_model_of_a_label_counts_for_itself(second: str, counts: list
 
 async def test_a_place_whose_prompt_is_not_in_the_request_is_refused(tmp_path: Path) -> None:
     stored = "arn:aws:bedrock:us-east-1:123456789012:prompt/ABCDEFGHIJ"
-    labels = at_places(Endpoint("us-east-1"), Endpoint("us-east-1", model=stored))
+    labels = at_places(EndpointConfig("us-east-1"), EndpointConfig("us-east-1", model=stored))
     async with data_port(tmp_path, labels=labels) as port:
         await is_hard(port, 1.0)
         assert await ask(port) == 400
@@ -226,7 +226,7 @@ async def test_a_call_is_paid_at_the_prices_that_it_was_held_at(
         return in_force
 
     monkeypatch.setattr(Tariffs, "for_label", for_label)
-    async with data_port(tmp_path, labels=at_places(Endpoint("eu-west-1"), Endpoint("us-east-1"))) as port:
+    async with data_port(tmp_path, labels=at_places(EndpointConfig("eu-west-1"), EndpointConfig("us-east-1"))) as port:
         await is_hard(port, 1.0)
         port.bedrock.plan({"fault": "throttle", "latency_ms": 200}, {})
         calling = asyncio.create_task(ask(port))

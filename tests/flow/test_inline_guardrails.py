@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
-from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.metering.bodies import NOT_CHARGED
 from price_keeper.metering.guardrails import guardrail_cost, guardrail_prices
 from price_keeper.recording.entries import Counts
@@ -22,7 +22,7 @@ from price_keeper.recording.entries import Counts
 from tests.support.data_port import DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
 
-GUARDRAILS = Guardrails(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
+GUARDRAILS = GuardrailsConfig(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
 DEAREST = 55 * 10**9
 UNITS = guardrail_prices(GUARDRAILS)
 QUESTION = [{"role": "user", "content": [{"text": "a harmless text " * 200}]}]  # 3,200 characters

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
-from price_keeper.config.prices import Guardrails, LongContext, UnitPrices
+from price_keeper.config.prices import GuardrailsConfig, LongContext, UnitPrices
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counts
 
@@ -22,7 +22,7 @@ from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, LONG, TURN
 from tests.support.wire import eventually
 
-GUARDRAILS = Guardrails(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
+GUARDRAILS = GuardrailsConfig(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
 JOB_USD = Decimal("1.5")
 PICO = {"premium": (3, 15, "0.30", "3.75", "6"), "economy": ("0.06", "0.24", "0.015", 0, 0)}
 QUESTION = {"guardrailIdentifier": "g1", "guardrailVersion": "1", "source": "INPUT"}

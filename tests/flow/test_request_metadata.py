@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.config.keys import Upstream
+from price_keeper.config.keys import UpstreamConfig
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.request_metadata import HEADER, MOST_BYTES, identity, tell
@@ -26,7 +26,7 @@ FORGED = {"price-keeper-org": "another", "Price-Keeper-User": "nobody", "team": 
 
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
-    async with data_port(tmp_path, upstream=Upstream(endpoint="simulated", request_metadata=True)) as opened:
+    async with data_port(tmp_path, upstream=UpstreamConfig(endpoint="simulated", request_metadata=True)) as opened:
         yield opened
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from price_keeper.config.keys import Journal
+from price_keeper.config.keys import JournalConfig
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO
 
@@ -93,7 +93,7 @@ async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: st
         stores.append(Faulty(store))
         return stores[0]
 
-    limit = Journal(dir=str(tmp_path / "journal"), max_unflushed_usd=Decimal("0.01"))
+    limit = JournalConfig(dir=str(tmp_path / "journal"), max_unflushed_usd=Decimal("0.01"))
     async with data_port(tmp_path, wrapped, journal=limit, on_store_down=policy) as port:
         await load(port, count=1)
         port.counters()

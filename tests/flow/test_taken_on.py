@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from price_keeper import forwarding
 from price_keeper.choosing import Choosing
-from price_keeper.config.keys import Endpoint, Label, Prices
-from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
+from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding import upstream
 from price_keeper.hard.purse import Held, Purse
 from price_keeper.metering.price_updates import Tariffs
@@ -34,9 +34,9 @@ HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
 ASKED = {**TURN, "inferenceConfig": {"maxTokens": 100}}
 
 
-def label(model: str, price: int, **more: Any) -> Label:
+def label(model: str, price: int, **more: Any) -> LabelConfig:
     format = "nova" if model == NOVA else "anthropic"
-    return Label(model, format, Prices(*(Decimal(price) for _ in range(5))), price_source="config", **more)
+    return LabelConfig(model, format, PricesConfig(*(Decimal(price) for _ in range(5))), price_source="config", **more)
 
 
 BEFORE = {"moving": label(CLAUDE, 3), "steady": label(NOVA, 1)}
@@ -80,7 +80,7 @@ def recorded(port: DataPort) -> dict[str, Counts]:
     return port.recording.recorder.journal.recorded_by_label
 
 
-def last_cost(port: DataPort, labels: dict[str, Label], name: str) -> int:
+def last_cost(port: DataPort, labels: dict[str, LabelConfig], name: str) -> int:
     usage = port.bedrock.ledger[-1].usage
     assert usage is not None
     return (usage.input_tokens + usage.output_tokens) * int(labels[name].prices_usd_per_1m.input) * 10**6
@@ -188,7 +188,7 @@ async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> Non
 
 async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> None:
     assert (await ask(port, CLAUDE.replace("4-5", "9-9"))).status == 400
-    prices = Prices(*(Decimal(8) for _ in range(5)))
+    prices = PricesConfig(*(Decimal(8) for _ in range(5)))
     await port.take_on(unlabelled="meter", default_price=prices)
     gone = await ask(port, HAIKU)
     assert served(gone) == ("", HAIKU)
@@ -200,10 +200,10 @@ async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> N
     applied = "/guardrail/g1/version/1/apply", {"source": "INPUT", "content": [{"text": {"text": "x" * 1001}}]}
     assert (await port.ask(*applied)).status == 400
     units = UnitPrices(*(Decimal(1) for _ in range(10)))
-    await port.take_on(guardrails=Guardrails(units))
+    await port.take_on(guardrails=GuardrailsConfig(units))
     assert (await port.ask(*applied)).status == 200
     cost = recorded(port)["guardrails"].pico
-    await port.take_on(guardrails=Guardrails(UnitPrices(*(Decimal(3) for _ in range(10)))))
+    await port.take_on(guardrails=GuardrailsConfig(UnitPrices(*(Decimal(3) for _ in range(10)))))
     assert (await port.ask(*applied)).status == 200
     assert recorded(port)["guardrails"].pico == cost + 3 * cost > 0
 
@@ -253,7 +253,7 @@ async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unu
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with simulated_bedrock() as another:
-        there = label(CLAUDE, 3, endpoints=(Endpoint("eu-west-1", endpoint=another.url),))
+        there = label(CLAUDE, 3, endpoints=(EndpointConfig("eu-west-1", endpoint=another.url),))
         await port.take_on(labels={"moving": there})
         assert served(await ask(port)) == ("moving", CLAUDE)
         assert "/eu-west-1/bedrock/aws4_request" in str(another.ledger[-1].header("authorization"))
@@ -306,7 +306,7 @@ async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
 ) -> None:
     monkeypatch.setattr("price_keeper.traffic.MOST_TOLD", 8)
     monkeypatch.setattr("price_keeper.recording.journal.MOST_TOLD", 8)
-    prices = Prices(*(Decimal(8) for _ in range(5)))
+    prices = PricesConfig(*(Decimal(8) for _ in range(5)))
     await port.take_on(unlabelled="meter", default_price=prices)
     seen: dict[tuple[str, ...], float] = {}
     for number in range(12):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.calendar_days import Period, known_zone, span
 from price_keeper.clock import SystemClock
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
 from price_keeper.selection.settings import TURN_LEAD_SECONDS, SettingsRefused, put_org
 from price_keeper.stores import schema
@@ -23,7 +23,7 @@ from tests.support.memory_store import MemoryStore
 
 ACME = "e0000000-0000-4000-8000-000000000001"
 LABELS = ("premium", "standard", "economy")
-DEFAULTS = Defaults()
+DEFAULTS = DefaultsConfig()
 NOW = 1_795_003_200.0
 
 # ---------------------------------------------------------------- inheritance

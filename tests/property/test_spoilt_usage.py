@@ -22,7 +22,7 @@ from bedrock_simulator.wishes import Wishes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from price_keeper.config.prices import Prices
+from price_keeper.config.prices import PricesConfig
 from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.forwarding.model_path import Operation
@@ -41,7 +41,7 @@ from price_keeper.recording.ulid import Ulids
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 
-TARIFF = tariff_of(Prices(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6"))))
+TARIFF = tariff_of(PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6"))))
 TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 WORDS = "word " * 2000  # 2,500 tokens, and many more bytes

@@ -18,7 +18,7 @@ from bedrock_simulator.wishes import Wishes
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from price_keeper.config.prices import LongContext, Prices, TierPrices
+from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
@@ -33,7 +33,7 @@ from tests.support.effort import tries
 
 LABEL = 300
 TARIFF = tariff_of(
-    Prices(
+    PricesConfig(
         *(Decimal(usd) for usd in ("3", "15", "0.3", "3.75")),
         service_tiers=MappingProxyType({"flex": TierPrices(Decimal(1), Decimal(40))}),
         long_context=LongContext(Decimal(6), Decimal(22), above_input_tokens=1000),

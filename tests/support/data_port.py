@@ -18,7 +18,7 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
-from price_keeper.config.keys import Journal, Listen, Upstream
+from price_keeper.config.keys import JournalConfig, ListenConfig, UpstreamConfig
 from price_keeper.forwarding.credentials import FixedCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
 from price_keeper.forwarding.sigv4 import Credentials
@@ -124,12 +124,12 @@ async def data_port(
     """As in development, but for what `config` says, for what stands between it and its store, and for what stands on
     its way to Bedrock, which has an address of its own."""
     clock = clock or SystemClock()
-    port_of_its_own = Listen(data=Address("127.0.0.1", 0))
+    port_of_its_own = ListenConfig(data=Address("127.0.0.1", 0))
     plain = Config(
         labels=Config.development().labels,
         listen=port_of_its_own,
-        upstream=Upstream(endpoint=dataplane.SIMULATED),
-        journal=Journal(dir=str(folder / "journal")),
+        upstream=UpstreamConfig(endpoint=dataplane.SIMULATED),
+        journal=JournalConfig(dir=str(folder / "journal")),
         unknown_org="meter",
     )
     whole = replace(plain, **config)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from price_keeper.alerts.alert import Alert
 from price_keeper.alerts.composed import add_to, opened_alerts, secret_of
-from price_keeper.config.alerts import Alerts, Webhook
+from price_keeper.config.alerts import AlertsConfig, WebhookConfig
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
@@ -25,24 +25,24 @@ SECRET = "correct horse battery"
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
-    assert read("").alerts == Alerts((50, 80, 95, 100), None)
+    assert read("").alerts == AlertsConfig((50, 80, 95, 100), None)
 
 
 def test_thresholds_and_a_webhook_are_read() -> None:
     found = read(f"alerts: {{thresholds_pct: [10, 150], webhook: {{url: '{ELSEWHERE}', secret_env: HOOK}}}}").alerts
-    assert found == Alerts((10, 150), Webhook(ELSEWHERE, "HOOK", None))
+    assert found == AlertsConfig((10, 150), WebhookConfig(ELSEWHERE, "HOOK", None))
     assert read("alerts: {thresholds_pct: []}").alerts.thresholds_pct == ()
     assert read("alerts: {webhook: null}").alerts.webhook is None
 
 
 def test_the_environment_overrides_them() -> None:
     environ = {"PRICE_KEEPER__ALERTS__WEBHOOK": f"{{url: '{ELSEWHERE}', secret_file: /run/secrets/hook}}"}
-    assert read("", environ).alerts.webhook == Webhook(ELSEWHERE, None, "/run/secrets/hook")
+    assert read("", environ).alerts.webhook == WebhookConfig(ELSEWHERE, None, "/run/secrets/hook")
 
 
 def test_the_address_is_shown_nowhere() -> None:
-    webhook = Webhook(ELSEWHERE, "HOOK")
-    assert "hunter2" not in repr(dataclasses.replace(Config.development(), alerts=Alerts(webhook=webhook)))
+    webhook = WebhookConfig(ELSEWHERE, "HOOK")
+    assert "hunter2" not in repr(dataclasses.replace(Config.development(), alerts=AlertsConfig(webhook=webhook)))
     (problem,) = problems("alerts: {webhook: {url: 'http://x/?sig=hunter2', secret_env: HOOK}}" + LABELS)
     assert "hunter2" not in problem
 
@@ -94,7 +94,7 @@ def test_addresses_that_cannot_be(url: str) -> None:
     "url", ["https://example.com", "https://a.b:8443/x?y=%2F&z=1", "https://[2600::1]/", "https://8.8.8.8?x"]
 )
 def test_addresses_that_can_be(url: str) -> None:
-    assert read(f"alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}").alerts.webhook == Webhook(url, "HOOK")
+    assert read(f"alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}").alerts.webhook == WebhookConfig(url, "HOOK")
 
 
 @pytest.mark.parametrize("secrets", ["", ", secret_env: A, secret_file: b"])
@@ -103,23 +103,23 @@ def test_there_is_exactly_one_secret(secrets: str) -> None:
     assert "exactly one of secret_env and secret_file is needed" in problem
 
 
-def configured(tmp_path: Path, webhook: Webhook | None) -> Config:
+def configured(tmp_path: Path, webhook: WebhookConfig | None) -> Config:
     config = read(f"journal: {{dir: {tmp_path}}}")
-    return dataclasses.replace(config, alerts=Alerts(webhook=webhook))
+    return dataclasses.replace(config, alerts=AlertsConfig(webhook=webhook))
 
 
 @pytest.mark.parametrize(
     ("webhook", "environ", "complaint"),
     [
-        (Webhook(ELSEWHERE, "HOOK"), {}, "the environment variable HOOK is not set"),
-        (Webhook(ELSEWHERE, "HOOK"), {"HOOK": "hunter2"}, "its secret has less than 16 bytes"),
-        (Webhook(ELSEWHERE, None, "/nowhere/secret"), {}, "cannot read /nowhere/secret: No such file"),
-        (Webhook("https://169.254.169.254/", "HOOK"), {"HOOK": SECRET}, "169.254.169.254 is not a public address"),
-        (Webhook("https://[::ffff:10.0.0.1]/", "HOOK"), {"HOOK": SECRET}, "is not a public address"),
+        (WebhookConfig(ELSEWHERE, "HOOK"), {}, "the environment variable HOOK is not set"),
+        (WebhookConfig(ELSEWHERE, "HOOK"), {"HOOK": "hunter2"}, "its secret has less than 16 bytes"),
+        (WebhookConfig(ELSEWHERE, None, "/nowhere/secret"), {}, "cannot read /nowhere/secret: No such file"),
+        (WebhookConfig("https://169.254.169.254/", "HOOK"), {"HOOK": SECRET}, "169.254.169.254 is not a public address"),
+        (WebhookConfig("https://[::ffff:10.0.0.1]/", "HOOK"), {"HOOK": SECRET}, "is not a public address"),
     ],
 )
 async def test_what_cannot_be_used_is_told_at_the_start(
-    tmp_path: Path, webhook: Webhook, environ: dict[str, str], complaint: str
+    tmp_path: Path, webhook: WebhookConfig, environ: dict[str, str], complaint: str
 ) -> None:
     clock = ManualClock()
     async with Tasks(clock) as tasks:
@@ -132,7 +132,7 @@ async def test_what_cannot_be_used_is_told_at_the_start(
 @pytest.mark.parametrize("has_webhook", [True, False])
 async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: bool) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
-    webhook = Webhook("https://alerts.invalid/", None, str(tmp_path / "secret")) if has_webhook else None
+    webhook = WebhookConfig("https://alerts.invalid/", None, str(tmp_path / "secret")) if has_webhook else None
     clock, telemetry, journal = ManualClock(), Telemetry(), tmp_path / "journal"
     journal.mkdir()
     async with (
@@ -154,7 +154,7 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
 async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhook(tmp_path: Path) -> None:
     left = Alert("id-1", scope(), "premium", DAY.key, DAY.end, 80, USD, USD, DAY.start)
     left_behind(tmp_path / "alerts", f"{left.name}.json", left.content())
-    config, clock, rows = configured(tmp_path, Webhook("https://alerts.invalid/", "HOOK")), ManualClock(), Rows()
+    config, clock, rows = configured(tmp_path, WebhookConfig("https://alerts.invalid/", "HOOK")), ManualClock(), Rows()
     async with Tasks(clock) as tasks:
         async with opened_alerts(config, {"HOOK": SECRET}, rows, clock, tasks) as alerts:  # type: ignore[arg-type]
             await eventually(lambda: alerts.raised)
@@ -165,8 +165,8 @@ async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhoo
 
 def test_a_secret_ends_before_the_end_of_its_line(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
-    from_file = secret_of(Webhook(ELSEWHERE, None, str(tmp_path / "secret")), {})
-    assert from_file == secret_of(Webhook(ELSEWHERE, "HOOK"), {"HOOK": SECRET}) == SECRET.encode()
+    from_file = secret_of(WebhookConfig(ELSEWHERE, None, str(tmp_path / "secret")), {})
+    assert from_file == secret_of(WebhookConfig(ELSEWHERE, "HOOK"), {"HOOK": SECRET}) == SECRET.encode()
 
 
 @pytest.mark.parametrize("command", ["check-config", "serve"])

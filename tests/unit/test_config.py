@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 import yaml
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Config, Key, load, parse
+from price_keeper.config.keys import Config, KeyConfig, load, parse
 from price_keeper.config.kinds import is_branching, is_list, is_mapping, item_kind, without_none
 from price_keeper.errors import ConfigError
 
@@ -110,7 +110,7 @@ def test_every_key_can_be_overridden() -> None:
     assert config.store.engine == "dynamodb"
     assert config.listen.health == Address("::", 8082)
     assert config.journal.max_unflushed_usd == Decimal("2.50")
-    assert config.auth.keys == (Key("c", "EdDSA", public_key_file="k.pub"),)
+    assert config.auth.keys == (KeyConfig("c", "EdDSA", public_key_file="k.pub"),)
     assert config.labels["one"].model == "other"
     assert config.labels["one"].prices_usd_per_1m.service_tiers["flex"].input == 1
     assert config.on_store_down == "refuse"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from price_keeper.config.keys import PicoPrices, Prices, TierPrices, parse
+from price_keeper.config.keys import PicoPrices, PricesConfig, TierPrices, parse
 
 from tests.support.configs import LABELS, label, problems, read
 
@@ -27,7 +27,7 @@ def test_prices_are_whole_pico_dollars_for_a_token() -> None:
 
 def test_a_part_of_a_pico_dollar_is_never_rounded_away() -> None:
     with pytest.raises(ValueError, match="six decimals"):
-        _ = Prices(Decimal("0.0000001"), Decimal(1)).pico_per_token
+        _ = PricesConfig(Decimal("0.0000001"), Decimal(1)).pico_per_token
 
 
 def test_units_and_jobs_have_whole_pico_dollars_too() -> None:

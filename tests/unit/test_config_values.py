@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Identity, Key
+from price_keeper.config.keys import IdentityConfig, KeyConfig
 
 from tests.support.configs import LABELS, ORG, problems, read
 
@@ -275,13 +275,13 @@ def test_a_region(region: str) -> None:
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("{kid: a, alg: HS256, secret_file: /s}", Key("a", "HS256", secret_file="/s")),
-        ("{kid: a, alg: EdDSA, private_key_env: K}", Key("a", "EdDSA", private_key_env="K")),
-        ("{kid: a, alg: RS256, private_key_file: k}", Key("a", "RS256", private_key_file="k")),
-        ("{kid: a, alg: RS256, public_key_file: k}", Key("a", "RS256", public_key_file="k")),
+        ("{kid: a, alg: HS256, secret_file: /s}", KeyConfig("a", "HS256", secret_file="/s")),
+        ("{kid: a, alg: EdDSA, private_key_env: K}", KeyConfig("a", "EdDSA", private_key_env="K")),
+        ("{kid: a, alg: RS256, private_key_file: k}", KeyConfig("a", "RS256", private_key_file="k")),
+        ("{kid: a, alg: RS256, public_key_file: k}", KeyConfig("a", "RS256", public_key_file="k")),
     ],
 )
-def test_a_key(key: str, expected: Key) -> None:
+def test_a_key(key: str, expected: KeyConfig) -> None:
     assert read(f"auth: {{keys: [{key}]}}").auth.keys == (expected,)
 
 
@@ -303,7 +303,7 @@ def test_where_credentials_are_made(url: str) -> None:
 def test_an_identity_on_loopback(host: str) -> None:
     quote = "'" if host.startswith("'") else ""
     text = f"auth: {{mode: identity, identity: {{org: {ORG}, app: a}}}}\nlisten: {{data: {host}:0{quote}}}"
-    assert read(text).auth.identity == Identity(ORG, "a")
+    assert read(text).auth.identity == IdentityConfig(ORG, "a")
 
 
 def test_any_free_port_may_be_asked_for_twice() -> None:

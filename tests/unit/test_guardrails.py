@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.frames import event
-from price_keeper.config.prices import Guardrails, UnitPrices
+from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import METRICS
 from price_keeper.metering.guardrail_traces import LARGEST_PIECE, Guarded
@@ -262,7 +262,7 @@ def test_an_intent_keeps_its_units_and_is_read_back() -> None:
 # ---------------------------------------------------------------- what units cost
 
 USD = "0.15 0.75 0.15 0.10 0.10 0.17 0.07 0.08 0.10"
-UNITS = guardrail_prices(Guardrails(UnitPrices(*map(Decimal, USD.split()))))
+UNITS = guardrail_prices(GuardrailsConfig(UnitPrices(*map(Decimal, USD.split()))))
 
 
 @pytest.mark.parametrize(

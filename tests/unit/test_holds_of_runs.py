@@ -14,7 +14,7 @@ import pytest
 from price_keeper.app import opened_store
 from price_keeper.commands.replay import _replayed
 from price_keeper.config import Config
-from price_keeper.config.keys import Store as StoreConfig
+from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.hard import rows
 from price_keeper.hard.rows import Hold, Name
 from price_keeper.recording.aggregator import listed, spent_so_far

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from bedrock_simulator.frames import event, exception
-from price_keeper.config.keys import Prices
+from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.eventstream import encode
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.forwarding.model_path import Operation
@@ -28,7 +28,7 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.meter import MOST_PICO, Meter, Terms
 from price_keeper.recording.ulid import Ulids
 
-TOKENS = tariff_of(Prices(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
+TOKENS = tariff_of(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
 UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
 BOTH = with_units(TOKENS, UNITS)

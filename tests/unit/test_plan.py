@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from price_keeper.calendar_days import Period, known_zone
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.selection.plan import NO_LABEL, THRESHOLDS, Plan, plan_of, turns_at
 
 NOW = 1_795_003_200.0
-DEFAULTS = Defaults()
+DEFAULTS = DefaultsConfig()
 MICRO = 10**6
 
 ORG: dict[str, Any] = {

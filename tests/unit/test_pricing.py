@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
+from price_keeper.config.keys import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
 from price_keeper.config.prices import LongContext
 from price_keeper.metering.pricing import (
     KINDS,
@@ -35,14 +35,14 @@ def usd(text: str) -> tuple[Decimal, ...]:
     return tuple(map(Decimal, text.split()))
 
 
-CLAUDE = Prices(
+CLAUDE = PricesConfig(
     *usd("3 15 0.30 3.75 6"),
     service_tiers=MappingProxyType({"priority": TierPrices(*usd("5.25 26.25 0.525 6.5625 10.5"))}),
     latency_optimized=TierPrices(*usd("4 20 0.40 5 8")),
 )
-NOVA = Prices(*usd("0.06 0.24 0.015 0"), service_tiers=MappingProxyType({"flex": TierPrices(*usd("0.03 0.12 0.0075"))}))
-LLAMA = Prices(*usd("0.72 0.72"))
-TITAN = Prices(*usd("0.02 0"))
+NOVA = PricesConfig(*usd("0.06 0.24 0.015 0"), service_tiers=MappingProxyType({"flex": TierPrices(*usd("0.03 0.12 0.0075"))}))
+LLAMA = PricesConfig(*usd("0.72 0.72"))
+TITAN = PricesConfig(*usd("0.02 0"))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ TITAN = Prices(*usd("0.02 0"))
         (TITAN, Usage(1), "0.02"),
     ],
 )
-def test_a_familys_usage_at_its_prices(prices: Prices, usage: Usage, micros: str) -> None:
+def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micros: str) -> None:
     assert cost(tariff_of(prices), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
 
 
@@ -81,7 +81,7 @@ def test_a_familys_usage_at_its_prices(prices: Prices, usage: Usage, micros: str
         (LLAMA, Usage(0, 0, cache_read=1000), "720"),
     ],
 )
-def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(prices: Prices, usage: Usage, micros: str) -> None:
+def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(prices: PricesConfig, usage: Usage, micros: str) -> None:
     assert cost(tariff_of(prices), usage) == Priced(int(Decimal(micros) * 10**6), UNKNOWN)
 
 
@@ -96,7 +96,7 @@ MONEY = st.decimals(0, 1000, places=6)
 MAYBE = st.none() | MONEY
 TABLES = st.builds(TierPrices, MONEY, MONEY, MAYBE, MAYBE, MAYBE)
 ALL_PRICES = st.builds(
-    lambda table, tiers, optimized: Prices(
+    lambda table, tiers, optimized: PricesConfig(
         *(getattr(table, kind) for kind in KINDS), service_tiers=tiers, latency_optimized=optimized
     ),
     TABLES,
@@ -109,7 +109,7 @@ LATENCIES = st.sampled_from(["", "standard", "optimized", "new"])
 TOKENS = st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
 
 
-def plain_cost(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str) -> Fraction:
+def plain_cost(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> Fraction:
     """The rule once more, in fractions of a dollar and the words of the configuration."""
     tables = [table for _, table in prices.each()]
     is_plain, is_default = latency in ("", "standard"), tier in ("", "default", "standard")
@@ -143,14 +143,14 @@ LONG_PRICES = st.builds(
 
 @settings(max_examples=tries(200))
 @given(ALL_PRICES | LONG_PRICES, TOKENS, TIERS, LATENCIES)
-def test_a_cost_is_exact(prices: Prices, tokens: tuple[int, ...], tier: str, latency: str) -> None:
+def test_a_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> None:
     priced = cost(tariff_of(prices), Usage(*tokens, tier, latency))
     assert Fraction(priced.pico, 10**12) == plain_cost(prices, tokens, tier, latency)
 
 
 @settings(max_examples=tries(200))
 @given(ALL_PRICES, TOKENS, TOKENS, TIERS, LATENCIES)
-def test_costs_add_up(prices: Prices, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str) -> None:
+def test_costs_add_up(prices: PricesConfig, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str) -> None:
     tariff = tariff_of(prices)
     first, second = (cost(tariff, Usage(*tokens, tier, latency)) for tokens in (one, two))
     both = cost(tariff, Usage(*map(sum, zip(one, two, strict=True)), tier, latency))
@@ -162,7 +162,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 
 @settings(max_examples=tries(200))
 @given(PAID_PRICES, st.sampled_from(KINDS), TIERS, LATENCIES)
-def test_nothing_unknown_is_free(prices: Prices, kind: str, tier: str, latency: str) -> None:
+def test_nothing_unknown_is_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
     priced = cost(tariff_of(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
 
@@ -238,9 +238,9 @@ def test_a_default_price_makes_a_tariff_as_well() -> None:
 
 
 def test_a_place_has_its_own_prices_or_the_labels() -> None:
-    label = Label("m", "llama", LLAMA)
-    assert label_tariff(label) == label_tariff(label, Endpoint("us-east-1")) == tariff_of(LLAMA)
-    assert label_tariff(label, Endpoint("us-east-1", prices_usd_per_1m=NOVA)) == tariff_of(NOVA)
+    label = LabelConfig("m", "llama", LLAMA)
+    assert label_tariff(label) == label_tariff(label, EndpointConfig("us-east-1")) == tariff_of(LLAMA)
+    assert label_tariff(label, EndpointConfig("us-east-1", prices_usd_per_1m=NOVA)) == tariff_of(NOVA)
 
 
 # ---------------------------------------------------------------- the list's prices over the configuration's
@@ -255,7 +255,7 @@ WRITES = {"cache_write_5m": 4_125_000, "cache_write_1h": 6_600_000}
 
 
 def test_the_lists_prices_go_before_the_configurations() -> None:
-    config = tariff_of(Prices(*usd("3 15 0.30 3.75 6")))
+    config = tariff_of(PricesConfig(*usd("3 15 0.30 3.75 6")))
     tariff = overlaid(config, listed(default=WHOLE | WRITES), "2026-11-18")
     assert tariff == Tariff({"default": PicoPrices(**WHOLE, **WRITES)}, {}, "2026-11-18", "aws")
 

@@ -11,7 +11,7 @@ from price_keeper.auth import registering as module
 from price_keeper.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key
 from price_keeper.auth.registering import Issued, register, rotate
 from price_keeper.auth.retrieval import RETRIEVED, ROW, retrieve
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import (
     AccessDenied,
     NotFound,
@@ -73,7 +73,7 @@ async def is_good(store: Store, clock: ManualClock, scope: Scope, secret: str) -
 
 
 async def put(store: Store, clock: ManualClock, scope: Scope, name: str = "Acme") -> None:
-    await put_org(store, clock, scope.org, BODY | {"org_name": name}, ["premium"], Defaults())
+    await put_org(store, clock, scope.org, BODY | {"org_name": name}, ["premium"], DefaultsConfig())
     if scope.app is not None:
         await put_app(store, clock, scope.org, scope.app, {"app_name": name}, ["premium"])
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config import Config
-from price_keeper.config.alerts import Webhook
+from price_keeper.config.alerts import WebhookConfig
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Endpoint, Identity, Label, Tls
-from price_keeper.config.prices import Guardrails, Prices, TierPrices, UnitPrices
+from price_keeper.config.keys import EndpointConfig, IdentityConfig, LabelConfig, TlsConfig
+from price_keeper.config.prices import GuardrailsConfig, PricesConfig, TierPrices, UnitPrices
 from price_keeper.config.renewal import MOST_NAMED, RENEWED, changes, fixed, renewed
 
 UNIT = UnitPrices(*(Decimal(1) for _ in range(10)))
@@ -26,11 +26,11 @@ def full() -> Config:
     config = Config.development()
     return replace(
         config,
-        listen=replace(config.listen, health=Address("127.0.0.1", 1), tls=Tls("a", "b")),
-        auth=replace(config.auth, identity=Identity("org", "app")),
-        alerts=replace(config.alerts, webhook=Webhook("https://one.example", "NAMED")),
+        listen=replace(config.listen, health=Address("127.0.0.1", 1), tls=TlsConfig("a", "b")),
+        auth=replace(config.auth, identity=IdentityConfig("org", "app")),
+        alerts=replace(config.alerts, webhook=WebhookConfig("https://one.example", "NAMED")),
         default_price=TierPrices(Decimal(1), Decimal(2)),
-        guardrails=Guardrails(UNIT),
+        guardrails=GuardrailsConfig(UNIT),
     )
 
 
@@ -91,10 +91,10 @@ def test_what_is_taken_on_depends_on_nothing_that_is_not() -> None:
 
 
 def test_what_changed_is_told_by_label_and_key() -> None:
-    prices = Prices(Decimal(1), Decimal(2))
-    one, two = Label("m", "nova", prices), Label("n", "nova", prices)
+    prices = PricesConfig(Decimal(1), Decimal(2))
+    one, two = LabelConfig("m", "nova", prices), LabelConfig("n", "nova", prices)
     before = Config(labels={"stays": one, "goes": two, "moves": two})
-    moved = replace(two, model="o", endpoints=(Endpoint("eu-west-1"),))
+    moved = replace(two, model="o", endpoints=(EndpointConfig("eu-west-1"),))
     after = Config(labels={"comes": two, "moves": moved, "stays": one}, unlabelled="meter", default_price=prices)
     assert str(changes(before, after)) == (
         "added: comes; removed: goes; changed: moves (model, endpoints); other keys: unlabelled, default_price"
@@ -108,6 +108,6 @@ def test_what_changed_is_told_by_label_and_key() -> None:
 
 @pytest.mark.parametrize(("count", "more"), [(MOST_NAMED, ""), (MOST_NAMED + 5, " and 5 more")])
 def test_a_line_stays_a_line(count: int, more: str) -> None:
-    label = Label("m", "nova", Prices(Decimal(1), Decimal(2)))
+    label = LabelConfig("m", "nova", PricesConfig(Decimal(1), Decimal(2)))
     before, after = Config(labels={}), Config(labels={f"l{number}": label for number in range(count)})
     assert str(changes(before, after)).endswith(f", l{MOST_NAMED - 1}{more}")

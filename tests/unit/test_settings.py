@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, cast
 
 import pytest
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.selection.plan import plan_of
 from price_keeper.selection.settings import (
@@ -28,7 +28,7 @@ from tests.support.memory_store import MemoryStore
 
 ACME = "e0000000-0000-4000-8000-000000000001"
 LABELS = ("premium", "standard", "economy", "guardrails", "async-jobs")
-DEFAULTS = Defaults()
+DEFAULTS = DefaultsConfig()
 BODY: dict[str, Any] = {
     "org_name": "Acme",
     "timezone": "America/New_York",

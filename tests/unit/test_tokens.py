@@ -20,7 +20,7 @@ from jwt.algorithms import OKPAlgorithm
 from price_keeper.auth import tokens as module
 from price_keeper.auth.keys import SigningKey, load_keys
 from price_keeper.auth.tokens import Tokens
-from price_keeper.config.keys import Key
+from price_keeper.config.keys import KeyConfig
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired
 from price_keeper.model import Caller
 
@@ -244,8 +244,8 @@ PRIVATE = {"EdDSA": Ed25519PrivateKey.generate(), "RS256": generate_private_key(
 def test_a_sidecar_with_the_public_half_verifies_and_cannot_mint(alg: str, tmp_path: Path, time: Time) -> None:
     private, public = pems(PRIVATE[alg])
     (tmp_path / "public.pem").write_bytes(public)
-    mint = Tokens(load_keys([Key("k", alg, private_key_env="PEM")], {"PEM": private.decode()}), "i", time)  # type: ignore[arg-type]
-    verify = Tokens(load_keys([Key("k", alg, public_key_file=str(tmp_path / "public.pem"))], {}), "i", time)  # type: ignore[arg-type]
+    mint = Tokens(load_keys([KeyConfig("k", alg, private_key_env="PEM")], {"PEM": private.decode()}), "i", time)  # type: ignore[arg-type]
+    verify = Tokens(load_keys([KeyConfig("k", alg, public_key_file=str(tmp_path / "public.pem"))], {}), "i", time)  # type: ignore[arg-type]
     assert verify.verify(mint.mint(ORG, "web").token).app == "web"
     with pytest.raises(AccessDenied):
         verify.mint(ORG, "web")
@@ -295,12 +295,12 @@ def test_keys_that_cannot_be_had_are_all_named_and_never_shown(tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         load_keys(
             [
-                Key("unset", "HS256", secret_env="NOT_SET"),
-                Key("short", "HS256", secret_env="SHORT"),
-                Key("gone", "HS256", secret_file=str(tmp_path / "nowhere")),
-                Key("empty", "EdDSA", private_key_file=str(tmp_path / "empty")),
-                Key("mixed", "EdDSA", private_key_file=str(tmp_path / "rsa")),
-                Key("small", "RS256", private_key_file=str(tmp_path / "small")),
+                KeyConfig("unset", "HS256", secret_env="NOT_SET"),
+                KeyConfig("short", "HS256", secret_env="SHORT"),
+                KeyConfig("gone", "HS256", secret_file=str(tmp_path / "nowhere")),
+                KeyConfig("empty", "EdDSA", private_key_file=str(tmp_path / "empty")),
+                KeyConfig("mixed", "EdDSA", private_key_file=str(tmp_path / "rsa")),
+                KeyConfig("small", "RS256", private_key_file=str(tmp_path / "small")),
             ],
             {"SHORT": "hunter2"},
         )

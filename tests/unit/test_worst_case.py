@@ -11,7 +11,7 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from price_keeper.config.prices import LongContext, Prices, TierPrices
+from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
@@ -21,7 +21,7 @@ from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
-PLAIN = Prices(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))
+PLAIN = PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))
 PRICES = worst.Prices([tariff_of(PLAIN)])
 CAPPED = {"inferenceConfig": {"maxTokens": 100}}
 

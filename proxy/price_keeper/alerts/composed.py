@@ -17,7 +17,7 @@ from price_keeper.alerts.raising import Alerts
 from price_keeper.alerts.webhook import Webhook
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.alerts import Webhook as WebhookConfig
+from price_keeper.config.alerts import WebhookConfig as WebhookConfig
 from price_keeper.errors import ConfigError
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

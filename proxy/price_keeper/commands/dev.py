@@ -23,7 +23,7 @@ from price_keeper.commandline.options import API_VARIABLE, KEY_VARIABLE
 from price_keeper.commands.run import leave_no_core, run_until_stopped
 from price_keeper.commands.whole_file import whole_file
 from price_keeper.config import Address, Config
-from price_keeper.config.keys import Key, Tls
+from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
 from price_keeper.memory import release_large_blocks
 from price_keeper.model import Scope, client_id_of
@@ -102,12 +102,12 @@ def dev(chosen: Namespace) -> int:
     return 0
 
 
-def _tls(folder: Path) -> tuple[Path, Tls]:
+def _tls(folder: Path) -> tuple[Path, TlsConfig]:
     authority, certificate, key = local_authority((folder / "tls").absolute(), SystemClock().now())
-    return authority, Tls(str(certificate), str(key))
+    return authority, TlsConfig(str(certificate), str(key))
 
 
-def config_in(folder: Path, data_port: int, control_port: int, tls: Tls | None) -> Config:
+def config_in(folder: Path, data_port: int, control_port: int, tls: TlsConfig | None) -> Config:
     config = Config.development()
     return dataclasses.replace(
         config,
@@ -122,7 +122,7 @@ def config_in(folder: Path, data_port: int, control_port: int, tls: Tls | None) 
         journal=dataclasses.replace(config.journal, dir=str(folder / "journal"), flush_interval_max_secs=1),
         auth=dataclasses.replace(
             config.auth,
-            keys=(Key("dev", "HS256", secret_file=str(folder / "token-key")),),
+            keys=(KeyConfig("dev", "HS256", secret_file=str(folder / "token-key")),),
             admin_api_key_file=str(folder / ADMIN_KEY),
         ),
     )

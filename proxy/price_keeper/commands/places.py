@@ -12,7 +12,7 @@ from pathlib import Path
 from price_keeper.clock import Clock
 from price_keeper.commands.shared import NotAsked
 from price_keeper.config import Config, load
-from price_keeper.config.keys import Store as StoreConfig
+from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.errors import StoreMisconfigured
 from price_keeper.stores.contract import Store
 from price_keeper.stores.schema import TABLES

@@ -16,7 +16,7 @@ from price_keeper.commandline.terminal import GREEN, RED, painted
 from price_keeper.commands.places import loaded
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json, say
-from price_keeper.config import Store
+from price_keeper.config import StoreConfig
 from price_keeper.stores import cloudformation, sqlite_file
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
@@ -51,7 +51,7 @@ def _create_in_sqlite(path: Path, tell: Callable[[str, str], None]) -> None:
         tell(table, "created" if table in missing else "was there")
 
 
-async def _create_in_dynamodb(tables: Any, client: Any, config: Store, tell: Callable[[str, str], None]) -> None:
+async def _create_in_dynamodb(tables: Any, client: Any, config: StoreConfig, tell: Callable[[str, str], None]) -> None:
     await tables.create_missing(client, config.table_prefix, SystemClock().sleep, tell)
 
 
@@ -81,7 +81,7 @@ def _tell_differences(found: dict[str, list[str]], *, as_json: bool) -> None:
         print("\nWhat is missing is made by: price-keeper tables create")
 
 
-async def _with_client(config: Store, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+async def _with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
     from price_keeper.app import open_dynamodb  # with AWS's libraries, which SQLite's users need not wait for
     from price_keeper.stores import tables
 

@@ -38,7 +38,7 @@ def exactly_one_secret(secret_env: str | None, secret_file: str | None) -> Itera
 
 
 @dataclass(frozen=True, slots=True)
-class Webhook:
+class WebhookConfig:
     """What is sent there is signed with the secret, so that the receiver can tell it from anybody else's."""
 
     rules = (exactly_one_secret,)
@@ -50,6 +50,6 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True)
-class Alerts:
+class AlertsConfig:
     thresholds_pct: tuple[int, ...] = field(default=(50, 80, 95, 100), metadata=reads(_thresholds))
-    webhook: Webhook | None = None
+    webhook: WebhookConfig | None = None

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Literal
 
 from price_keeper.config import checks as must_be
-from price_keeper.config.alerts import Alerts
+from price_keeper.config.alerts import AlertsConfig
 from price_keeper.config.checks import Address
 from price_keeper.config.encryption import endpoint_is_encrypted, variable_mistakes
 
 # Prices are keys as well; they fill a file of their own.
 from price_keeper.config.prices import DEMO_LABELS as DEMO_LABELS
-from price_keeper.config.prices import PSEUDO_LABELS, Guardrails, missing_cache_prices
-from price_keeper.config.prices import Endpoint as Endpoint
+from price_keeper.config.prices import PSEUDO_LABELS, GuardrailsConfig, missing_cache_prices
+from price_keeper.config.prices import EndpointConfig as EndpointConfig
 from price_keeper.config.prices import Format as Format
-from price_keeper.config.prices import Label as Label
+from price_keeper.config.prices import LabelConfig as LabelConfig
 from price_keeper.config.prices import PicoPrices as PicoPrices
-from price_keeper.config.prices import Prices as Prices
+from price_keeper.config.prices import PricesConfig as PricesConfig
 from price_keeper.config.prices import Tier as Tier
 from price_keeper.config.prices import TierPrices as TierPrices
 from price_keeper.config.reader import Mistake, read, read_file, reads
 from price_keeper.config.reader import text_of as text_of
-from price_keeper.config.telemetry import Telemetry
+from price_keeper.config.telemetry import TelemetryConfig
 from price_keeper.errors import ConfigError
 
 ENV_PREFIX = "PRICE_KEEPER__"
@@ -61,25 +61,25 @@ def listeners_differ(data: Address, control: Address, health: Address | None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsConfig:
     certificate_file: str = field(metadata=reads(must_be.path))
     key_file: str = field(metadata=reads(must_be.path))
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenConfig:
     rules = (listeners_differ,)
 
     data: Address = field(default=Address("127.0.0.1", 8080))
     control: Address = field(default=Address("127.0.0.1", 8081))
     health: Address | None = None
-    tls: Tls | None = None  # of the data port
+    tls: TlsConfig | None = None  # of the data port
     # For all requests under way at once. Unless it is said, half of what the container may have; 256 without a limit.
     request_memory_mib: int | None = field(default=None, metadata=reads(must_be.between(32, 1_048_576)))
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
+class UpstreamConfig:
     rules = (endpoint_is_encrypted,)
 
     endpoint: str | None = field(default=None, metadata=reads(must_be.upstream_endpoint, private=True))
@@ -90,7 +90,7 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreConfig:
     rules = (endpoint_is_encrypted,)
 
     engine: Literal["sqlite", "dynamodb"] = "sqlite"
@@ -107,7 +107,7 @@ def flush_interval_can_grow(flush_interval_secs: float, flush_interval_max_secs:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class JournalConfig:
     rules = (flush_interval_can_grow,)
 
     dir: str = field(default="./data/journal", metadata=reads(must_be.path))
@@ -118,12 +118,12 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregator:
+class AggregatorConfig:
     interval_secs: float = field(default=60.0, metadata=reads(must_be.seconds))
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class IdentityConfig:
     """Whom a sidecar that asks for no tokens spends for."""
 
     org: str = field(metadata=reads(must_be.org_id))
@@ -153,7 +153,7 @@ def exactly_one_fitting_source(
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class KeyConfig:
     """A key that signs or verifies tokens. With its public half alone a sidecar verifies and cannot mint."""
 
     rules = (exactly_one_fitting_source,)
@@ -167,14 +167,14 @@ class Key:
     public_key_file: str | None = field(default=None, metadata=reads(must_be.path))
 
 
-def identity_goes_with_its_mode(mode: str, identity: Identity | None) -> Iterator[Mistake]:
+def identity_goes_with_its_mode(mode: str, identity: IdentityConfig | None) -> Iterator[Mistake]:
     if mode == "identity" and identity is None:
         yield ("identity",), "required with mode: identity"
     if mode != "identity" and identity is not None:
         yield ("identity",), "only allowed with mode: identity"
 
 
-def kids_differ(keys: tuple[Key, ...]) -> Iterator[Mistake]:
+def kids_differ(keys: tuple[KeyConfig, ...]) -> Iterator[Mistake]:
     first: dict[str, int] = {}
     for index, key in enumerate(keys):
         if first.setdefault(key.kid, index) != index:
@@ -187,14 +187,14 @@ def sessions_outlive_tokens(access_seconds: int, refresh_seconds: int) -> Iterat
 
 
 @dataclass(frozen=True, slots=True)
-class Auth:
+class AuthConfig:
     rules = (identity_goes_with_its_mode, kids_differ, sessions_outlive_tokens)
 
     mode: Literal["required", "identity"] = "required"
-    identity: Identity | None = None
+    identity: IdentityConfig | None = None
     issuer: str = field(default="price-keeper", metadata=reads(must_be.name))
-    keys: tuple[Key, ...] = field(
-        default=(Key("k1", "HS256", "PRICE_KEEPER_JWT_SECRET"),),
+    keys: tuple[KeyConfig, ...] = field(
+        default=(KeyConfig("k1", "HS256", "PRICE_KEEPER_JWT_SECRET"),),
         metadata=reads(must_be.not_empty("at least one key is needed")),
     )
     admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=reads(must_be.variable))
@@ -215,7 +215,7 @@ def refresh_quickens_when_tight(
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class DefaultsConfig:
     """What an org has that does not say otherwise."""
 
     rules = (refresh_quickens_when_tight,)
@@ -227,7 +227,7 @@ class Defaults:
     timezone: str = field(default="UTC", metadata=reads(must_be.time_zone))
 
 
-def identity_stays_on_loopback(listen: Listen, auth: Auth) -> Iterator[Mistake]:
+def identity_stays_on_loopback(listen: ListenConfig, auth: AuthConfig) -> Iterator[Mistake]:
     if auth.mode == "identity" and not listen.data.is_loopback:
         yield ("listen", "data"), "must be loopback with auth.mode: identity, where any caller can spend"
 
@@ -240,20 +240,20 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
         yield from missing_cache_prices(("default_price",), default_price, why)
 
 
-def models_have_one_label(labels: Mapping[str, Label]) -> Iterator[Mistake]:
+def models_have_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
     first: dict[str, str] = {}
     for name, label in labels.items():
         if first.setdefault(label.model, name) != name:
             yield ("labels", name, "model"), f"the same model as labels.{first[label.model]}"
 
 
-def labels_are_not_taken(labels: Mapping[str, Label]) -> Iterator[Mistake]:
+def labels_are_not_taken(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
     for name in labels:
         if name in PSEUDO_LABELS:
             yield ("labels", name), f"the name under which {PSEUDO_LABELS[name]} are counted"
 
 
-def labels_are_no_models(labels: Mapping[str, Label]) -> Iterator[Mistake]:
+def labels_are_no_models(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
     for name, label in labels.items():
         if label.model != name and label.model in labels:
             yield ("labels", name, "model"), "also the name of another label"
@@ -285,25 +285,25 @@ class Config:
         labels_are_not_taken,
     )
 
-    listen: Listen = Listen()
-    upstream: Upstream = Upstream()
-    store: Store = Store()
-    journal: Journal = Journal()
-    aggregator: Aggregator = Aggregator()
-    alerts: Alerts = field(default=Alerts())
-    telemetry: Telemetry = field(default=Telemetry())
-    auth: Auth = Auth()
+    listen: ListenConfig = ListenConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    store: StoreConfig = StoreConfig()
+    journal: JournalConfig = JournalConfig()
+    aggregator: AggregatorConfig = AggregatorConfig()
+    alerts: AlertsConfig = field(default=AlertsConfig())
+    telemetry: TelemetryConfig = field(default=TelemetryConfig())
+    auth: AuthConfig = AuthConfig()
     on_store_down: Literal["serve", "refuse"] = "serve"
     unknown_org: Literal["refuse", "meter"] = "refuse"
     unlabelled: Literal["reject", "meter"] = "reject"
     default_price: TierPrices | None = None
-    guardrails: Guardrails | None = None  # without their prices, none is applied
-    labels: Mapping[str, Label] = field(
+    guardrails: GuardrailsConfig | None = None  # without their prices, none is applied
+    labels: Mapping[str, LabelConfig] = field(
         metadata=reads(must_be.not_empty("at least one label is needed"), keys=must_be.label_name)
     )
-    defaults: Defaults = Defaults()
+    defaults: DefaultsConfig = DefaultsConfig()
 
     @classmethod
     def development(cls) -> Config:
         """What a laptop without an AWS account runs on."""
-        return cls(upstream=Upstream(endpoint="simulated"), labels=DEMO_LABELS)
+        return cls(upstream=UpstreamConfig(endpoint="simulated"), labels=DEMO_LABELS)

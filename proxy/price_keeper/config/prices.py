@@ -63,7 +63,7 @@ class LongContext(TierPrices):
 
 
 @dataclass(frozen=True, slots=True)
-class Prices(TierPrices):
+class PricesConfig(TierPrices):
     """The prices of the default tier, and those of the other tiers, the optimized latency mode and long contexts."""
 
     service_tiers: Mapping[Tier, TierPrices] = field(default_factory=lambda: MappingProxyType({}), kw_only=True)
@@ -98,7 +98,7 @@ class UnitPrices:
 
 
 @dataclass(frozen=True, slots=True)
-class Guardrails:
+class GuardrailsConfig:
     prices_usd_per_1000_units: UnitPrices
 
     def pico_per_unit(self, policy: str) -> int:
@@ -106,7 +106,7 @@ class Guardrails:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EndpointConfig:
     """One place that serves a label; what it leaves out is the label's own, or the upstream's."""
 
     rules = (endpoint_is_encrypted,)
@@ -114,7 +114,7 @@ class Endpoint:
     region: str = field(metadata=reads(must_be.region))
     model: str | None = field(default=None, metadata=reads(must_be.model))
     endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
-    prices_usd_per_1m: Prices | None = None
+    prices_usd_per_1m: PricesConfig | None = None
     allow_insecure: bool = False
 
 
@@ -132,7 +132,7 @@ def missing_cache_prices(
             yield (*path, name), f"required, but missing: {why}"
 
 
-def caches_have_prices(format: Format, prices_usd_per_1m: Prices, endpoints: tuple[Endpoint, ...]) -> Iterator[Mistake]:
+def caches_have_prices(format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]) -> Iterator[Mistake]:
     if format not in _CACHING:
         return
     why = f"models of format {format} read and write caches"
@@ -146,7 +146,7 @@ def caches_have_prices(format: Format, prices_usd_per_1m: Prices, endpoints: tup
             yield from missing_cache_prices((*path, *below), prices, why, _CACHING[format])
 
 
-def places_have_one_price(model: str, endpoints: tuple[Endpoint, ...]) -> Iterator[Mistake]:
+def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[Mistake]:
     first: dict[tuple[str, str], int] = {}
     for number, place in enumerate(endpoints):
         earlier = first.setdefault((place.region, place.model or model), number)
@@ -156,19 +156,19 @@ def places_have_one_price(model: str, endpoints: tuple[Endpoint, ...]) -> Iterat
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class LabelConfig:
     rules = (caches_have_prices, places_have_one_price)
 
     model: str = field(metadata=reads(must_be.model))
     format: Format
-    prices_usd_per_1m: Prices
+    prices_usd_per_1m: PricesConfig
     price_source: Literal["aws", "config"] = "aws"
-    endpoints: tuple[Endpoint, ...] = ()  # tried in this order; without any, the upstream's own
+    endpoints: tuple[EndpointConfig, ...] = ()  # tried in this order; without any, the upstream's own
     price_usd_per_async_job: Decimal | None = field(default=None, metadata=reads(must_be.job_price))
     # Put into requests of hard budgets that do not say how long their answer may be; without it those are refused.
     max_output_tokens: int | None = field(default=None, metadata=reads(must_be.between(1, MOST_OUTPUT_TOKENS)))
 
-    def prices_at(self, place: Endpoint) -> Prices:
+    def prices_at(self, place: EndpointConfig) -> PricesConfig:
         return place.prices_usd_per_1m or self.prices_usd_per_1m
 
     @property
@@ -177,11 +177,11 @@ class Label:
         return None if self.price_usd_per_async_job is None else pico_per_job(self.price_usd_per_async_job)
 
 
-def _demo_label(model: str, format: Format, *usd_per_1m: str) -> Label:
-    return Label(model, format, Prices(*(Decimal(usd) for usd in usd_per_1m)))
+def _demo_label(model: str, format: Format, *usd_per_1m: str) -> LabelConfig:
+    return LabelConfig(model, format, PricesConfig(*(Decimal(usd) for usd in usd_per_1m)))
 
 
-DEMO_LABELS: Mapping[str, Label] = MappingProxyType(
+DEMO_LABELS: Mapping[str, LabelConfig] = MappingProxyType(
     {
         "premium": _demo_label(
             "anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3.00", "15.00", "0.30", "3.75", "6.00"

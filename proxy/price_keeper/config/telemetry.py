@@ -27,7 +27,7 @@ def _ratio(number: float) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Telemetry:
+class TelemetryConfig:
     otlp_endpoint: str | None = field(default=None, metadata=reads(_collector, private=True))
     sample_ratio: float = field(default=1.0, metadata=reads(_ratio))
     logs: Literal["text", "json"] = "text"

@@ -13,7 +13,7 @@ from multidict import MultiMapping
 from price_keeper.auth.failures import ADMIN, WrongSecrets
 from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.clock import Clock
-from price_keeper.config.keys import Auth
+from price_keeper.config.keys import AuthConfig
 from price_keeper.control.calls import Principal, Route, Who
 from price_keeper.control.page.same_origin import check_same_origin, says_page
 from price_keeper.control.problems import forbidden, invalid, unauthorized
@@ -49,7 +49,7 @@ def admin_mark(key: str | None) -> str | None:
     return None if key is None else hmac.new(_digest(key), b"sessions of the status page", sha256).hexdigest()[:32]
 
 
-def load_admin_key(config: Auth, environ: Mapping[str, str]) -> str | None:
+def load_admin_key(config: AuthConfig, environ: Mapping[str, str]) -> str | None:
     """None where there is none, and so no administrator. Raises ConfigError, which never says what was found."""
     if config.admin_api_key_file is None:
         key, source = environ.get(config.admin_api_key_env, ""), f"the variable {config.admin_api_key_env}"

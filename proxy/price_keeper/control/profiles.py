@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, get_args
 
 from price_keeper.audit import plain
-from price_keeper.config import Label
+from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
 from price_keeper.config.reader import read as read_config
 from price_keeper.control.calls import Answer, Call, Route, Who, read
@@ -141,7 +141,7 @@ def _check_prices(settings: Mapping[str, Any]) -> None:
     model, format = (json.dumps(settings[name]) for name in ("inference_profile_arn", "format"))
     try:
         text = f"{{model: {model}, format: {format}, prices_usd_per_1m: {{{prices}}}}}"
-        read_config(Label, text, "body", {}, "")
+        read_config(LabelConfig, text, "body", {}, "")
     except ConfigError as failure:
         told = [problem.partition(": ")[2].partition(": ") for problem in failure.problems]
         raise invalid("the body cannot be used", *((path, complaint) for path, _, complaint in told)) from None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from price_keeper.config.prices import Guardrails
+from price_keeper.config.prices import GuardrailsConfig
 from price_keeper.forwarding import json_splice
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Priced
@@ -122,7 +122,7 @@ _FREE: Final = "sensitiveInformationPolicyFreeUnits"
 _REASONING_UNITS, _REASONING_POLICIES = "automatedReasoningPolicyUnits", "automatedReasoningPolicies"
 
 
-def guardrail_prices(config: Guardrails) -> Mapping[str, int]:
+def guardrail_prices(config: GuardrailsConfig) -> Mapping[str, int]:
     """Pico-dollars for one unit, under the names that Bedrock counts units by."""
     return MappingProxyType({name: config.pico_per_unit(policy) for name, policy in _POLICIES.items()})
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from price_keeper.config.keys import Endpoint, Label, PicoPrices, Prices, TierPrices
+from price_keeper.config.keys import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
 from price_keeper.metering.usage import Usage, plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
@@ -121,7 +121,7 @@ def cost(tariff: Tariff, usage: Usage) -> Priced:
 def tariff_of(prices: TierPrices) -> Tariff:
     """As the configuration says, and nobody else."""
     tiers, latencies, long = {DEFAULT_TIER: prices.pico_per_token}, {}, None
-    if isinstance(prices, Prices):
+    if isinstance(prices, PricesConfig):
         tiers |= {tier: table.pico_per_token for tier, table in prices.service_tiers.items()}
         if prices.latency_optimized is not None:
             latencies[OPTIMIZED] = prices.latency_optimized.pico_per_token
@@ -131,7 +131,7 @@ def tariff_of(prices: TierPrices) -> Tariff:
     return Tariff(MappingProxyType(tiers), MappingProxyType(latencies), version, "config", long)
 
 
-def label_tariff(label: Label, place: Endpoint | None = None) -> Tariff:
+def label_tariff(label: LabelConfig, place: EndpointConfig | None = None) -> Tariff:
     return tariff_of(label.prices_usd_per_1m if place is None else label.prices_at(place))
 
 

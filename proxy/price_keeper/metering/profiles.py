@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, cast, get_args
 
 from price_keeper.config import checks as must_be
-from price_keeper.config.prices import Endpoint, Format, Label, Prices, caches_have_prices
+from price_keeper.config.prices import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
 from price_keeper.metering.pricing import Tariff, label_tariff
 from price_keeper.model import Choice
 from price_keeper.stores.contract import Item
@@ -27,7 +27,7 @@ class Profile:
     alone, so that what is kept for it is nobody else's, whatever the two are called."""
 
     name: str
-    label: Label  # as if it stood in the configuration
+    label: LabelConfig  # as if it stood in the configuration
     tariff: Tariff
 
 
@@ -66,19 +66,19 @@ def profile_of(name: str, item: Item) -> Profile:
     prices = _prices(item.get("prices_usd_per_1m"))
     for path, complaint in caches_have_prices(cast(Format, format), prices, ()):
         raise ValueError(f"{'.'.join(path)}: {complaint}")
-    place = Endpoint(arn.split(":")[3])
-    label = Label(arn, cast(Format, format), prices, price_source="config", endpoints=(place,))
+    place = EndpointConfig(arn.split(":")[3])
+    label = LabelConfig(arn, cast(Format, format), prices, price_source="config", endpoints=(place,))
     return Profile(name, label, label_tariff(label))
 
 
-def _prices(given: Any) -> Prices:
+def _prices(given: Any) -> PricesConfig:
     if not isinstance(given, Mapping):
         raise ValueError("prices_usd_per_1m: expected a mapping")
     found = {name: _price(name, value) for name, value in given.items() if value is not None}
     input, output, *cache = (found.get(name) for name in PRICES)
     if input is None or output is None:
         raise ValueError("prices_usd_per_1m: input and output are required")
-    return Prices(input, output, *cache)
+    return PricesConfig(input, output, *cache)
 
 
 def _price(name: str, value: Any) -> Decimal:

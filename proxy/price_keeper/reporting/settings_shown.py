@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from price_keeper.audit import plain
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
 from price_keeper.selection.settings import APP_SETTINGS, ORG_SETTINGS
@@ -22,7 +22,7 @@ class Shown:
 
     org: str
     org_item: Item
-    defaults: Defaults
+    defaults: DefaultsConfig
     now: float
     app: str | None = None
     app_item: Item | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import Scope, is_org_id
 from price_keeper.selection.plan import plan_of
 from price_keeper.stores import schema
@@ -74,7 +74,7 @@ def _told(names: Mapping[str, str | None]) -> str:
 
 def _tenant(org: str, item: Item | None, registry_name: str | None, default: ZoneInfo, now: float) -> Tenant:
     """As those who count read it."""
-    plan = plan_of(item, None, Defaults(timezone=default.key), (), now)
+    plan = plan_of(item, None, DefaultsConfig(timezone=default.key), (), now)
     return Tenant(org, _name(item or {}, "org_name") or registry_name, plan.zone, plan.quota_scope)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from price_keeper.config.keys import Label
+from price_keeper.config.keys import LabelConfig
 from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.metering.profiles import NOTHING, UNREAD, Own, OwnChoice
 from price_keeper.model import Choice
@@ -13,7 +13,7 @@ ASK_AGAIN_SECONDS = 3.0
 
 
 class Labels:
-    def __init__(self, labels: Mapping[str, Label], *, lets_others_through: bool) -> None:
+    def __init__(self, labels: Mapping[str, LabelConfig], *, lets_others_through: bool) -> None:
         self._labels = labels
         self._by_model = {label.model: name for name, label in labels.items()}
         self._lets_others_through = lets_others_through

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from price_keeper.clock import Clock
-from price_keeper.config import Label
+from price_keeper.config import LabelConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import StoreError
 from price_keeper.metering.profiles import NOTHING, UNREAD, Own, Profile, profile_of
@@ -52,7 +52,7 @@ class OwnLabels:
 
     def __init__(
         self,
-        labels: Mapping[str, Label],
+        labels: Mapping[str, LabelConfig],
         store: Store,
         clock: Clock,
         tasks: Tasks,
@@ -66,7 +66,7 @@ class OwnLabels:
         self._kept: dict[_Name, _Kept] = {}
         self._count = 0  # of all rows that are kept
 
-    def take_on(self, labels: Mapping[str, Label]) -> None:
+    def take_on(self, labels: Mapping[str, LabelConfig]) -> None:
         """Those of another configuration, which may have names that were an app's own, or leave names to apps."""
         before, self._taken = self._taken, _taken(labels)
         other = before ^ self._taken
@@ -184,7 +184,7 @@ class OwnLabels:
             over.set()
 
 
-def _taken(labels: Mapping[str, Label]) -> frozenset[str]:
+def _taken(labels: Mapping[str, LabelConfig]) -> frozenset[str]:
     """What the configuration calls something is never an app's, whichever of the two came first."""
     return frozenset((*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS))
 

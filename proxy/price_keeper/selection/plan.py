@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from price_keeper.calendar_days import Period, known_zone
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import PICO_PER_MICRO, is_label
 from price_keeper.stores.contract import Item
 from price_keeper.stores.schema import SHARD_COUNTS
@@ -68,7 +68,7 @@ class Plan:
         return replace(self, zone=other.zone, period=other.period, quota_scope=other.quota_scope, shards=other.shards)
 
 
-def plan_of(org: Item | None, app: Item | None, defaults: Defaults, thresholds: tuple[int, ...], now: float) -> Plan:
+def plan_of(org: Item | None, app: Item | None, defaults: DefaultsConfig, thresholds: tuple[int, ...], now: float) -> Plan:
     """A function of its arguments alone, so that a whole fleet that reads the same items goes by the same plan."""
     told: list[str] = []
     whole, own = Reading(org, "org", told), Reading(app, "app", told)

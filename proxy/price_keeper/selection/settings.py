@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from price_keeper.audit import Actor, only
 from price_keeper.calendar_days import span
 from price_keeper.clock import Clock
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.config.problems import did_you_mean, listed, one_line
 from price_keeper.config.reader import Mistake
@@ -137,7 +137,7 @@ _TURNING = ("settled", "settled_until_epoch")
 _BAD: Final = object()  # stands for a value whose mistake has been told
 
 
-def checked_org(body: Any, labels: Sequence[str], before: Item | None, defaults: Defaults) -> dict[str, Value]:
+def checked_org(body: Any, labels: Sequence[str], before: Item | None, defaults: DefaultsConfig) -> dict[str, Value]:
     """The settings to be written, or SettingsRefused. `labels` are those of the configuration and pseudo-labels."""
     checking = _Checking(labels)
     found = checking.settings(body, _ORGS, ORG_SETTINGS, _REQUIRED_OF_ORG)
@@ -162,7 +162,7 @@ def checked_app(body: Any, labels: Sequence[str], org: Item, own: Sequence[str] 
     return found
 
 
-def _shards(before: Item | None, defaults: Defaults) -> int:
+def _shards(before: Item | None, defaults: DefaultsConfig) -> int:
     if before is None:
         return defaults.agg_shard_count
     return may_be.Reading(before, "", []).read("agg_shard_count", may_be.shard_count) or defaults.agg_shard_count
@@ -270,7 +270,7 @@ async def put_org(
     org: str,
     body: Any,
     labels: Sequence[str],
-    defaults: Defaults,
+    defaults: DefaultsConfig,
     beside: Beside = _nothing,
 ) -> Written:
     """Raises SettingsRefused, or what a store may raise. Safe to do again when it is not known whether it was done."""
@@ -331,7 +331,7 @@ def _unchanged(before: Item | None) -> Condition:
     return AttributeMissing("version") if version is None else equals("version", version)  # type: ignore[arg-type]
 
 
-def _turn(before: Item | None, settings: Mapping[str, Value], defaults: Defaults, now: float) -> dict[str, Value]:
+def _turn(before: Item | None, settings: Mapping[str, Value], defaults: DefaultsConfig, now: float) -> dict[str, Value]:
     """What holds until the next period begins, where that is not what is wanted."""
     if before is None:
         return {}

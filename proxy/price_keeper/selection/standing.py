@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from price_keeper.calendar_days import Span
-from price_keeper.config.keys import Label
+from price_keeper.config.keys import LabelConfig
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NOTHING, Own
 from price_keeper.model import Scope
@@ -68,7 +68,7 @@ class Standing:
         scope: Scope,
         span: Span,
         plan: Plan,
-        labels: Mapping[str, Label],
+        labels: Mapping[str, LabelConfig],
         unflushed: Callable[[], Mapping[str, tuple[int, int]]],
         ring: Callable[[], None] = lambda: None,
         outcomes: Outcomes | None = None,
@@ -320,7 +320,7 @@ class Standing:
             self.own = own
             self._take_labels()
 
-    def take_on(self, labels: Mapping[str, Label]) -> None:
+    def take_on(self, labels: Mapping[str, LabelConfig]) -> None:
         """Those of another configuration. What is spent, and how far the chain is gone down, stays."""
         self._configured = labels
         self._take_labels()

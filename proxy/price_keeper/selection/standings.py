@@ -16,7 +16,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.alerts.raising import Alerts
 from price_keeper.calendar_days import Period, Span, span
 from price_keeper.clock import Clock
-from price_keeper.config import Config, Label
+from price_keeper.config import Config, LabelConfig
 from price_keeper.errors import Busy, UnknownOrg
 from price_keeper.metering.profiles import Own
 from price_keeper.model import Caller, Scope
@@ -105,7 +105,7 @@ class Standings:
         now, standings = self._clock.now(), (watch.standing for watch in self._watches.values())
         return (standing for standing in standings if standing.span.covers(now))
 
-    def take_on(self, labels: Mapping[str, Label]) -> None:
+    def take_on(self, labels: Mapping[str, LabelConfig]) -> None:
         """Those of another configuration, in the place of those there were."""
         self.labels = labels
         for watch in self._watches.values():

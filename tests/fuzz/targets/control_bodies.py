@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl
 
-from price_keeper.config.keys import Defaults
+from price_keeper.config.keys import DefaultsConfig
 from price_keeper.control import api, auth, credentials, overrides, profiles, usage
 from price_keeper.control.bodies import MOST_DEPTH, parsed
 from price_keeper.control.problems import Problem
@@ -45,7 +45,7 @@ GOOD = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "ORG", "model_orde
         "quotas": {"premium": 5, "standard": 7}}  # fmt: skip
 QUERIES = [route for group in api._GROUPS for route in group.ROUTES if route.query]
 WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b"limit=", b"cursor=", b"from=2026-11-01", b"&to=", b"%00")
-DEFAULTS = Defaults()
+DEFAULTS = DefaultsConfig()
 NOW = 1_795_003_200.0
 
 

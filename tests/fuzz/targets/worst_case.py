@@ -6,7 +6,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from price_keeper.config.prices import LongContext, Prices, TierPrices
+from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
@@ -20,7 +20,7 @@ from tests.fuzz.reader import Reader
 
 LABEL = 300
 TARIFF = tariff_of(
-    Prices(
+    PricesConfig(
         *(Decimal(usd) for usd in ("3", "15", "0.3", "3.75")),
         service_tiers=MappingProxyType({"flex": TierPrices(Decimal(1), Decimal(40))}),
         long_context=LongContext(Decimal(6), Decimal(22), above_input_tokens=1000),
