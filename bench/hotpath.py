@@ -21,7 +21,7 @@ from unittest.mock import patch
 import uvloop
 from price_keeper import app
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.config import parse
+from price_keeper.config import parse_config
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.upstream import Connection, Endpoint
 from price_keeper.surface.listener import Listener
@@ -159,7 +159,7 @@ async def warm(folder: Path, then: Then, clock: Clock, body: bytes) -> None:
 
     with _looking_in() as found:
         os.environ.update(KEEPER)
-        await app.run(parse(text, "the benchmark's", {}), os.environ, started, clock)
+        await app.run(parse_config(text, "the benchmark's", {}), os.environ, started, clock)
     assert done.is_set()
 
 

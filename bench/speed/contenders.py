@@ -14,7 +14,7 @@ from pathlib import Path
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import SystemClock
-from price_keeper.config import parse
+from price_keeper.config import parse_config
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.stores.sqlite import SqliteStore
@@ -232,7 +232,7 @@ async def prepared(path: Path) -> None:
 
 
 def token(config_text: str, app: str = "shop") -> str:
-    config = parse(config_text, "the benchmark's", {})
+    config = parse_config(config_text, "the benchmark's", {})
     clock = SystemClock()
     tokens = Tokens(load_keys(config.auth.keys, KEEPER), config.auth.issuer, clock.now)
     return tokens.mint(ORG, app, 24 * 3600).token

@@ -19,7 +19,7 @@ from price_keeper.auth.clients import CREATED
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import SystemClock
-from price_keeper.config import parse
+from price_keeper.config import parse_config
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
@@ -67,7 +67,7 @@ class Service:
 
     @cached_property
     def _tokens(self) -> Tokens:
-        config = parse(self.config, "the benchmark's", {})
+        config = parse_config(self.config, "the benchmark's", {})
         return Tokens(load_keys(config.auth.keys, KEEPER), config.auth.issuer, SystemClock().now)
 
     def bearer(self, scope: Scope) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import SystemClock
-from price_keeper.config import parse
+from price_keeper.config import parse_config
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
@@ -85,6 +85,6 @@ async def _prepared(path: Path, apps: Sequence[Scope]) -> None:
 
 
 def _bearers(text: str, apps: Sequence[Scope]) -> list[str]:
-    config = parse(text, "the benchmark's", {})
+    config = parse_config(text, "the benchmark's", {})
     tokens = Tokens(load_keys(config.auth.keys, KEEPER), config.auth.issuer, SystemClock().now)
     return [tokens.mint(scope.org, scope.app, 24 * 3600).token for scope in apps]

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from price_keeper.clock import SystemClock
-from price_keeper.config import parse
+from price_keeper.config import parse_config
 from price_keeper.control import api
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import document
@@ -79,7 +79,7 @@ def is_of_the_configuration(block: Block) -> bool:
 @pytest.mark.parametrize("block", [each for each in ALL if is_of_the_configuration(each)], ids=str)
 def test_a_piece_of_configuration_is_good(block: Block) -> None:
     whole = over(yaml.safe_load(CONFIG_YAML.read_text()), yaml.safe_load(block.text))
-    parse(yaml.safe_dump(whole), str(block), {})
+    parse_config(yaml.safe_dump(whole), str(block), {})
 
 
 def over(below: Any, above: Any) -> Any:

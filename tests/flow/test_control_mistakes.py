@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.config import problems
-from price_keeper.config.keys import parse
+from price_keeper.config.keys import parse_config
 from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, few_guesses, nearest, one_line
 from price_keeper.control.bodies import MOST_PARTS, parsed
 from price_keeper.control.problems import MOST_MISTAKES, Problem
@@ -126,14 +126,14 @@ def test_with_a_thousand_names_to_choose_from_few_are_compared(compared: Compare
 def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Compared) -> None:
     lines = "".join(f"  jurnal{number}: 1\n" for number in range(3000))
     with pytest.raises(ConfigError) as refused:
-        parse(f"journal:\n{lines}", "config.yaml", {})
+        parse_config(f"journal:\n{lines}", "config.yaml", {})
     assert compared.calls <= MAX_GUESSES
     told = refused.value.problems
     assert len(told) == problems.MAX_TOLD + 1
     assert told[-1] == f"and {3001 - problems.MAX_TOLD} more mistakes"
     compared.calls = 0
     with pytest.raises(ConfigError, match="did you mean"):
-        parse("jurnal: 1\n", "config.yaml", {})
+        parse_config("jurnal: 1\n", "config.yaml", {})
     assert compared.calls == 1
 
 

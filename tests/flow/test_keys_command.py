@@ -12,7 +12,7 @@ import pytest
 import yaml
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.tokens import Tokens
-from price_keeper.config import load
+from price_keeper.config import load_config
 from price_keeper.errors import AccessDenied
 
 from tests.support.commands import called
@@ -44,7 +44,7 @@ def pasted(told: str) -> list[str]:
 def loaded(folder: Path, *blocks: str) -> Tokens:
     keys = [key for block in blocks for key in yaml.safe_load(block)["auth"]["keys"]]
     (folder / "config.yaml").write_text(yaml.safe_dump({"auth": {"keys": keys}}) + REST)
-    config = load(folder / "config.yaml", {})
+    config = load_config(folder / "config.yaml", {})
     return Tokens(load_keys(config.auth.keys, {}), "price-keeper", lambda: 1_800_000_000.0)
 
 
@@ -119,7 +119,7 @@ def test_names_and_folders_that_yaml_would_misread(tmp_path: Path, kid: str) -> 
     folder = tmp_path / "my: keys #1"
     blocks = pasted(new(tmp_path, "--kid", kid, "--out", str(folder)).stdout)
     (tmp_path / "config.yaml").write_text(blocks[0] + REST)
-    (key,) = load(tmp_path / "config.yaml", {}).auth.keys
+    (key,) = load_config(tmp_path / "config.yaml", {}).auth.keys
     assert (key.kid, key.private_key_file) == (kid, str(folder / f"{kid}.pem"))
 
 

@@ -13,7 +13,7 @@ from typing import cast
 from uuid import UUID
 
 import pytest
-from price_keeper.config import Config, parse
+from price_keeper.config import Config, parse_config
 from price_keeper.metering.price_updates import CLAIM_SECONDS
 from price_keeper.metering.profiles import Own
 from price_keeper.model import Caller, client_id_of
@@ -60,7 +60,7 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(api: Rig, capl
     first = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
     assert first.body["cost_usd_micros"] == "6000"
     await api.ask("GET", f"{SHOP}/model-selection", who=CALLER)
-    await take_on(api, replace(config(), labels=parse(OTHERS, "config.yaml", {}).labels))
+    await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
     told = f"SIGHUP: economy is no label any more, and is passed over in the model_ordering of ORG#{ORG}#APP#shop"
     assert [record.getMessage() for record in caplog.records] == [told]
     second = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-2"}, who=CALLER)
@@ -94,7 +94,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
     of = own.of
 
     async def while_they_are_read(caller: Caller) -> Own:
-        await take_on(api, replace(config(), labels=parse(OTHERS, "config.yaml", {}).labels))
+        await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
         return await of(caller)
 
     monkeypatch.setattr(own, "of", while_they_are_read)
@@ -155,7 +155,7 @@ async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after
 
 async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None:
     clock = ManualClock()
-    whole = parse(OTHERS, "config.yaml", {})
+    whole = parse_config(OTHERS, "config.yaml", {})
     async with Tasks(clock) as tasks:
         others = dict.fromkeys(map(str, range(MANY)), config().labels["premium"])
         before = replace(config(), labels={**config().labels, **others})

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
 from price_keeper import dataplane, tracing
-from price_keeper.config import parse
+from price_keeper.config import parse_config
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.errors import ConfigError
 from price_keeper.exchange import Handler, Request, Responder
@@ -354,7 +354,7 @@ async def test_where_its_packages_are_missing_the_start_says_so() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
     missing = {"price_keeper.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
-        async with dataplane.traces(parse(text, "test", {}), Telemetry()):
+        async with dataplane.traces(parse_config(text, "test", {}), Telemetry()):
             pass
 
 
@@ -377,7 +377,7 @@ def test_mistakes_of_its_configuration_are_told(said: str, complaint: str) -> No
         f"telemetry: {{{said}}}\nlabels: {{a: {{model: m, format: nova, prices_usd_per_1m: {{input: 1, output: 2}}}}}}"
     )
     with pytest.raises(ConfigError) as refused:
-        parse(text, "test", {})
+        parse_config(text, "test", {})
     (problem,) = refused.value.problems
     assert complaint in problem
     assert "pass@" not in problem

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from price_keeper.config.keys import ENV_PREFIX, Config, parse
+from price_keeper.config.keys import ENV_PREFIX, Config, parse_config
 from price_keeper.errors import ConfigError
 
 CONFIG_YAML = (Path(__file__).parents[2] / "config.yaml").read_text()
@@ -27,7 +27,7 @@ def outcome(text: str, environ: Mapping[str, str] | None = None) -> Outcome:
     """The configuration, or its problems, which must be fit to be shown."""
     began = time.monotonic()
     try:
-        return parse(text, "config.yaml", environ or {})
+        return parse_config(text, "config.yaml", environ or {})
     except ConfigError as error:
         found = error.problems
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from price_keeper.config.keys import Config, parse
+from price_keeper.config.keys import Config, parse_config
 from price_keeper.errors import ConfigError
 
 CONFIG_YAML = Path(__file__).parents[2] / "config.yaml"
@@ -21,12 +21,12 @@ labels:
 
 
 def read(text: str, environ: Mapping[str, str] | None = None) -> Config:
-    return parse(text + LABELS, "config.yaml", environ or {})
+    return parse_config(text + LABELS, "config.yaml", environ or {})
 
 
 def problems(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        parse(text, "config.yaml", environ or {})
+        parse_config(text, "config.yaml", environ or {})
     return list(caught.value.problems)
 
 

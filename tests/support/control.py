@@ -18,7 +18,7 @@ from price_keeper.auth.revocation import Revocation
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock
 from price_keeper.config import Address, Config
-from price_keeper.config.keys import parse
+from price_keeper.config.keys import parse_config
 from price_keeper.control import api
 from price_keeper.control.composed import parts_of
 from price_keeper.control.connections import DEFAULT, Limits
@@ -120,7 +120,7 @@ class Rig:
 
 
 def config() -> Config:
-    return parse(_CONFIG, "config.yaml", {})
+    return parse_config(_CONFIG, "config.yaml", {})
 
 
 @asynccontextmanager

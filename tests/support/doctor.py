@@ -13,7 +13,7 @@ from typing import Any
 from price_keeper.app import Role
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
-from price_keeper.config.keys import parse
+from price_keeper.config.keys import parse_config
 from price_keeper.doctor.findings import Finding, carried_out
 from price_keeper.doctor.patient import Patient
 from price_keeper.doctor.table import checks_of
@@ -26,7 +26,7 @@ labels:
 
 def configured(folder: Path, **sections: Mapping[str, Any]) -> Config:
     """Simulated and on SQLite, with everything in the folder, but for what the sections say."""
-    config = parse(CONFIG, "config.yaml", {})
+    config = parse_config(CONFIG, "config.yaml", {})
     usual: dict[str, Mapping[str, Any]] = {
         "upstream": {"endpoint": "simulated"},
         "store": {"path": str(folder / "data" / "price-keeper.db")},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from price_keeper.config.keys import Config, parse
+from price_keeper.config.keys import Config, parse_config
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs, TariffStatus
 from price_keeper.metering.pricing import Tariff, cost
@@ -57,7 +57,7 @@ class Fleet:
 
 
 def configured(text: str) -> Config:
-    return parse(text, "config.yaml", {})
+    return parse_config(text, "config.yaml", {})
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 import yaml
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Config, KeyConfig, load, parse
+from price_keeper.config.keys import Config, KeyConfig, load_config, parse_config
 from price_keeper.config.kinds import is_branching, is_list, is_mapping, item_kind, without_none
 from price_keeper.errors import ConfigError
 
@@ -22,7 +22,7 @@ from tests.support.configs import CONFIG_YAML, LABELS, label, problems, read
 
 
 def test_config_yaml_shows_the_defaults_and_the_demonstration_labels() -> None:
-    shown = load(CONFIG_YAML, {})
+    shown = load_config(CONFIG_YAML, {})
     assert shown == Config(labels=Config.development().labels)
 
 
@@ -77,7 +77,7 @@ def test_each_key_that_config_yaml_leaves_out_of_use_can_be_used() -> None:
     assert len(unused) == 17
     for line in unused:
         try:
-            parse(text.replace(line, line.replace("#", "", 1)), "config.yaml", {})
+            parse_config(text.replace(line, line.replace("#", "", 1)), "config.yaml", {})
         except ConfigError as error:  # only what goes against another key, never a key or a value that is wrong
             assert re.search("only allowed with|not for HS256|exactly one of", str(error)), error  # noqa: PT017
 
@@ -86,7 +86,7 @@ def test_the_file_is_named_as_it_was_given(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("labels: {}\n")
     with pytest.raises(ConfigError) as caught:
-        load(path, {})
+        load_config(path, {})
     assert caught.value.problems == (f"{path}:1: labels: at least one label is needed",)
 
 
@@ -118,7 +118,7 @@ def test_every_key_can_be_overridden() -> None:
 
 def test_the_whole_configuration_may_come_from_the_environment() -> None:
     one = "{one: {model: m, format: nova, prices_usd_per_1m: {input: 1, output: 2}}}"
-    assert parse("", "", {"PRICE_KEEPER__LABELS": one}) == parse(label(), "", {})
+    assert parse_config("", "", {"PRICE_KEEPER__LABELS": one}) == parse_config(label(), "", {})
 
 
 def test_mistakes_in_variables() -> None:

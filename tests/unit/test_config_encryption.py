@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from price_keeper.commands.places import loaded
 from price_keeper.config.checks import is_plain_remote
-from price_keeper.config.keys import parse
+from price_keeper.config.keys import parse_config
 from price_keeper.errors import ConfigError, StoreMisconfigured
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.stores.dynamodb import DynamoStore
@@ -40,7 +40,7 @@ def test_plain_http_endpoint_of_a_label_is_refused_unless_allowed() -> None:
         f"config.yaml:6: labels.one.endpoints.0.endpoint: {BESIDE}"
     ]
     assert problems("upstream: {allow_insecure: true}\n" + label(f"    endpoints: [{{{place}}}]"))
-    allowed = parse(label(f"    endpoints: [{{{place}, allow_insecure: true}}]"), "config.yaml", {})
+    allowed = parse_config(label(f"    endpoints: [{{{place}, allow_insecure: true}}]"), "config.yaml", {})
     assert allowed.labels["one"].endpoints[0].endpoint == REMOTE
 
 

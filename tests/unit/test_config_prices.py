@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from price_keeper.config.keys import PicoPrices, PricesConfig, TierPrices, parse
+from price_keeper.config.keys import PicoPrices, PricesConfig, TierPrices, parse_config
 
 from tests.support.configs import LABELS, label, problems, read
 
@@ -20,7 +20,7 @@ def test_prices_are_whole_pico_dollars_for_a_token() -> None:
     text = label(
         prices="{input: 3.00, output: 0.000001, cache_read: 1000000, service_tiers: {flex: {input: 1.5, output: 0}}}"
     )
-    prices = parse(text, "", {}).labels["one"].prices_usd_per_1m
+    prices = parse_config(text, "", {}).labels["one"].prices_usd_per_1m
     assert prices.pico_per_token == PicoPrices(3_000_000, 1, 10**12, None, None)
     assert prices.service_tiers["flex"].pico_per_token == PicoPrices(1_500_000, 0, None, None, None)
 
@@ -36,12 +36,12 @@ def test_units_and_jobs_have_whole_pico_dollars_too() -> None:
     assert config.guardrails.pico_per_unit("topic") == 150_000_000
     assert config.guardrails.pico_per_unit("automated_reasoning") == 1
     assert config.guardrails.pico_per_unit("word") == 0
-    one = parse(label("    price_usd_per_async_job: 0.000000000001"), "", {}).labels["one"]
+    one = parse_config(label("    price_usd_per_async_job: 0.000000000001"), "", {}).labels["one"]
     assert one.pico_per_async_job == 1
 
 
 def test_a_label_may_say_how_long_answers_are() -> None:
-    assert parse(label("    max_output_tokens: 4096"), "", {}).labels["one"].max_output_tokens == 4096
+    assert parse_config(label("    max_output_tokens: 4096"), "", {}).labels["one"].max_output_tokens == 4096
     assert read("").labels["one"].max_output_tokens is None
 
 
@@ -52,7 +52,7 @@ def test_without_their_prices_guardrails_and_jobs_have_none() -> None:
 
 def test_a_place_may_have_prices_of_its_own() -> None:
     places = "[{region: eu-west-1}, {region: us-east-1, prices_usd_per_1m: {input: 3, output: 4}}]"
-    one = parse(label(f"    endpoints: {places}"), "", {}).labels["one"]
+    one = parse_config(label(f"    endpoints: {places}"), "", {}).labels["one"]
     first, second = one.endpoints
     assert one.prices_at(first) == one.prices_usd_per_1m
     assert one.prices_at(second).input == 3
@@ -63,8 +63,8 @@ def test_every_table_of_prices_is_known_by_its_path() -> None:
         "{input: 1, output: 2, latency_optimized: {input: 3, output: 4}, service_tiers: {flex: {input: 5, output: 6}}, "
         "long_context: {above_input_tokens: 200000, input: 7, output: 8}}"
     )
-    found = parse(label(prices=prices), "", {}).labels["one"].prices_usd_per_1m
-    assert {path: table.input for path, table in found.each()} == {
+    found = parse_config(label(prices=prices), "", {}).labels["one"].prices_usd_per_1m
+    assert {path: table.input for path, table in found.iterate_tables()} == {
         (): 1,
         ("service_tiers", "flex"): 5,
         ("latency_optimized",): 3,
@@ -76,8 +76,8 @@ def test_every_table_of_prices_is_known_by_its_path() -> None:
 
 
 def test_prices_come_from_the_price_list_unless_negotiated() -> None:
-    assert parse(label(), "", {}).labels["one"].price_source == "aws"
-    assert parse(label("    price_source: config"), "", {}).labels["one"].price_source == "config"
+    assert parse_config(label(), "", {}).labels["one"].price_source == "aws"
+    assert parse_config(label("    price_source: config"), "", {}).labels["one"].price_source == "config"
 
 
 def test_metering_at_a_default_price() -> None:
@@ -96,7 +96,7 @@ def test_metering_at_a_default_price() -> None:
     ],
 )
 def test_a_model(model: str) -> None:
-    assert parse(label().replace("model: m", f"model: {model}"), "", {}).labels["one"].model == model
+    assert parse_config(label().replace("model: m", f"model: {model}"), "", {}).labels["one"].model == model
 
 
 @pytest.mark.parametrize(

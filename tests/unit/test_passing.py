@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.commands.passing import Passing
-from price_keeper.config import load
+from price_keeper.config import load_config
 from price_keeper.errors import ConfigError
 
 LABELS = """
@@ -28,7 +28,7 @@ class Pair:
         self.sockets = folder / "sockets"
         self.sockets.mkdir()
         self.write(1)
-        self.supervisor = Passing(load(self.file, {}), self.file, {}, self.sockets)
+        self.supervisor = Passing(load_config(self.file, {}), self.file, {}, self.sockets)
         self.worker = self.forked()
 
     def forked(self) -> Passing:

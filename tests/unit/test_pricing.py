@@ -111,7 +111,7 @@ TOKENS = st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
 
 def plain_cost(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> Fraction:
     """The rule once more, in fractions of a dollar and the words of the configuration."""
-    tables = [table for _, table in prices.each()]
+    tables = [table for _, table in prices.iterate_tables()]
     is_plain, is_default = latency in ("", "standard"), tier in ("", "default", "standard")
     table: TierPrices | None = None
     if prices.long_context is not None and sum(tokens) - tokens[1] > prices.long_context.above_input_tokens:

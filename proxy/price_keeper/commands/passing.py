@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from price_keeper.config import Config, parse, text_of
+from price_keeper.config import Config, parse_config, text_of
 from price_keeper.config.renewal import changes, fixed, renewed
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import log, tell_fixed, tell_refused
@@ -36,7 +36,7 @@ class Passing:
         """Whether there is something for the workers to read. Nothing that goes wrong here may end the supervisor."""
         try:
             text = text_of(self._path)
-            found = parse(text, str(self._path), self._environ)
+            found = parse_config(text, str(self._path), self._environ)
             self._tell_workers(text, is_good=True)
         except ConfigError as failure:
             tell_refused(failure.problems)
@@ -82,7 +82,7 @@ class Passing:
             return None
         if good > self._good:
             self._good = self._last = good
-            self.config = renewed(self.config, parse(text, str(self._path), self._environ))
+            self.config = renewed(self.config, parse_config(text, str(self._path), self._environ))
             return self.config
         if last > self._last:
             self._last = last

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from price_keeper.clock import Clock
 from price_keeper.commands.shared import NotAsked
-from price_keeper.config import Config, load
+from price_keeper.config import Config, load_config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.errors import StoreMisconfigured
 from price_keeper.stores.contract import Store
@@ -23,7 +23,7 @@ from price_keeper.stores.sqlite_file import find_missing_tables
 def loaded(path: Path) -> Config:
     if not path.exists():
         raise NotAsked(f"{path}: cannot be read: there is no such file; name one with --config FILE")
-    return load(path, os.environ)
+    return load_config(path, os.environ)
 
 
 def labels_told(config: Config) -> str:

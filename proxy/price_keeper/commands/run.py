@@ -16,12 +16,12 @@ import uvloop
 from price_keeper import app, hangups, logs
 from price_keeper.commands import crew
 from price_keeper.commands.places import loaded
-from price_keeper.config import Config, load
+from price_keeper.config import Config, load_config
 from price_keeper.memory import release_large_blocks
 
 
 def serve(chosen: Namespace) -> int:
-    config, read = loaded(chosen.config), partial(load, chosen.config, os.environ)
+    config, read = loaded(chosen.config), partial(load_config, chosen.config, os.environ)
     leave_no_core()
     release_large_blocks()
     logs.set_up(config.telemetry.logs, config.telemetry.log_level)

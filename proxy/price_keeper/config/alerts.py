@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from price_keeper.config import checks as must_be
 from price_keeper.config.reader import Mistake, reads
 
-MOST_THRESHOLDS = 20  # each is a marker in the store for every label and day
-HIGHEST_PCT = 999  # as wide as a marker's key
+MAX_THRESHOLDS = 20  # each is a marker in the store for every label and day
+MAX_THRESHOLD_PCT = 999  # as wide as a marker's key
 
-_URL = re.compile(r"(?P<origin>https://[^/?#@\\\s]+)(?P<rest>[/?][!\"$-~]*)?", re.ASCII)
-_LONGEST_URL = 2048
+_WEBHOOK_URL = re.compile(r"(?P<origin>https://[^/?#@\\\s]+)(?P<rest>[/?][!\"$-~]*)?", re.ASCII)
+_MAX_WEBHOOK_URL = 2048
 
 
-def _thresholds(thresholds: tuple[int, ...]) -> str | None:
-    if len(thresholds) > MOST_THRESHOLDS:
-        return f"expected at most {MOST_THRESHOLDS} thresholds"
-    if any(not 1 <= pct <= HIGHEST_PCT for pct in thresholds):
-        return f"expected percentages of 1 to {HIGHEST_PCT}"
+def _check_thresholds(thresholds: tuple[int, ...]) -> str | None:
+    if len(thresholds) > MAX_THRESHOLDS:
+        return f"expected at most {MAX_THRESHOLDS} thresholds"
+    if any(not 1 <= pct <= MAX_THRESHOLD_PCT for pct in thresholds):
+        return f"expected percentages of 1 to {MAX_THRESHOLD_PCT}"
     return None if len(set(thresholds)) == len(thresholds) else "expected each threshold once"
 
 
-def _webhook_url(text: str) -> str | None:
-    found = _URL.fullmatch(text) if len(text) <= _LONGEST_URL else None
-    if found is None or must_be.url(found["origin"]) is not None:
+def _check_webhook_url(text: str) -> str | None:
+    match = _WEBHOOK_URL.fullmatch(text) if len(text) <= _MAX_WEBHOOK_URL else None
+    if match is None or must_be.url(match["origin"]) is not None:
         return "expected https://host[:port][/path][?query], without a user or a fragment"
     return None
 
@@ -44,12 +44,12 @@ class WebhookConfig:
     rules = (exactly_one_secret,)
 
     # Many receivers take whoever knows the whole address for a friend, so it is told to nobody.
-    url: str = field(repr=False, metadata=reads(_webhook_url, private=True))
+    url: str = field(repr=False, metadata=reads(_check_webhook_url, private=True))
     secret_env: str | None = field(default=None, metadata=reads(must_be.variable))
     secret_file: str | None = field(default=None, metadata=reads(must_be.path))
 
 
 @dataclass(frozen=True, slots=True)
 class AlertsConfig:
-    thresholds_pct: tuple[int, ...] = field(default=(50, 80, 95, 100), metadata=reads(_thresholds))
+    thresholds_pct: tuple[int, ...] = field(default=(50, 80, 95, 100), metadata=reads(_check_thresholds))
     webhook: WebhookConfig | None = None

@@ -63,36 +63,36 @@ def app_id(text: str) -> str | None:
 
 
 def label_name(text: str) -> str | None:
-    good = "1 to 64 letters, digits or any of ._-, beginning with a letter or digit"
-    return None if is_label(text) else f"a label is named by {good}"
+    expected = "1 to 64 letters, digits or any of ._-, beginning with a letter or digit"
+    return None if is_label(text) else f"a label is named by {expected}"
 
 
 def time_zone(name: str) -> str | None:
-    known = _time_zones()
-    if name in known:
+    zones = _list_time_zones()
+    if name in zones:
         return None
-    hint = did_you_mean(name, known)
+    hint = did_you_mean(name, zones)
     return f"expected an IANA time zone{f' ({hint})' if hint else ''}"
 
 
 @lru_cache(maxsize=1)
-def _time_zones() -> frozenset[str]:
+def _list_time_zones() -> frozenset[str]:
     return frozenset(available_timezones())  # it searches the disk
 
 
 def price(usd_per_1m: Decimal) -> str | None:
-    return _price(usd_per_1m, "USD for a million tokens", pico_per_token)
+    return _check_price(usd_per_1m, "USD for a million tokens", pico_per_token)
 
 
 def unit_price(usd_per_1000: Decimal) -> str | None:
-    return _price(usd_per_1000, "USD for a thousand units", pico_per_unit)
+    return _check_price(usd_per_1000, "USD for a thousand units", pico_per_unit)
 
 
 def job_price(usd: Decimal) -> str | None:
-    return _price(usd, "USD for a job", pico_per_job)
+    return _check_price(usd, "USD for a job", pico_per_job)
 
 
-def _price(usd: Decimal, what: str, pico: Callable[[Decimal], int]) -> str | None:
+def _check_price(usd: Decimal, what: str, pico: Callable[[Decimal], int]) -> str | None:
     if not 0 <= usd <= _MAX_PRICE:
         return f"expected 0 to {_MAX_PRICE} {what}"
     try:
@@ -104,18 +104,18 @@ def _price(usd: Decimal, what: str, pico: Callable[[Decimal], int]) -> str | Non
 
 def pico_per_token(usd_per_1m: Decimal) -> int:
     """One USD for a million tokens is 10**6 pico-dollars for each."""
-    return _whole(Fraction(usd_per_1m) * 10**6, "six")
+    return _require_whole(Fraction(usd_per_1m) * 10**6, "six")
 
 
 def pico_per_unit(usd_per_1000: Decimal) -> int:
-    return _whole(Fraction(usd_per_1000) * 10**9, "nine")
+    return _require_whole(Fraction(usd_per_1000) * 10**9, "nine")
 
 
 def pico_per_job(usd: Decimal) -> int:
-    return _whole(Fraction(usd) * 10**12, "twelve")
+    return _require_whole(Fraction(usd) * 10**12, "twelve")
 
 
-def _whole(pico: Fraction, decimals: str) -> int:
+def _require_whole(pico: Fraction, decimals: str) -> int:
     """A part of a pico-dollar would be lost money."""
     if pico.denominator != 1:
         raise ValueError(f"expected at most {decimals} decimals")
@@ -134,7 +134,7 @@ def _is_host(text: str) -> bool:
         return is_name is not None
 
 
-def _host_of(text: str) -> str | None:
+def _parse_host(text: str) -> str | None:
     """Without the brackets that an IPv6 address, and it alone, is written in."""
     is_bracketed = text.startswith("[") and text.endswith("]")
     host = text[1:-1] if is_bracketed else text
@@ -142,8 +142,8 @@ def _host_of(text: str) -> str | None:
 
 
 def url(text: str) -> str | None:
-    found = re.fullmatch(r"https?://(\[[^\]]*\]|[^\[\]:/]*)(:([0-9]{1,5}))?", text)
-    if found is None or _host_of(found[1]) is None or not 1 <= int(found[3] or 80) <= 65535:
+    match = re.fullmatch(r"https?://(\[[^\]]*\]|[^\[\]:/]*)(:([0-9]{1,5}))?", text)
+    if match is None or _parse_host(match[1]) is None or not 1 <= int(match[3] or 80) <= 65535:
         return "expected http(s)://host or http(s)://host:port and nothing after it"
     return None
 
@@ -159,10 +159,10 @@ def is_plain_remote(text: str) -> bool:
     """Whether a URL's bytes travel unencrypted, and not only on this machine. Read as botocore's client does: it skips
     blanks and controls, and takes a URL without a scheme for http."""
     text = re.sub(r"[\x00-\x20]", "", text)
-    found = re.fullmatch(r"(?:http:)?//(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"(?:http:)?//(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
+    if match is None:
         return text.lower().startswith(("http:", "//"))
-    host = _host_of(found[1])
+    host = _parse_host(match[1])
     return host is None or not Address(host, 0).is_loopback
 
 
@@ -181,10 +181,10 @@ class Address:
     @classmethod
     def from_text(cls, text: str) -> Address:
         host, _, port = text.rpartition(":")
-        literal = _host_of(host)
-        if literal is None or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        parsed_host = _parse_host(host)
+        if parsed_host is None or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
             raise ValueError("expected host:port, such as 127.0.0.1:8080 or [::1]:8080")
-        return cls(literal, int(port))
+        return cls(parsed_host, int(port))
 
     @property
     def is_loopback(self) -> bool:

@@ -15,11 +15,11 @@ from typing import Literal
 from price_keeper.config import checks as must_be
 from price_keeper.config.alerts import AlertsConfig
 from price_keeper.config.checks import Address
-from price_keeper.config.encryption import endpoint_is_encrypted, variable_mistakes
+from price_keeper.config.encryption import endpoint_is_encrypted, find_insecure_variables
 
 # Prices are keys as well; they fill a file of their own.
 from price_keeper.config.prices import DEMO_LABELS as DEMO_LABELS
-from price_keeper.config.prices import PSEUDO_LABELS, GuardrailsConfig, missing_cache_prices
+from price_keeper.config.prices import PSEUDO_LABELS, GuardrailsConfig, find_missing_cache_prices
 from price_keeper.config.prices import EndpointConfig as EndpointConfig
 from price_keeper.config.prices import Format as Format
 from price_keeper.config.prices import LabelConfig as LabelConfig
@@ -35,29 +35,29 @@ from price_keeper.errors import ConfigError
 ENV_PREFIX = "PRICE_KEEPER__"
 
 
-def load(path: Path, environ: Mapping[str, str]) -> Config:
+def load_config(path: Path, environ: Mapping[str, str]) -> Config:
     """Raises ConfigError with every mistake of the file and of the variables that override it."""
-    return _with_safe_variables(read_file(Config, path, environ, ENV_PREFIX), environ)
+    return _require_safe_variables(read_file(Config, path, environ, ENV_PREFIX), environ)
 
 
-def parse(text: str, source: str, environ: Mapping[str, str]) -> Config:
+def parse_config(text: str, source: str, environ: Mapping[str, str]) -> Config:
     """As load, from a text that problems call `source`."""
-    return _with_safe_variables(read(Config, text, source, environ, ENV_PREFIX), environ)
+    return _require_safe_variables(read(Config, text, source, environ, ENV_PREFIX), environ)
 
 
-def _with_safe_variables(config: Config, environ: Mapping[str, str]) -> Config:
-    if problems := variable_mistakes(_configured_services(config), environ):
+def _require_safe_variables(config: Config, environ: Mapping[str, str]) -> Config:
+    if problems := find_insecure_variables(_list_configured_services(config), environ):
         raise ConfigError(problems)
     return config
 
 
 def listeners_differ(data: Address, control: Address, health: Address | None) -> Iterator[Mistake]:
-    taken = {data: "data"}
+    used_by = {data: "data"}
     for name, address in (("control", control), ("health", health)):
-        if address is not None and address.port and address in taken:
-            yield (name,), f"the same address as listen.{taken[address]}"
+        if address is not None and address.port and address in used_by:
+            yield (name,), f"the same address as listen.{used_by[address]}"
         elif address is not None:
-            taken[address] = name
+            used_by[address] = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class IdentityConfig:
     app: str = field(metadata=reads(must_be.app_id))
 
 
-_SHARED = ("secret_env", "secret_file")
-_PAIRED = ("private_key_env", "private_key_file", "public_key_file")
+_SYMMETRIC_SOURCES = ("secret_env", "secret_file")
+_ASYMMETRIC_SOURCES = ("private_key_env", "private_key_file", "public_key_file")
 
 
 def exactly_one_fitting_source(
@@ -143,13 +143,13 @@ def exactly_one_fitting_source(
     public_key_file: str | None,
 ) -> Iterator[Mistake]:
     values = (secret_env, secret_file, private_key_env, private_key_file, public_key_file)
-    given = [name for name, value in zip(_SHARED + _PAIRED, values, strict=True) if value is not None]
-    fitting = _SHARED if alg == "HS256" else _PAIRED
-    unfit = [name for name in given if name not in fitting]
-    for name in unfit:
-        yield (name,), f"not for {alg}, whose key comes from {' or '.join(fitting)}"
-    if not unfit and len(given) != 1:
-        yield (), f"exactly one of {', '.join(fitting)} is needed, found {' and '.join(given) or 'none'}"
+    present = [name for name, value in zip(_SYMMETRIC_SOURCES + _ASYMMETRIC_SOURCES, values, strict=True) if value is not None]
+    suitable = _SYMMETRIC_SOURCES if alg == "HS256" else _ASYMMETRIC_SOURCES
+    unsuitable = [name for name in present if name not in suitable]
+    for name in unsuitable:
+        yield (name,), f"not for {alg}, whose key comes from {' or '.join(suitable)}"
+    if not unsuitable and len(present) != 1:
+        yield (), f"exactly one of {', '.join(suitable)} is needed, found {' and '.join(present) or 'none'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
     if unlabelled == "meter" and default_price is None:
         yield ("default_price",), "required with unlabelled: meter"
     if default_price is not None:
-        why = "the model may be one that reads and writes caches"
-        yield from missing_cache_prices(("default_price",), default_price, why)
+        reason = "the model may be one that reads and writes caches"
+        yield from find_missing_cache_prices(("default_price",), default_price, reason)
 
 
 def models_have_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
@@ -259,7 +259,7 @@ def labels_are_no_models(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]
             yield ("labels", name, "model"), "also the name of another label"
 
 
-def _configured_services(config: Config) -> Iterator[tuple[str, str]]:
+def _list_configured_services(config: Config) -> Iterator[tuple[str, str]]:
     """What is called at an address of botocore's, by its names, and the key that allows any address."""
     store, upstream = config.store, config.upstream
     is_on_dynamodb, is_simulated = store.engine == "dynamodb", upstream.endpoint == "simulated"

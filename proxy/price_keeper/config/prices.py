@@ -20,7 +20,7 @@ from price_keeper.config.reader import Mistake, reads
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
 Tier = Literal["flex", "priority", "reserved"]  # next to the default one
 
-MOST_OUTPUT_TOKENS = 10_000_000  # of one answer: ten times what any model can say
+MAX_OUTPUT_TOKENS = 10_000_000  # of one answer: ten times what any model can say
 
 # What is spent apart from any model is counted under labels of its own, which no model may have.
 GUARDRAIL_LABEL = "guardrails"
@@ -51,8 +51,8 @@ class TierPrices:
     @property
     def pico_per_token(self) -> PicoPrices:
         cache = (self.cache_read, self.cache_write_5m, self.cache_write_1h)
-        known = (None if price is None else pico_per_token(price) for price in cache)
-        return PicoPrices(pico_per_token(self.input), pico_per_token(self.output), *known)
+        cache_pico = (None if price is None else pico_per_token(price) for price in cache)
+        return PicoPrices(pico_per_token(self.input), pico_per_token(self.output), *cache_pico)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PricesConfig(TierPrices):
     latency_optimized: TierPrices | None = field(default=None, kw_only=True)
     long_context: LongContext | None = field(default=None, kw_only=True)
 
-    def each(self) -> Iterator[tuple[tuple[str, ...], TierPrices]]:
+    def iterate_tables(self) -> Iterator[tuple[tuple[str, ...], TierPrices]]:
         """Every table of prices with its path below this one."""
         yield (), self
         for tier, prices in self.service_tiers.items():
@@ -119,40 +119,40 @@ class EndpointConfig:
 
 
 # Formats whose models use caches in every region, so that a label without these prices is one with unknown prices.
-_CACHING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_CACHE_PRICES_BY_FORMAT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"anthropic": ("cache_read", "cache_write_5m", "cache_write_1h")}
 )
 
 
-def missing_cache_prices(
-    path: tuple[str, ...], prices: TierPrices, why: str, names: tuple[str, ...] = _CACHING["anthropic"]
+def find_missing_cache_prices(
+    path: tuple[str, ...], prices: TierPrices, reason: str, names: tuple[str, ...] = _CACHE_PRICES_BY_FORMAT["anthropic"]
 ) -> Iterator[Mistake]:
     for name in names:
         if getattr(prices, name) is None:
-            yield (*path, name), f"required, but missing: {why}"
+            yield (*path, name), f"required, but missing: {reason}"
 
 
 def caches_have_prices(format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]) -> Iterator[Mistake]:
-    if format not in _CACHING:
+    if format not in _CACHE_PRICES_BY_FORMAT:
         return
-    why = f"models of format {format} read and write caches"
+    reason = f"models of format {format} read and write caches"
     tables = [(("prices_usd_per_1m",), prices_usd_per_1m)] + [
-        (("endpoints", str(number), "prices_usd_per_1m"), place.prices_usd_per_1m)
-        for number, place in enumerate(endpoints)
-        if place.prices_usd_per_1m is not None
+        (("endpoints", str(number), "prices_usd_per_1m"), endpoint.prices_usd_per_1m)
+        for number, endpoint in enumerate(endpoints)
+        if endpoint.prices_usd_per_1m is not None
     ]
     for path, table in tables:
-        for below, prices in table.each():
-            yield from missing_cache_prices((*path, *below), prices, why, _CACHING[format])
+        for below, prices in table.iterate_tables():
+            yield from find_missing_cache_prices((*path, *below), prices, reason, _CACHE_PRICES_BY_FORMAT[format])
 
 
 def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[Mistake]:
     first: dict[tuple[str, str], int] = {}
-    for number, place in enumerate(endpoints):
-        earlier = first.setdefault((place.region, place.model or model), number)
-        if place.prices_usd_per_1m != endpoints[earlier].prices_usd_per_1m:
-            told = f"not those of endpoints.{earlier}, which is the same model in the same region"
-            yield ("endpoints", str(number), "prices_usd_per_1m"), told
+    for number, endpoint in enumerate(endpoints):
+        earlier = first.setdefault((endpoint.region, endpoint.model or model), number)
+        if endpoint.prices_usd_per_1m != endpoints[earlier].prices_usd_per_1m:
+            complaint = f"not those of endpoints.{earlier}, which is the same model in the same region"
+            yield ("endpoints", str(number), "prices_usd_per_1m"), complaint
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ class LabelConfig:
     endpoints: tuple[EndpointConfig, ...] = ()  # tried in this order; without any, the upstream's own
     price_usd_per_async_job: Decimal | None = field(default=None, metadata=reads(must_be.job_price))
     # Put into requests of hard budgets that do not say how long their answer may be; without it those are refused.
-    max_output_tokens: int | None = field(default=None, metadata=reads(must_be.between(1, MOST_OUTPUT_TOKENS)))
+    max_output_tokens: int | None = field(default=None, metadata=reads(must_be.between(1, MAX_OUTPUT_TOKENS)))
 
-    def prices_at(self, place: EndpointConfig) -> PricesConfig:
-        return place.prices_usd_per_1m or self.prices_usd_per_1m
+    def prices_at(self, endpoint: EndpointConfig) -> PricesConfig:
+        return endpoint.prices_usd_per_1m or self.prices_usd_per_1m
 
     @property
     def pico_per_async_job(self) -> int | None:
@@ -177,18 +177,18 @@ class LabelConfig:
         return None if self.price_usd_per_async_job is None else pico_per_job(self.price_usd_per_async_job)
 
 
-def _demo_label(model: str, format: Format, *usd_per_1m: str) -> LabelConfig:
+def _build_demo_label(model: str, format: Format, *usd_per_1m: str) -> LabelConfig:
     return LabelConfig(model, format, PricesConfig(*(Decimal(usd) for usd in usd_per_1m)))
 
 
 DEMO_LABELS: Mapping[str, LabelConfig] = MappingProxyType(
     {
-        "premium": _demo_label(
+        "premium": _build_demo_label(
             "anthropic.claude-sonnet-4-5-20250929-v1:0", "anthropic", "3.00", "15.00", "0.30", "3.75", "6.00"
         ),
-        "standard": _demo_label(
+        "standard": _build_demo_label(
             "anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic", "1.00", "5.00", "0.10", "1.25", "2.00"
         ),
-        "economy": _demo_label("amazon.nova-lite-v1:0", "nova", "0.06", "0.24", "0.015", "0"),
+        "economy": _build_demo_label("amazon.nova-lite-v1:0", "nova", "0.06", "0.24", "0.015", "0"),
     }
 )

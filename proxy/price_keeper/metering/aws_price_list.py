@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-from price_keeper.config.encryption import refusal
+from price_keeper.config.encryption import explain_insecure_url
 from price_keeper.errors import PriceKeeperError
 from price_keeper.metering.price_list import SERVICE_CODES, Product, product_of
 
@@ -55,7 +55,7 @@ class AwsPriceList:
             self._session = self._session_of(botocore_session=await self._began())
         client = self._session.client("pricing", HOME_REGION, endpoint_url=self._endpoint, config=self._config)
         async with client as opened:
-            why = None if self._allow_insecure else refusal(opened.meta.endpoint_url, "upstream.allow_insecure")
+            why = None if self._allow_insecure else explain_insecure_url(opened.meta.endpoint_url, "upstream.allow_insecure")
             if why is not None:
                 raise PriceListUnreadable(f"the address of the AWS Price List: {why}")
             yield opened

@@ -15,7 +15,7 @@ import aioboto3
 from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
-from price_keeper.config.encryption import refusal
+from price_keeper.config.encryption import explain_insecure_url
 from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
@@ -108,7 +108,7 @@ class DynamoStore:
             raise errors.translate_error(failure) from None
         except ValueError as failure:  # of what stands in the shared configuration
             raise StoreMisconfigured(f"the address of DynamoDB: {failure}") from None
-        problem = None if self._allow_insecure else refusal(self.client.meta.endpoint_url, "store.allow_insecure")
+        problem = None if self._allow_insecure else explain_insecure_url(self.client.meta.endpoint_url, "store.allow_insecure")
         if problem is not None:
             await self._exit_stack.aclose()
             raise StoreMisconfigured(f"the address of DynamoDB: {problem}")

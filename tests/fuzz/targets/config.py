@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from price_keeper.config.keys import ENV_PREFIX, Config, parse
+from price_keeper.config.keys import ENV_PREFIX, Config, parse_config
 from price_keeper.errors import ConfigError
 
 from tests.fuzz.oracle import holds, same
@@ -80,7 +80,7 @@ def one(data: bytes) -> None:
 
 def _outcome(text: str, environ: Mapping[str, str]) -> Config | tuple[str, ...]:
     try:
-        return parse(text, "config.yaml", environ)
+        return parse_config(text, "config.yaml", environ)
     except ConfigError as refused:
         found = refused.problems
     holds(found, "refused without a word")
