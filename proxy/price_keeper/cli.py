@@ -65,12 +65,12 @@ def _prepare() -> None:
 
 def _tell(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
     """A line for each: where, or by whom, and what is wrong."""
-    from price_keeper.config.problems import one_line
+    from price_keeper.config.problems import escape_line
 
     if isinstance(failure, Misused):
         print(failure.parser.format_usage(), end="", file=sys.stderr)
     for problem in problems:
-        line = one_line(problem)
+        line = escape_line(problem)
         where, colon, what = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
         print(painted(where + colon, "" if " " in where else RED, sys.stderr) + what, file=sys.stderr)
     if isinstance(failure, Misused):

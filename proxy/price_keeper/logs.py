@@ -11,7 +11,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
-from price_keeper.config.problems import one_line
+from price_keeper.config.problems import escape_line
 
 OUR_OWN: Final = "price_keeper"
 _BELOW: Final = "    "  # before what follows a record's first line, so that none of it looks like another record
@@ -69,8 +69,8 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         worker = getattr(record, _WORKER, None)
         by = record.name if worker is None else f"{record.name} worker {worker}"
-        first = f"{_time(record)} {record.levelname} {by}: {one_line(record.getMessage())}"
-        return "\n".join([first, *(f"{_BELOW}{one_line(line)}" for line in _cause(record).splitlines())])
+        first = f"{_time(record)} {record.levelname} {by}: {escape_line(record.getMessage())}"
+        return "\n".join([first, *(f"{_BELOW}{escape_line(line)}" for line in _cause(record).splitlines())])
 
 
 class JsonLines(logging.Formatter):
@@ -79,14 +79,14 @@ class JsonLines(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": one_line(record.getMessage()),
+            "message": escape_line(record.getMessage()),
         }
         for name in (_REQUEST, _ANSWER, _WORKER):
             if hasattr(record, name):
                 told[name] = getattr(record, name)
         cause = _cause(record)
         if cause:
-            told["cause"] = [one_line(line) for line in cause.splitlines()]
+            told["cause"] = [escape_line(line) for line in cause.splitlines()]
         return json.dumps(told)
 
 

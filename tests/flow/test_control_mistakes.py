@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.config import problems
 from price_keeper.config.keys import parse_config
-from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, few_guesses, nearest, one_line
+from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, limit_guesses, find_nearest, escape_line
 from price_keeper.control.bodies import MOST_PARTS, parsed
 from price_keeper.control.problems import MOST_MISTAKES, Problem
 from price_keeper.control.terms import MOST_BYTES
@@ -115,12 +115,12 @@ def test_the_largest_bodies_that_somebody_means_are_read() -> None:
 
 def test_with_a_thousand_names_to_choose_from_few_are_compared(compared: Compared) -> None:
     names = [f"label-{number}" for number in range(3000)]
-    with few_guesses():
+    with limit_guesses():
         for number in range(1000):
-            nearest(f"labul-{number}", names)
+            find_nearest(f"labul-{number}", names)
     assert compared.names <= 3 * MAX_COMPARED
     assert compared.calls >= 1
-    assert nearest("premuim", ["premium"]) == "premium"  # whoever comes later is not kept short
+    assert find_nearest("premuim", ["premium"]) == "premium"  # whoever comes later is not kept short
 
 
 def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Compared) -> None:
@@ -129,8 +129,8 @@ def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Co
         parse_config(f"journal:\n{lines}", "config.yaml", {})
     assert compared.calls <= MAX_GUESSES
     told = refused.value.problems
-    assert len(told) == problems.MAX_TOLD + 1
-    assert told[-1] == f"and {3001 - problems.MAX_TOLD} more mistakes"
+    assert len(told) == problems.MAX_REPORTED + 1
+    assert told[-1] == f"and {3001 - problems.MAX_REPORTED} more mistakes"
     compared.calls = 0
     with pytest.raises(ConfigError, match="did you mean"):
         parse_config("jurnal: 1\n", "config.yaml", {})
@@ -139,7 +139,7 @@ def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Co
 
 @pytest.mark.parametrize("text", ["", "plain", "Grüße, 東京", "a\nb\x00\x1b[31m", "\u202eevil\ud800"])
 def test_one_line_is_printable_and_keeps_what_was(text: str) -> None:
-    told = one_line(text)
+    told = escape_line(text)
     assert told.isprintable()
     assert told.encode().decode("utf-8") == told
     assert (told == text) is text.isprintable()

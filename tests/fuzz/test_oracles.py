@@ -97,9 +97,9 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
     "lines that are not there": (
         "config",
-        wraps(problems.Problems, "lines", lambda told: [f"config.yaml:9999: {told}"]),
+        wraps(problems.ConfigProblems, "format_lines", lambda told: [f"config.yaml:9999: {told}"]),
     ),
-    "words that are none": ("config", puts(problems, "one_line", lambda text: f"{text}\n")),
+    "words that are none": ("config", puts(problems, "escape_line", lambda text: f"{text}\n")),
     "lines without their checksum": ("journal", puts(lines, "_values", lambda text: orjson.loads(text[9:] or b"[]"))),
     "calls that count twice": ("journal", puts(leftovers.Found, "leave_to", lambda *_: None)),
     "numbers that are rounded": ("values", wraps(sqlite_codec, "number", lambda value: float(value))),

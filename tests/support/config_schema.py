@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import pytest
-from price_keeper.config.reader import Mistake, read, reads
+from price_keeper.config.reader import RuleViolation, read_text, constraints
 from price_keeper.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ class Hue:
         return cls(int(text[:-3]))
 
 
-def low_is_below_high(low: int, high: int) -> Iterator[Mistake]:
+def low_is_below_high(low: int, high: int) -> Iterator[RuleViolation]:
     if low > high:
         yield ("high",), f"below low, which is {low}"
 
@@ -41,7 +41,7 @@ class Everything:
     name: str = "plain"
     note: str | None = "some"
     low: int = 1
-    high: int = field(default=9, metadata=reads(lambda number: None if number < 100 else "expected less than 100"))
+    high: int = field(default=9, metadata=constraints(lambda number: None if number < 100 else "expected less than 100"))
     ratio: float = 0.5
     amount: Decimal = Decimal("1.5")
     is_on: bool = False
@@ -53,11 +53,11 @@ class Everything:
     point: Point | None = None
     shades: dict[Literal["light", "dark"], int] = field(default_factory=dict)
     named: Mapping[str, Point] = field(
-        default_factory=dict, metadata=reads(keys=lambda name: None if name.islower() else "expected lower case")
+        default_factory=dict, metadata=constraints(keys=lambda name: None if name.islower() else "expected lower case")
     )
     free: dict[str, int] = field(default_factory=dict)
-    hidden: str = field(default="", metadata=reads(lambda text: "expected nothing" if text else None, private=True))
-    api_key_file: str | None = field(default=None, metadata=reads(lambda text: "expected something else"))
+    hidden: str = field(default="", metadata=constraints(lambda text: "expected nothing" if text else None, private=True))
+    api_key_file: str | None = field(default=None, metadata=constraints(lambda text: "expected something else"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Outer:
 
 
 def parse(text: str, environ: Mapping[str, str] | None = None, schema: Any = Everything) -> Any:
-    return read(schema, text, "c.yaml", environ or {}, "APP__")
+    return read_text(schema, text, "c.yaml", environ or {}, "APP__")
 
 
 def problems(text: str, environ: Mapping[str, str] | None = None, schema: Any = Everything) -> list[str]:

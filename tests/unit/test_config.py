@@ -13,7 +13,7 @@ import pytest
 import yaml
 from price_keeper.config.checks import Address
 from price_keeper.config.keys import Config, KeyConfig, load_config, parse_config
-from price_keeper.config.kinds import is_branching, is_list, is_mapping, item_kind, without_none
+from price_keeper.config.kinds import has_children, is_list, is_mapping, get_item_type, strip_optional
 from price_keeper.errors import ConfigError
 
 from tests.support.configs import CONFIG_YAML, LABELS, label, problems, read
@@ -36,11 +36,11 @@ Way = tuple[str, ...]
 
 def keys_of(kind: Any, path: Way = ()) -> Iterator[tuple[Any, Way]]:
     """Every path of the configuration, with * for an entry of a list or a mapping; and the section that it ends in."""
-    kind, _ = without_none(kind)
-    if not is_branching(kind):
+    kind, _ = strip_optional(kind)
+    if not has_children(kind):
         return
     if is_list(kind) or is_mapping(kind):
-        yield from keys_of(item_kind(kind), (*path, "*"))
+        yield from keys_of(get_item_type(kind), (*path, "*"))
         return
     for field in dataclasses.fields(kind):
         below = (*path, field.name)

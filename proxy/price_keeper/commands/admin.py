@@ -11,7 +11,7 @@ from urllib.parse import quote
 from price_keeper.commandline.options import KEY_VARIABLE
 from price_keeper.commands.asking import MOST_BYTES, Api, Refused, readable, secret_of
 from price_keeper.commands.shared import NotAsked
-from price_keeper.config.problems import one_line
+from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import API_KEY, MOST_AT_ONCE
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.model import is_org_id
@@ -86,7 +86,7 @@ class Admin:
             if refused.status != 400:
                 raise
             lines = [f"{path}: {text}" if path else text for path, text in refused.details]
-            raise ConfigError([one_line(line) for line in lines]) from None
+            raise ConfigError([escape_line(line) for line in lines]) from None
 
 
 def org_named(admin: Admin, text: str) -> str:
@@ -99,7 +99,7 @@ def org_named(admin: Admin, text: str) -> str:
         try:
             org = org_called(text, names)
         except ValueError as failure:
-            raise NotAsked(one_line(str(failure))) from None
+            raise NotAsked(escape_line(str(failure))) from None
         if not is_org_id(org):
             raise ValueError("this is no id")
     return org
@@ -128,4 +128,4 @@ def apps_there(admin: Admin, org: str) -> str:
     """For whoever named none, or one that is not there."""
     apps = admin.every(f"{scope_path(org)}/apps", "apps", NO_ORG)
     with readable(admin.api.url):
-        return one_line(", ".join(str(each["app"]) for each in apps)) or "none yet"
+        return escape_line(", ".join(str(each["app"]) for each in apps)) or "none yet"

@@ -17,7 +17,7 @@ from typing import Any
 from price_keeper.commandline.options import API_VARIABLE, USUAL_API
 from price_keeper.commands.shared import NotAsked
 from price_keeper.config.checks import control_url as url_complaint
-from price_keeper.config.problems import one_line
+from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import MOST_BYTES as MOST_SENT
 from price_keeper.errors import PriceKeeperError
 
@@ -165,7 +165,7 @@ class Api:
     def _why(self, status: int, text: str, details: tuple[tuple[str, str], ...], wait: int | None) -> str:
         where = "".join(f"; {path}: {message}" if path else f"; {message}" for path, message in details)
         again = "" if wait is None else f"; try again in {wait} s"
-        return one_line(f"{self.url} answered {status}: {text}{where}")[:MOST_TOLD] + again
+        return escape_line(f"{self.url} answered {status}: {text}{where}")[:MOST_TOLD] + again
 
 
 @contextmanager

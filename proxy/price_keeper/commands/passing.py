@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from price_keeper.config import Config, parse_config, text_of
+from price_keeper.config import Config, parse_config, read_config_file
 from price_keeper.config.renewal import changes, fixed, renewed
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import log, tell_fixed, tell_refused
@@ -35,7 +35,7 @@ class Passing:
     def pass_on(self) -> bool:
         """Whether there is something for the workers to read. Nothing that goes wrong here may end the supervisor."""
         try:
-            text = text_of(self._path)
+            text = read_config_file(self._path)
             found = parse_config(text, str(self._path), self._environ)
             self._tell_workers(text, is_good=True)
         except ConfigError as failure:

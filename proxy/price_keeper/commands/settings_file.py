@@ -10,9 +10,9 @@ from typing import Any
 
 from price_keeper.commands.asking import Refused
 from price_keeper.config.kinds import read_leaf
-from price_keeper.config.problems import Origin, one_line
-from price_keeper.config.reader import origin_of
-from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
+from price_keeper.config.problems import Origin, escape_line
+from price_keeper.config.reader import find_origin
+from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, InvalidYaml, compose_tree
 from price_keeper.control.terms import LONGEST_NAME
 from price_keeper.errors import ConfigError
 from price_keeper.selection.settings import told
@@ -26,7 +26,7 @@ class SettingsFile:
         self._root = self._composed(_text(name, self._source))
         lost = list(_lost(self._root))
         if lost:
-            raise ConfigError([one_line(f"{origin}: {key}: {reason}") for origin, key, reason in lost])
+            raise ConfigError([escape_line(f"{origin}: {key}: {reason}") for origin, key, reason in lost])
 
     @property
     def body(self) -> Any:
@@ -46,14 +46,14 @@ class SettingsFile:
     def _lines(self, details: tuple[tuple[str, str], ...]) -> list[str]:
         mistakes = [(_path(self._root, dotted), text) for dotted, text in details]
         # In the order of the lines; what is said of all of it, such as how many more there are, comes last.
-        mistakes.sort(key=lambda mistake: (not mistake[0], origin_of(self._root, mistake[0]).rank))
-        return [f"{origin_of(self._root, path)}: {told(path, text)}" for path, text in mistakes]
+        mistakes.sort(key=lambda mistake: (not mistake[0], find_origin(self._root, mistake[0]).rank))
+        return [f"{find_origin(self._root, path)}: {told(path, text)}" for path, text in mistakes]
 
     def _composed(self, text: str) -> Node:
         try:
-            return compose(text, lambda line: Origin(self._source, line))
-        except NotYaml as failure:
-            raise ConfigError([one_line(f"{failure.origin}: {failure}")]) from None
+            return compose_tree(text, lambda line: Origin(self._source, line))
+        except InvalidYaml as failure:
+            raise ConfigError([escape_line(f"{failure.origin}: {failure}")]) from None
 
 
 def _path(node: Node, dotted: str) -> tuple[str, ...]:
@@ -76,15 +76,15 @@ def _text(name: str, source: str) -> str:
         with open(name, "rb") as file:
             return file.read(enough).decode()
     except UnicodeDecodeError:
-        raise ConfigError([one_line(f"{source}: not UTF-8 text")]) from None
+        raise ConfigError([escape_line(f"{source}: not UTF-8 text")]) from None
     except (OSError, ValueError) as failure:
         reason = getattr(failure, "strerror", None) or "not a path"
-        raise ConfigError([one_line(f"{source}: cannot be read: {reason}")]) from None
+        raise ConfigError([escape_line(f"{source}: cannot be read: {reason}")]) from None
 
 
 def _lost(node: Node) -> Iterator[tuple[Origin, str, str]]:
     if isinstance(node, Branch):
-        yield from node.lost
+        yield from node.rejected_keys
         for child in node.children.values():
             yield from _lost(child)
 

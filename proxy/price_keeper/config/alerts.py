@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from price_keeper.config import checks as must_be
-from price_keeper.config.reader import Mistake, reads
+from price_keeper.config.reader import RuleViolation, constraints
 
 MAX_THRESHOLDS = 20  # each is a marker in the store for every label and day
 MAX_THRESHOLD_PCT = 999  # as wide as a marker's key
@@ -31,7 +31,7 @@ def _check_webhook_url(text: str) -> str | None:
     return None
 
 
-def exactly_one_secret(secret_env: str | None, secret_file: str | None) -> Iterator[Mistake]:
+def exactly_one_secret(secret_env: str | None, secret_file: str | None) -> Iterator[RuleViolation]:
     if (secret_env is None) is (secret_file is None):
         found = "none" if secret_env is None else "both"
         yield (), f"exactly one of secret_env and secret_file is needed, found {found}"
@@ -44,12 +44,12 @@ class WebhookConfig:
     rules = (exactly_one_secret,)
 
     # Many receivers take whoever knows the whole address for a friend, so it is told to nobody.
-    url: str = field(repr=False, metadata=reads(_check_webhook_url, private=True))
-    secret_env: str | None = field(default=None, metadata=reads(must_be.variable))
-    secret_file: str | None = field(default=None, metadata=reads(must_be.path))
+    url: str = field(repr=False, metadata=constraints(_check_webhook_url, private=True))
+    secret_env: str | None = field(default=None, metadata=constraints(must_be.variable))
+    secret_file: str | None = field(default=None, metadata=constraints(must_be.path))
 
 
 @dataclass(frozen=True, slots=True)
 class AlertsConfig:
-    thresholds_pct: tuple[int, ...] = field(default=(50, 80, 95, 100), metadata=reads(_check_thresholds))
+    thresholds_pct: tuple[int, ...] = field(default=(50, 80, 95, 100), metadata=constraints(_check_thresholds))
     webhook: WebhookConfig | None = None

@@ -12,23 +12,23 @@ from ipaddress import ip_address
 from zoneinfo import available_timezones
 
 from price_keeper.config.problems import did_you_mean
-from price_keeper.config.reader import Check
+from price_keeper.config.reader import ValueCheck
 from price_keeper.model import is_app_id, is_label, is_org_id
 
 _DAY_SECS = 86_400
 _MAX_PRICE = 1_000_000  # USD, for whatever is sold: a dollar a token is a slip of the pen
 
 
-def matching(pattern: str, complaint: str) -> Check:
+def matching(pattern: str, complaint: str) -> ValueCheck:
     compiled = re.compile(pattern)
     return lambda text: None if compiled.fullmatch(text) else complaint
 
 
-def between(low: int, high: int) -> Check:
+def between(low: int, high: int) -> ValueCheck:
     return lambda number: None if low <= number <= high else f"expected {low} to {high}"
 
 
-def at_least(low: int) -> Check:
+def at_least(low: int) -> ValueCheck:
     return lambda number: None if number >= low else f"expected at least {low}"
 
 

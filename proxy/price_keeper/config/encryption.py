@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from price_keeper.config.checks import is_plain_remote
-from price_keeper.config.reader import Mistake
+from price_keeper.config.reader import RuleViolation
 
 _PLAIN_HTTP_RISK = "plain http to another machine shows what is sent to everybody on the way: give https"
 
 
-def endpoint_is_encrypted(endpoint: str | None, allow_insecure: bool) -> Iterator[Mistake]:
+def endpoint_is_encrypted(endpoint: str | None, allow_insecure: bool) -> Iterator[RuleViolation]:
     if endpoint is not None and not allow_insecure and is_plain_remote(endpoint):
         yield ("endpoint",), f"{_PLAIN_HTTP_RISK}, or allow_insecure: true beside it"
 

@@ -27,8 +27,8 @@ from price_keeper.config.prices import PicoPrices as PicoPrices
 from price_keeper.config.prices import PricesConfig as PricesConfig
 from price_keeper.config.prices import Tier as Tier
 from price_keeper.config.prices import TierPrices as TierPrices
-from price_keeper.config.reader import Mistake, read, read_file, reads
-from price_keeper.config.reader import text_of as text_of
+from price_keeper.config.reader import RuleViolation, read_text, read_file, constraints
+from price_keeper.config.reader import read_config_file as read_config_file
 from price_keeper.config.telemetry import TelemetryConfig
 from price_keeper.errors import ConfigError
 
@@ -42,7 +42,7 @@ def load_config(path: Path, environ: Mapping[str, str]) -> Config:
 
 def parse_config(text: str, source: str, environ: Mapping[str, str]) -> Config:
     """As load, from a text that problems call `source`."""
-    return _require_safe_variables(read(Config, text, source, environ, ENV_PREFIX), environ)
+    return _require_safe_variables(read_text(Config, text, source, environ, ENV_PREFIX), environ)
 
 
 def _require_safe_variables(config: Config, environ: Mapping[str, str]) -> Config:
@@ -51,7 +51,7 @@ def _require_safe_variables(config: Config, environ: Mapping[str, str]) -> Confi
     return config
 
 
-def listeners_differ(data: Address, control: Address, health: Address | None) -> Iterator[Mistake]:
+def listeners_differ(data: Address, control: Address, health: Address | None) -> Iterator[RuleViolation]:
     used_by = {data: "data"}
     for name, address in (("control", control), ("health", health)):
         if address is not None and address.port and address in used_by:
@@ -62,8 +62,8 @@ def listeners_differ(data: Address, control: Address, health: Address | None) ->
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    certificate_file: str = field(metadata=reads(must_be.path))
-    key_file: str = field(metadata=reads(must_be.path))
+    certificate_file: str = field(metadata=constraints(must_be.path))
+    key_file: str = field(metadata=constraints(must_be.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ class ListenConfig:
     health: Address | None = None
     tls: TlsConfig | None = None  # of the data port
     # For all requests under way at once. Unless it is said, half of what the container may have; 256 without a limit.
-    request_memory_mib: int | None = field(default=None, metadata=reads(must_be.between(32, 1_048_576)))
+    request_memory_mib: int | None = field(default=None, metadata=constraints(must_be.between(32, 1_048_576)))
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamConfig:
     rules = (endpoint_is_encrypted,)
 
-    endpoint: str | None = field(default=None, metadata=reads(must_be.upstream_endpoint, private=True))
-    region: str = field(default="us-east-1", metadata=reads(must_be.region))
+    endpoint: str | None = field(default=None, metadata=constraints(must_be.upstream_endpoint, private=True))
+    region: str = field(default="us-east-1", metadata=constraints(must_be.region))
     auth: Literal["sigv4", "bearer"] = "sigv4"
     request_metadata: bool = False
     allow_insecure: bool = False
@@ -94,14 +94,14 @@ class StoreConfig:
     rules = (endpoint_is_encrypted,)
 
     engine: Literal["sqlite", "dynamodb"] = "sqlite"
-    path: str = field(default="./data/price-keeper.db", metadata=reads(must_be.path))
-    endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
-    region: str = field(default="us-east-1", metadata=reads(must_be.region))
-    table_prefix: str = field(default="price-keeper-", metadata=reads(must_be.table_prefix))
+    path: str = field(default="./data/price-keeper.db", metadata=constraints(must_be.path))
+    endpoint: str | None = field(default=None, metadata=constraints(must_be.url, private=True))
+    region: str = field(default="us-east-1", metadata=constraints(must_be.region))
+    table_prefix: str = field(default="price-keeper-", metadata=constraints(must_be.table_prefix))
     allow_insecure: bool = False
 
 
-def flush_interval_can_grow(flush_interval_secs: float, flush_interval_max_secs: float) -> Iterator[Mistake]:
+def flush_interval_can_grow(flush_interval_secs: float, flush_interval_max_secs: float) -> Iterator[RuleViolation]:
     if flush_interval_max_secs < flush_interval_secs:
         yield ("flush_interval_max_secs",), f"less than flush_interval_secs, which is {flush_interval_secs:g}"
 
@@ -110,24 +110,24 @@ def flush_interval_can_grow(flush_interval_secs: float, flush_interval_max_secs:
 class JournalConfig:
     rules = (flush_interval_can_grow,)
 
-    dir: str = field(default="./data/journal", metadata=reads(must_be.path))
-    flush_interval_secs: float = field(default=1.0, metadata=reads(must_be.seconds))
-    flush_interval_max_secs: float = field(default=15.0, metadata=reads(must_be.seconds))
-    fsync_interval_ms: int = field(default=50, metadata=reads(must_be.between(1, 60_000)))
-    max_unflushed_usd: Decimal = field(default=Decimal(100), metadata=reads(must_be.positive))
+    dir: str = field(default="./data/journal", metadata=constraints(must_be.path))
+    flush_interval_secs: float = field(default=1.0, metadata=constraints(must_be.seconds))
+    flush_interval_max_secs: float = field(default=15.0, metadata=constraints(must_be.seconds))
+    fsync_interval_ms: int = field(default=50, metadata=constraints(must_be.between(1, 60_000)))
+    max_unflushed_usd: Decimal = field(default=Decimal(100), metadata=constraints(must_be.positive))
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatorConfig:
-    interval_secs: float = field(default=60.0, metadata=reads(must_be.seconds))
+    interval_secs: float = field(default=60.0, metadata=constraints(must_be.seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityConfig:
     """Whom a sidecar that asks for no tokens spends for."""
 
-    org: str = field(metadata=reads(must_be.org_id))
-    app: str = field(metadata=reads(must_be.app_id))
+    org: str = field(metadata=constraints(must_be.org_id))
+    app: str = field(metadata=constraints(must_be.app_id))
 
 
 _SYMMETRIC_SOURCES = ("secret_env", "secret_file")
@@ -141,7 +141,7 @@ def exactly_one_fitting_source(
     private_key_env: str | None,
     private_key_file: str | None,
     public_key_file: str | None,
-) -> Iterator[Mistake]:
+) -> Iterator[RuleViolation]:
     values = (secret_env, secret_file, private_key_env, private_key_file, public_key_file)
     present = [name for name, value in zip(_SYMMETRIC_SOURCES + _ASYMMETRIC_SOURCES, values, strict=True) if value is not None]
     suitable = _SYMMETRIC_SOURCES if alg == "HS256" else _ASYMMETRIC_SOURCES
@@ -158,30 +158,30 @@ class KeyConfig:
 
     rules = (exactly_one_fitting_source,)
 
-    kid: str = field(metadata=reads(must_be.name))
+    kid: str = field(metadata=constraints(must_be.name))
     alg: Literal["HS256", "EdDSA", "RS256"]
-    secret_env: str | None = field(default=None, metadata=reads(must_be.variable))
-    secret_file: str | None = field(default=None, metadata=reads(must_be.path))
-    private_key_env: str | None = field(default=None, metadata=reads(must_be.variable))
-    private_key_file: str | None = field(default=None, metadata=reads(must_be.path))
-    public_key_file: str | None = field(default=None, metadata=reads(must_be.path))
+    secret_env: str | None = field(default=None, metadata=constraints(must_be.variable))
+    secret_file: str | None = field(default=None, metadata=constraints(must_be.path))
+    private_key_env: str | None = field(default=None, metadata=constraints(must_be.variable))
+    private_key_file: str | None = field(default=None, metadata=constraints(must_be.path))
+    public_key_file: str | None = field(default=None, metadata=constraints(must_be.path))
 
 
-def identity_goes_with_its_mode(mode: str, identity: IdentityConfig | None) -> Iterator[Mistake]:
+def identity_goes_with_its_mode(mode: str, identity: IdentityConfig | None) -> Iterator[RuleViolation]:
     if mode == "identity" and identity is None:
         yield ("identity",), "required with mode: identity"
     if mode != "identity" and identity is not None:
         yield ("identity",), "only allowed with mode: identity"
 
 
-def kids_differ(keys: tuple[KeyConfig, ...]) -> Iterator[Mistake]:
+def kids_differ(keys: tuple[KeyConfig, ...]) -> Iterator[RuleViolation]:
     first: dict[str, int] = {}
     for index, key in enumerate(keys):
         if first.setdefault(key.kid, index) != index:
             yield ("keys", str(index), "kid"), f"the same as auth.keys.{first[key.kid]}.kid"
 
 
-def sessions_outlive_tokens(access_seconds: int, refresh_seconds: int) -> Iterator[Mistake]:
+def sessions_outlive_tokens(access_seconds: int, refresh_seconds: int) -> Iterator[RuleViolation]:
     if refresh_seconds < access_seconds:
         yield ("refresh_seconds",), f"less than access_seconds, which is {access_seconds}"
 
@@ -192,23 +192,23 @@ class AuthConfig:
 
     mode: Literal["required", "identity"] = "required"
     identity: IdentityConfig | None = None
-    issuer: str = field(default="price-keeper", metadata=reads(must_be.name))
+    issuer: str = field(default="price-keeper", metadata=constraints(must_be.name))
     keys: tuple[KeyConfig, ...] = field(
         default=(KeyConfig("k1", "HS256", "PRICE_KEEPER_JWT_SECRET"),),
-        metadata=reads(must_be.not_empty("at least one key is needed")),
+        metadata=constraints(must_be.not_empty("at least one key is needed")),
     )
-    admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=reads(must_be.variable))
-    admin_api_key_file: str | None = field(default=None, metadata=reads(must_be.path))  # goes before the variable
-    access_seconds: int = field(default=3600, metadata=reads(must_be.between(1, 86_400)))
-    refresh_seconds: int = field(default=7 * 86_400, metadata=reads(must_be.between(1, 90 * 86_400)))
-    revocation_grace_seconds: int = field(default=600, metadata=reads(must_be.between(0, 86_400)))
-    control_url: str | None = field(default=None, metadata=reads(must_be.control_url))  # for sidecars that cannot mint
-    max_sessions: int = field(default=5, metadata=reads(must_be.at_least(0)))  # 0 is unlimited
+    admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=constraints(must_be.variable))
+    admin_api_key_file: str | None = field(default=None, metadata=constraints(must_be.path))  # goes before the variable
+    access_seconds: int = field(default=3600, metadata=constraints(must_be.between(1, 86_400)))
+    refresh_seconds: int = field(default=7 * 86_400, metadata=constraints(must_be.between(1, 90 * 86_400)))
+    revocation_grace_seconds: int = field(default=600, metadata=constraints(must_be.between(0, 86_400)))
+    control_url: str | None = field(default=None, metadata=constraints(must_be.control_url))  # for sidecars that cannot mint
+    max_sessions: int = field(default=5, metadata=constraints(must_be.at_least(0)))  # 0 is unlimited
 
 
 def refresh_quickens_when_tight(
     refresh_interval_normal_secs: int, refresh_interval_tight_secs: int
-) -> Iterator[Mistake]:
+) -> Iterator[RuleViolation]:
     if refresh_interval_tight_secs > refresh_interval_normal_secs:
         normal = f"refresh_interval_normal_secs, which is {refresh_interval_normal_secs}"
         yield ("refresh_interval_tight_secs",), f"more than {normal}"
@@ -220,19 +220,19 @@ class DefaultsConfig:
 
     rules = (refresh_quickens_when_tight,)
 
-    tight_mode_threshold_pct: int = field(default=95, metadata=reads(must_be.between(1, 100)))
-    refresh_interval_normal_secs: int = field(default=300, metadata=reads(must_be.seconds))
-    refresh_interval_tight_secs: int = field(default=60, metadata=reads(must_be.seconds))
+    tight_mode_threshold_pct: int = field(default=95, metadata=constraints(must_be.between(1, 100)))
+    refresh_interval_normal_secs: int = field(default=300, metadata=constraints(must_be.seconds))
+    refresh_interval_tight_secs: int = field(default=60, metadata=constraints(must_be.seconds))
     agg_shard_count: Literal[8, 16, 32, 64] = 8
-    timezone: str = field(default="UTC", metadata=reads(must_be.time_zone))
+    timezone: str = field(default="UTC", metadata=constraints(must_be.time_zone))
 
 
-def identity_stays_on_loopback(listen: ListenConfig, auth: AuthConfig) -> Iterator[Mistake]:
+def identity_stays_on_loopback(listen: ListenConfig, auth: AuthConfig) -> Iterator[RuleViolation]:
     if auth.mode == "identity" and not listen.data.is_loopback:
         yield ("listen", "data"), "must be loopback with auth.mode: identity, where any caller can spend"
 
 
-def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> Iterator[Mistake]:
+def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> Iterator[RuleViolation]:
     if unlabelled == "meter" and default_price is None:
         yield ("default_price",), "required with unlabelled: meter"
     if default_price is not None:
@@ -240,20 +240,20 @@ def metering_has_prices(unlabelled: str, default_price: TierPrices | None) -> It
         yield from find_missing_cache_prices(("default_price",), default_price, reason)
 
 
-def models_have_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
+def models_have_one_label(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
     first: dict[str, str] = {}
     for name, label in labels.items():
         if first.setdefault(label.model, name) != name:
             yield ("labels", name, "model"), f"the same model as labels.{first[label.model]}"
 
 
-def labels_are_not_taken(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
+def labels_are_not_taken(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
     for name in labels:
         if name in PSEUDO_LABELS:
             yield ("labels", name), f"the name under which {PSEUDO_LABELS[name]} are counted"
 
 
-def labels_are_no_models(labels: Mapping[str, LabelConfig]) -> Iterator[Mistake]:
+def labels_are_no_models(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViolation]:
     for name, label in labels.items():
         if label.model != name and label.model in labels:
             yield ("labels", name, "model"), "also the name of another label"
@@ -299,7 +299,7 @@ class Config:
     default_price: TierPrices | None = None
     guardrails: GuardrailsConfig | None = None  # without their prices, none is applied
     labels: Mapping[str, LabelConfig] = field(
-        metadata=reads(must_be.not_empty("at least one label is needed"), keys=must_be.label_name)
+        metadata=constraints(must_be.not_empty("at least one label is needed"), keys=must_be.label_name)
     )
     defaults: DefaultsConfig = DefaultsConfig()
 

@@ -10,95 +10,95 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from price_keeper.config.kinds import is_branching, is_text, item_kind, without_none
-from price_keeper.config.problems import Origin, Problems, Spot, listed
-from price_keeper.config.tree import Branch, Leaf, Node, NotYaml, compose
+from price_keeper.config.kinds import has_children, is_text, get_item_type, strip_optional
+from price_keeper.config.problems import Origin, ConfigProblems, ConfigPath, join_names
+from price_keeper.config.tree import Branch, Leaf, Node, InvalidYaml, compose_tree
 
 
-def apply_overrides(schema: Any, root: Branch, environ: Mapping[str, str], prefix: str, problems: Problems) -> None:
-    overrides = _Overrides(schema, root, problems)
+def apply_overrides(schema: Any, root: Branch, environ: Mapping[str, str], prefix: str, problems: ConfigProblems) -> None:
+    overrides = _OverrideApplier(schema, root, problems)
     names = [name for name in environ if name.upper().startswith(prefix)]
     for name in sorted(names, key=lambda name: (name.count("__"), name)):  # a section before the keys in it
         overrides.apply(Origin(name), name[len(prefix) :], environ[name])
 
 
-class _Overrides:
-    def __init__(self, schema: Any, root: Branch, problems: Problems) -> None:
+class _OverrideApplier:
+    def __init__(self, schema: Any, root: Branch, problems: ConfigProblems) -> None:
         self._schema, self._root, self._problems = schema, root, problems
         self._set_by: dict[str, str] = {}
 
     def apply(self, origin: Origin, rest: str, raw: str) -> None:
         kind, node, path = self._schema, self._root, list[str]()
-        while (name := self._first_key(kind, node, rest, origin, Spot().below(path))) is not None:
+        while (name := self._match_key(kind, node, rest, origin, ConfigPath().descend(path))) is not None:
             rest = rest[len(name) + 2 :]
             path.append(name)
-            kind = _kind_below(kind, name)
+            kind = _get_child_type(kind, name)
             if not rest:
                 self._set(path, kind, origin, raw)
                 break
-            node = _branch_below(node, name) or Branch(origin)
+            node = _get_branch(node, name) or Branch(origin)
 
-    def _first_key(self, kind: Any, node: Branch, rest: str, origin: Origin, spot: Spot) -> str | None:
+    def _match_key(self, kind: Any, node: Branch, rest: str, origin: Origin, spot: ConfigPath) -> str | None:
         """The key that `rest` begins with: as spelled, else in any case, else with `_` for `-` and `.`."""
-        names = _keys(kind, node)
-        for spelled in (str, str.upper, _as_variable):
+        names = _list_keys(kind, node)
+        for spelled in (str, str.upper, _to_variable_name):
             matches = [name for name in names if f"{spelled(rest)}__".startswith(f"{spelled(name)}__")]
             if len(matches) == 1:
                 return matches[0]
             if matches:
-                self._problems.add(origin, spot, f"ambiguous, may mean {listed(sorted(matches))}")
+                self._problems.add(origin, spot, f"ambiguous, may mean {join_names(sorted(matches))}")
                 return None
-        self._problems.unknown_key(origin, spot, rest.split("__")[0].lower(), names)
+        self._problems.add_unknown_key(origin, spot, rest.split("__")[0].lower(), names)
         return None
 
     def _set(self, path: list[str], kind: Any, origin: Origin, raw: str) -> None:
-        spot = Spot().below(path)
+        spot = ConfigPath().descend(path)
         earlier = self._set_by.setdefault(spot.path, origin.name)
         if earlier != origin.name:
             self._problems.add(origin, spot, f"already set by {earlier}")
             return
         try:
-            value = _from_variable(kind, raw, origin)
-        except NotYaml as error:
+            value = _parse_variable(kind, raw, origin)
+        except InvalidYaml as error:
             self._problems.add(origin, spot, str(error))
         else:
-            _section(self._root, path[:-1], origin).children[path[-1]] = value
+            _ensure_section(self._root, path[:-1], origin).children[path[-1]] = value
 
 
-def _as_variable(name: str) -> str:
+def _to_variable_name(name: str) -> str:
     return name.upper().replace("-", "_").replace(".", "_")
 
 
-def _from_variable(kind: Any, raw: str, origin: Origin) -> Node:
+def _parse_variable(kind: Any, raw: str, origin: Origin) -> Node:
     """Text is taken as it stands, so that nobody has to quote it twice; all else is YAML."""
-    kind, is_optional = without_none(kind)
+    kind, is_optional = strip_optional(kind)
     if is_text(kind) and not (is_optional and raw == ""):
         return Leaf(origin, raw, "str")
-    return compose(raw, lambda _: origin)
+    return compose_tree(raw, lambda _: origin)
 
 
-def _section(node: Branch, path: list[str], origin: Origin) -> Branch:
+def _ensure_section(node: Branch, path: list[str], origin: Origin) -> Branch:
     """The section at the end of the path, with those on the way that nobody has written yet."""
     for name in path:
         below = node.children.get(name)
         if below is None or (isinstance(below, Leaf) and below.is_null):
             node.children[name] = Branch(origin)
-        node = _branch_below(node, name) or Branch(origin)  # text in its place stays: the reader reports it
+        node = _get_branch(node, name) or Branch(origin)  # text in its place stays: the reader reports it
     return node
 
 
-def _branch_below(node: Branch, name: str) -> Branch | None:
+def _get_branch(node: Branch, name: str) -> Branch | None:
     below = node.children.get(name)
     return below if isinstance(below, Branch) else None
 
 
-def _keys(kind: Any, node: Branch) -> list[str]:
-    kind, _ = without_none(kind)
-    if not is_branching(kind):
+def _list_keys(kind: Any, node: Branch) -> list[str]:
+    kind, _ = strip_optional(kind)
+    if not has_children(kind):
         return []
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(node.children)
 
 
-def _kind_below(kind: Any, name: str) -> Any:
-    kind, _ = without_none(kind)
-    return get_type_hints(kind)[name] if dataclasses.is_dataclass(kind) else item_kind(kind)
+def _get_child_type(kind: Any, name: str) -> Any:
+    kind, _ = strip_optional(kind)
+    return get_type_hints(kind)[name] if dataclasses.is_dataclass(kind) else get_item_type(kind)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from price_keeper.config import checks as must_be
 from price_keeper.config.checks import pico_per_job, pico_per_token, pico_per_unit
 from price_keeper.config.encryption import endpoint_is_encrypted
-from price_keeper.config.reader import Mistake, reads
+from price_keeper.config.reader import RuleViolation, constraints
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
 Tier = Literal["flex", "priority", "reserved"]  # next to the default one
@@ -42,11 +42,11 @@ class PicoPrices(NamedTuple):
 class TierPrices:
     """USD for a million tokens."""
 
-    input: Decimal = field(metadata=reads(must_be.price))
-    output: Decimal = field(metadata=reads(must_be.price))
-    cache_read: Decimal | None = field(default=None, metadata=reads(must_be.price))
-    cache_write_5m: Decimal | None = field(default=None, metadata=reads(must_be.price))
-    cache_write_1h: Decimal | None = field(default=None, metadata=reads(must_be.price))
+    input: Decimal = field(metadata=constraints(must_be.price))
+    output: Decimal = field(metadata=constraints(must_be.price))
+    cache_read: Decimal | None = field(default=None, metadata=constraints(must_be.price))
+    cache_write_5m: Decimal | None = field(default=None, metadata=constraints(must_be.price))
+    cache_write_1h: Decimal | None = field(default=None, metadata=constraints(must_be.price))
 
     @property
     def pico_per_token(self) -> PicoPrices:
@@ -59,7 +59,7 @@ class TierPrices:
 class LongContext(TierPrices):
     """The prices of a whole call whose input, with all that a cache read and wrote, is larger than this."""
 
-    above_input_tokens: int = field(kw_only=True, metadata=reads(must_be.between(1000, 100_000_000)))
+    above_input_tokens: int = field(kw_only=True, metadata=constraints(must_be.between(1000, 100_000_000)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,16 @@ class PricesConfig(TierPrices):
 class UnitPrices:
     """USD for a thousand units of ApplyGuardrail's policies, and of InvokeGuardrailChecks' checks."""
 
-    content: Decimal = field(metadata=reads(must_be.unit_price))
-    content_image: Decimal = field(metadata=reads(must_be.unit_price))
-    topic: Decimal = field(metadata=reads(must_be.unit_price))
-    sensitive_information: Decimal = field(metadata=reads(must_be.unit_price))
-    contextual_grounding: Decimal = field(metadata=reads(must_be.unit_price))
-    automated_reasoning: Decimal = field(metadata=reads(must_be.unit_price))
-    check_content_filter: Decimal = field(metadata=reads(must_be.unit_price))
-    check_prompt_attack: Decimal = field(metadata=reads(must_be.unit_price))
-    check_sensitive_information: Decimal = field(metadata=reads(must_be.unit_price))
-    word: Decimal = field(default=Decimal(0), metadata=reads(must_be.unit_price))  # AWS does not charge for it
+    content: Decimal = field(metadata=constraints(must_be.unit_price))
+    content_image: Decimal = field(metadata=constraints(must_be.unit_price))
+    topic: Decimal = field(metadata=constraints(must_be.unit_price))
+    sensitive_information: Decimal = field(metadata=constraints(must_be.unit_price))
+    contextual_grounding: Decimal = field(metadata=constraints(must_be.unit_price))
+    automated_reasoning: Decimal = field(metadata=constraints(must_be.unit_price))
+    check_content_filter: Decimal = field(metadata=constraints(must_be.unit_price))
+    check_prompt_attack: Decimal = field(metadata=constraints(must_be.unit_price))
+    check_sensitive_information: Decimal = field(metadata=constraints(must_be.unit_price))
+    word: Decimal = field(default=Decimal(0), metadata=constraints(must_be.unit_price))  # AWS does not charge for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class EndpointConfig:
 
     rules = (endpoint_is_encrypted,)
 
-    region: str = field(metadata=reads(must_be.region))
-    model: str | None = field(default=None, metadata=reads(must_be.model))
-    endpoint: str | None = field(default=None, metadata=reads(must_be.url, private=True))
+    region: str = field(metadata=constraints(must_be.region))
+    model: str | None = field(default=None, metadata=constraints(must_be.model))
+    endpoint: str | None = field(default=None, metadata=constraints(must_be.url, private=True))
     prices_usd_per_1m: PricesConfig | None = None
     allow_insecure: bool = False
 
@@ -126,13 +126,13 @@ _CACHE_PRICES_BY_FORMAT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def find_missing_cache_prices(
     path: tuple[str, ...], prices: TierPrices, reason: str, names: tuple[str, ...] = _CACHE_PRICES_BY_FORMAT["anthropic"]
-) -> Iterator[Mistake]:
+) -> Iterator[RuleViolation]:
     for name in names:
         if getattr(prices, name) is None:
             yield (*path, name), f"required, but missing: {reason}"
 
 
-def caches_have_prices(format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]) -> Iterator[Mistake]:
+def caches_have_prices(format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]) -> Iterator[RuleViolation]:
     if format not in _CACHE_PRICES_BY_FORMAT:
         return
     reason = f"models of format {format} read and write caches"
@@ -146,7 +146,7 @@ def caches_have_prices(format: Format, prices_usd_per_1m: PricesConfig, endpoint
             yield from find_missing_cache_prices((*path, *below), prices, reason, _CACHE_PRICES_BY_FORMAT[format])
 
 
-def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[Mistake]:
+def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> Iterator[RuleViolation]:
     first: dict[tuple[str, str], int] = {}
     for number, endpoint in enumerate(endpoints):
         earlier = first.setdefault((endpoint.region, endpoint.model or model), number)
@@ -159,14 +159,14 @@ def places_have_one_price(model: str, endpoints: tuple[EndpointConfig, ...]) -> 
 class LabelConfig:
     rules = (caches_have_prices, places_have_one_price)
 
-    model: str = field(metadata=reads(must_be.model))
+    model: str = field(metadata=constraints(must_be.model))
     format: Format
     prices_usd_per_1m: PricesConfig
     price_source: Literal["aws", "config"] = "aws"
     endpoints: tuple[EndpointConfig, ...] = ()  # tried in this order; without any, the upstream's own
-    price_usd_per_async_job: Decimal | None = field(default=None, metadata=reads(must_be.job_price))
+    price_usd_per_async_job: Decimal | None = field(default=None, metadata=constraints(must_be.job_price))
     # Put into requests of hard budgets that do not say how long their answer may be; without it those are refused.
-    max_output_tokens: int | None = field(default=None, metadata=reads(must_be.between(1, MAX_OUTPUT_TOKENS)))
+    max_output_tokens: int | None = field(default=None, metadata=constraints(must_be.between(1, MAX_OUTPUT_TOKENS)))
 
     def prices_at(self, endpoint: EndpointConfig) -> PricesConfig:
         return endpoint.prices_usd_per_1m or self.prices_usd_per_1m

@@ -19,10 +19,10 @@ _SPEAKS_OF_SECRETS = re.compile(r"secret|passw|(?<!input_)(?<!output_)token|cred
 _NAMES_A_SECRET = re.compile(
     r"(.*[_-])?(secrets?|passwords?|passwd|token|credentials?|(private|api)[_-]?key)", re.IGNORECASE
 )
-_UNUSUAL = re.compile(r"[^ -~]")
+_NON_ASCII = re.compile(r"[^ -~]")
 MAX_SHOWN = 64  # characters of a key or a value: enough to find it, short enough for a line
 MAX_LISTED = 20  # keys: there may be a thousand labels
-MAX_TOLD = 100  # mistakes of a configuration: whoever made more reads the first ones
+MAX_REPORTED = 100  # mistakes of a configuration: whoever made more reads the first ones
 
 # To find what was meant takes a millisecond or more, so whoever reads what others wrote looks for little of it.
 MAX_GUESSES = 12
@@ -45,78 +45,78 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ConfigPath:
     """A place in the configuration: its dotted path, and whether a value that stands there may be shown."""
 
     path: str = ""
     is_private: bool = False
 
-    def child(self, name: str, private: bool = False) -> Spot:
-        path = f"{self.path}.{shortened(name)}" if self.path else shortened(name)
-        return Spot(path, self.is_private or private or _SPEAKS_OF_SECRETS.search(name) is not None)
+    def child(self, name: str, private: bool = False) -> ConfigPath:
+        path = f"{self.path}.{shorten_key(name)}" if self.path else shorten_key(name)
+        return ConfigPath(path, self.is_private or private or _SPEAKS_OF_SECRETS.search(name) is not None)
 
-    def stranger(self, name: str) -> Spot:
+    def unknown_child(self, name: str) -> ConfigPath:
         """The spot of a key that has no business here. Among secrets it may itself be a piece of one."""
         return self.child("?" if self.is_private else name)
 
-    def below(self, path: Iterable[str]) -> Spot:
-        spot = self
+    def descend(self, path: Iterable[str]) -> ConfigPath:
+        current = self
         for name in path:
-            spot = spot.child(name)
-        return spot
+            current = current.child(name)
+        return current
 
 
-class Problems:
+class ConfigProblems:
     def __init__(self) -> None:
         self._found: list[tuple[Origin, str]] = []
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, origin: Origin, spot: Spot, complaint: str) -> None:
+    def add(self, origin: Origin, spot: ConfigPath, complaint: str) -> None:
         path = f"{spot.path}: " if spot.path else ""
         self._found.append((origin, f"{origin}: {path}{complaint}"))
 
-    def unknown_key(self, origin: Origin, section: Spot, name: str, allowed: list[str]) -> None:
-        self.add(origin, section.stranger(name), _about_unknown(name, allowed))
+    def add_unknown_key(self, origin: Origin, section: ConfigPath, name: str, allowed: list[str]) -> None:
+        self.add(origin, section.unknown_child(name), _explain_unknown_key(name, allowed))
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """In the order of the file's lines, then by variable; at the end, how many more there are."""
         ordered = sorted(self._found, key=lambda found: found[0].rank)
-        more = [f"and {len(ordered) - MAX_TOLD} more mistakes"] * (len(ordered) > MAX_TOLD)
-        return [one_line(text) for _, text in ordered[:MAX_TOLD]] + more
+        omitted = [f"and {len(ordered) - MAX_REPORTED} more mistakes"] * (len(ordered) > MAX_REPORTED)
+        return [escape_line(text) for _, text in ordered[:MAX_REPORTED]] + omitted
 
 
 @dataclass(slots=True)
-class _Guessing:
+class _GuessCount:
     guesses: int = 0
     compared: int = 0
 
     @property
-    def may_go_on(self) -> bool:
+    def may_guess(self) -> bool:
         return self.guesses < MAX_GUESSES and self.compared < MAX_COMPARED
 
 
-_guessing: ContextVar[_Guessing | None] = ContextVar("guessing", default=None)
+_guessing: ContextVar[_GuessCount | None] = ContextVar("guessing", default=None)
 
 
 @contextmanager
-def few_guesses() -> Iterator[None]:
+def limit_guesses() -> Iterator[None]:
     """For one body or one configuration: the first unknown names alone are compared with those that there are.
 
     It holds for the task that enters it, so that what checks a single name need not be handed a count.
     """
-    before = _guessing.set(_Guessing())
+    before = _guessing.set(_GuessCount())
     try:
         yield
     finally:
         _guessing.reset(before)
 
 
-def nearest(word: str, options: Iterable[str]) -> str | None:
+def find_nearest(word: str, options: Iterable[str]) -> str | None:
     """The option that `word` was probably meant to be; upper and lower case do not matter."""
-    guessing = _guessing.get() or _Guessing()
-    if len(word) > MAX_SHOWN or not guessing.may_go_on:
+    guessing = _guessing.get() or _GuessCount()
+    if len(word) > MAX_SHOWN or not guessing.may_guess:
         return None
     by_lower = {option.lower(): option for option in islice(options, 2 * MAX_COMPARED)}
     guessing.guesses += 1
@@ -126,34 +126,34 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    near = nearest(word, options)
-    return f'did you mean "{near}"?' if near else ""
+    nearest = find_nearest(word, options)
+    return f'did you mean "{nearest}"?' if nearest else ""
 
 
-def listed(names: Sequence[object]) -> str:
+def join_names(names: Sequence[object]) -> str:
     return ", ".join([str(name) for name in names[:MAX_LISTED]] + ["..."] * (len(names) > MAX_LISTED))
 
 
-def shortened(name: str) -> str:
+def shorten_key(name: str) -> str:
     """A key as it may be shown. `secret:abc`, the space forgotten, is a key to YAML: show the part before the colon."""
     word = re.match(rf"[\w.-]{{0,{MAX_SHOWN}}}", name)
     return name if word is None or word[0] == name != "" else f"{word[0]}..."
 
 
-def one_line(text: str) -> str:
-    return _UNUSUAL.sub(lambda found: _spelt(found[0]), text)
+def escape_line(text: str) -> str:
+    return _NON_ASCII.sub(lambda found: _escape_character(found[0]), text)
 
 
-def _spelt(char: str) -> str:
+def _escape_character(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode()
 
 
-def _about_unknown(name: str, allowed: list[str]) -> str:
-    allowed = [shortened(key) for key in allowed]
+def _explain_unknown_key(name: str, allowed: list[str]) -> str:
+    allowed = [shorten_key(key) for key in allowed]
     if _NAMES_A_SECRET.fullmatch(name):
         sources = [key for key in allowed if key in (f"{name}_env", f"{name}_file")]
         named = " or ".join(sources or ["a key that ends with _env or _file"])
         return f"a secret never stands in the configuration itself; name its source with {named}"
     if not allowed:
         return "unknown key; there is none here"
-    return f"unknown key; {did_you_mean(shortened(name), allowed) or f'allowed are {listed(allowed)}'}"
+    return f"unknown key; {did_you_mean(shorten_key(name), allowed) or f'allowed are {join_names(allowed)}'}"

@@ -18,42 +18,42 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
-from price_keeper.config.kinds import is_branching, is_list, item_kind, read_leaf, without_none
+from price_keeper.config.kinds import has_children, is_list, get_item_type, read_leaf, strip_optional
 from price_keeper.config.overrides import apply_overrides
-from price_keeper.config.problems import MAX_SHOWN, Origin, Problems, Spot, few_guesses, one_line
-from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, NotYaml, compose
+from price_keeper.config.problems import MAX_SHOWN, Origin, ConfigProblems, ConfigPath, limit_guesses, escape_line
+from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, InvalidYaml, compose_tree
 from price_keeper.errors import ConfigError
 
 T = TypeVar("T")
-Check = Callable[[Any], str | None]  # the complaint about a value, None when there is none
-Mistake = tuple[tuple[str, ...], str]  # what a rule yields
+ValueCheck = Callable[[Any], str | None]  # the complaint about a value, None when there is none
+RuleViolation = tuple[tuple[str, ...], str]  # what a rule yields
 
-_BROKEN: Final = object()  # stands for a value whose problem has been reported
+_INVALID: Final = object()  # stands for a value whose problem has been reported
 
 
-def reads(check: Check | None = None, *, keys: Check | None = None, private: bool = False) -> Mapping[str, Any]:
+def constraints(check: ValueCheck | None = None, *, keys: ValueCheck | None = None, private: bool = False) -> Mapping[str, Any]:
     """Metadata of a field: a check of its value, one of a mapping's keys, and whether problems may show the value."""
     return {"check": check, "keys": keys, "private": private}
 
 
 def read_file(schema: type[T], path: Path, environ: Mapping[str, str], prefix: str) -> T:
-    return read(schema, text_of(path), str(path), environ, prefix)
+    return read_text(schema, read_config_file(path), str(path), environ, prefix)
 
 
-def read(schema: type[T], text: str, source: str, environ: Mapping[str, str], prefix: str) -> T:
+def read_text(schema: type[T], text: str, source: str, environ: Mapping[str, str], prefix: str) -> T:
     """`source` names the text in problems; variables that begin with `prefix` override its keys."""
-    problems = Problems()
-    root = _tree_of(text, source)
-    with few_guesses():
+    problems = ConfigProblems()
+    root = _compose_tree(text, source)
+    with limit_guesses():
         if isinstance(root, Branch):
             apply_overrides(schema, root, environ, prefix, problems)
-        value: T = _Reader(problems).value(schema, root, Spot())
+        value: T = _NodeReader(problems).read(schema, root, ConfigPath())
     if problems:
-        raise ConfigError(problems.lines())
+        raise ConfigError(problems.format_lines())
     return value
 
 
-def text_of(path: Path) -> str:
+def read_config_file(path: Path) -> str:
     """Raises ConfigError."""
     try:
         with path.open("rb") as file:
@@ -61,113 +61,113 @@ def text_of(path: Path) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _unreadable(f"{path}:{line}: not UTF-8 text") from None
+        raise _build_config_error(f"{path}:{line}: not UTF-8 text") from None
     except OSError as error:
-        raise _unreadable(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from None
+        raise _build_config_error(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from None
     except ValueError:  # a NUL in the path
-        raise _unreadable(f"{path}: cannot be read: not a path") from None
+        raise _build_config_error(f"{path}: cannot be read: not a path") from None
 
 
-def _tree_of(text: str, source: str) -> Node:
+def _compose_tree(text: str, source: str) -> Node:
     try:
-        root = compose(text, lambda line: Origin(source, line))
-    except NotYaml as error:
-        raise _unreadable(f"{error.origin}: {error}") from None
+        root = compose_tree(text, lambda line: Origin(source, line))
+    except InvalidYaml as error:
+        raise _build_config_error(f"{error.origin}: {error}") from None
     is_empty = isinstance(root, Leaf) and root.is_null
     return Branch(root.origin) if is_empty else root  # all of it may come from the environment
 
 
-def _unreadable(problem: str) -> ConfigError:
-    return ConfigError([one_line(problem)])
+def _build_config_error(problem: str) -> ConfigError:
+    return ConfigError([escape_line(problem)])
 
 
-class _Reader:
+class _NodeReader:
     """From nodes to values. What cannot be read is reported and becomes _BROKEN; lists and mappings keep the rest."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: ConfigProblems) -> None:
         self._problems = problems
 
-    def value(self, kind: Any, node: Node, spot: Spot, keys: Check | None = None) -> Any:
-        kind, is_optional = without_none(kind)
+    def read(self, kind: Any, node: Node, spot: ConfigPath, keys: ValueCheck | None = None) -> Any:
+        kind, is_optional = strip_optional(kind)
         if is_optional and isinstance(node, Leaf) and node.is_null:
             return None
-        if not is_branching(kind):
+        if not has_children(kind):
             return self._leaf(kind, node, spot)
         if isinstance(node, Leaf) or node.is_list is not is_list(kind):
             return self._not_a_branch(kind, node, spot)
-        for origin, name, reason in node.lost:
-            self._problems.add(origin, spot.stranger(name) if name else spot, reason)
+        for origin, name, reason in node.rejected_keys:
+            self._problems.add(origin, spot.unknown_child(name) if name else spot, reason)
         if dataclasses.is_dataclass(kind):
             return self._section(kind, node, spot)
         return self._list(kind, node, spot) if is_list(kind) else self._mapping(kind, node, spot, keys)
 
-    def _leaf(self, kind: Any, node: Node, spot: Spot) -> Any:
+    def _leaf(self, kind: Any, node: Node, spot: ConfigPath) -> Any:
         if isinstance(node, Branch):
-            return self._refuse(node, spot, f"expected a single value, found {_found(node, spot)}")
+            return self._report_problem(node, spot, f"expected a single value, found {_describe_node(node, spot)}")
         try:
             return read_leaf(kind, node)
         except ValueError as error:
-            return self._refuse(node, spot, f"{error}, found {_found(node, spot)}")
+            return self._report_problem(node, spot, f"{error}, found {_describe_node(node, spot)}")
 
-    def _not_a_branch(self, kind: Any, node: Node, spot: Spot) -> Any:
+    def _not_a_branch(self, kind: Any, node: Node, spot: ConfigPath) -> Any:
         # Text that stands where a section belongs may have been meant for any key in it: it is not shown.
         hidden = dataclasses.replace(spot, is_private=True)
         expected = "a list" if is_list(kind) else "a mapping"
-        return self._refuse(node, spot, f"expected {expected}, found {_found(node, hidden)}")
+        return self._report_problem(node, spot, f"expected {expected}, found {_describe_node(node, hidden)}")
 
-    def _section(self, schema: Any, node: Branch, spot: Spot) -> Any:
+    def _section(self, schema: Any, node: Branch, spot: ConfigPath) -> Any:
         fields = {field.name: field for field in dataclasses.fields(schema)}
         for name, child in node.children.items():
             if name not in fields:
-                self._problems.unknown_key(child.origin, spot, name, list(fields))
+                self._problems.add_unknown_key(child.origin, spot, name, list(fields))
         kinds = get_type_hints(schema)
         values = {name: self._field(field, kinds[name], node, spot) for name, field in fields.items()}
-        self._follow_rules(schema, values, node, spot)
-        return _BROKEN if any(value is _BROKEN for value in values.values()) else schema(**values)
+        self._apply_rules(schema, values, node, spot)
+        return _INVALID if any(value is _INVALID for value in values.values()) else schema(**values)
 
-    def _field(self, field: dataclasses.Field[Any], kind: Any, section: Branch, spot: Spot) -> Any:
+    def _field(self, field: dataclasses.Field[Any], kind: Any, section: Branch, spot: ConfigPath) -> Any:
         spot = spot.child(field.name, private=field.metadata.get("private", False))
         node = section.children.get(field.name)
         if node is None:
             return self._default(field, section, spot)
         problems_before = len(self._problems)
-        value = self.value(kind, node, spot, field.metadata.get("keys"))
+        value = self.read(kind, node, spot, field.metadata.get("keys"))
         check = field.metadata.get("check")
         is_sound = value is not None and len(self._problems) == problems_before
         complaint = check(value) if check and is_sound else None
         if complaint is None:
             return value
-        found = f", found {_found(node, spot)}" if isinstance(node, Leaf) else ""
-        return self._refuse(node, spot, f"{complaint}{found}")
+        found = f", found {_describe_node(node, spot)}" if isinstance(node, Leaf) else ""
+        return self._report_problem(node, spot, f"{complaint}{found}")
 
-    def _default(self, field: dataclasses.Field[Any], section: Branch, spot: Spot) -> Any:
+    def _default(self, field: dataclasses.Field[Any], section: Branch, spot: ConfigPath) -> Any:
         if field.default is not dataclasses.MISSING:
             return field.default
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
         self._problems.add(section.origin, spot, "required, but missing")
-        return _BROKEN
+        return _INVALID
 
-    def _follow_rules(self, schema: Any, values: dict[str, Any], node: Branch, spot: Spot) -> None:
+    def _apply_rules(self, schema: Any, values: dict[str, Any], node: Branch, spot: ConfigPath) -> None:
         for rule in getattr(schema, "rules", ()):
-            asked = {name: values[name] for name in inspect.signature(rule).parameters}
-            if any(value is _BROKEN for value in asked.values()):
+            arguments = {name: values[name] for name in inspect.signature(rule).parameters}
+            if any(value is _INVALID for value in arguments.values()):
                 continue
-            for path, complaint in rule(**asked):
-                self._problems.add(origin_of(node, path), spot.below(path), complaint)
+            for path, complaint in rule(**arguments):
+                self._problems.add(find_origin(node, path), spot.descend(path), complaint)
 
-    def _list(self, kind: Any, node: Branch, spot: Spot) -> tuple[Any, ...]:
-        items = [self.value(item_kind(kind), child, spot.child(name)) for name, child in node.children.items()]
-        return tuple(item for item in items if item is not _BROKEN)
+    def _list(self, kind: Any, node: Branch, spot: ConfigPath) -> tuple[Any, ...]:
+        items = [self.read(get_item_type(kind), child, spot.child(name)) for name, child in node.children.items()]
+        return tuple(item for item in items if item is not _INVALID)
 
-    def _mapping(self, kind: Any, node: Branch, spot: Spot, keys: Check | None) -> Mapping[Any, Any]:
+    def _mapping(self, kind: Any, node: Branch, spot: ConfigPath, keys: ValueCheck | None) -> Mapping[Any, Any]:
         read = {}
         for name, child in node.children.items():
-            self._key(get_args(kind)[0], name, child.origin, spot, keys)
-            read[name] = self.value(item_kind(kind), child, spot.child(name))
-        return types.MappingProxyType({name: value for name, value in read.items() if value is not _BROKEN})
+            self._check_key(get_args(kind)[0], name, child.origin, spot, keys)
+            read[name] = self.read(get_item_type(kind), child, spot.child(name))
+        return types.MappingProxyType({name: value for name, value in read.items() if value is not _INVALID})
 
-    def _key(self, kind: Any, name: str, origin: Origin, spot: Spot, check: Check | None) -> None:
+    def _check_key(self, kind: Any, name: str, origin: Origin, spot: ConfigPath, check: ValueCheck | None) -> None:
         try:
             key = read_leaf(kind, Leaf(origin, name, "str"))
             complaint = check(key) if check else None
@@ -176,12 +176,12 @@ class _Reader:
         if complaint:
             self._problems.add(origin, spot.child(name), complaint)
 
-    def _refuse(self, node: Node, spot: Spot, complaint: str) -> Any:
+    def _report_problem(self, node: Node, spot: ConfigPath, complaint: str) -> Any:
         self._problems.add(node.origin, spot, complaint)
-        return _BROKEN
+        return _INVALID
 
 
-def _found(node: Node, spot: Spot) -> str:
+def _describe_node(node: Node, spot: ConfigPath) -> str:
     if isinstance(node, Branch):
         return "a list" if node.is_list else "a mapping"
     if spot.is_private:
@@ -190,7 +190,7 @@ def _found(node: Node, spot: Spot) -> str:
     return f'"{shown}"' if node.tag == "str" else shown or "null"
 
 
-def origin_of(node: Node, path: tuple[str, ...]) -> Origin:
+def find_origin(node: Node, path: tuple[str, ...]) -> Origin:
     """Where the deepest part of the path that was written stands."""
     for name in path:
         child = node.children.get(name) if isinstance(node, Branch) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from price_keeper.config import checks as must_be
-from price_keeper.config.reader import reads
+from price_keeper.config.reader import constraints
 
 _COLLECTOR_URL = re.compile(r"(?P<origin>https?://[^/?#@\\\s]+)(?P<path>(?:/[A-Za-z0-9._~-]+)*)/?", re.ASCII)
 _MAX_COLLECTOR_URL = 2048
@@ -28,7 +28,7 @@ def _check_ratio(number: float) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
-    otlp_endpoint: str | None = field(default=None, metadata=reads(_check_collector, private=True))
-    sample_ratio: float = field(default=1.0, metadata=reads(_check_ratio))
+    otlp_endpoint: str | None = field(default=None, metadata=constraints(_check_collector, private=True))
+    sample_ratio: float = field(default=1.0, metadata=constraints(_check_ratio))
     logs: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

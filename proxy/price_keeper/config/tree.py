@@ -45,14 +45,14 @@ class Branch:
     origin: Origin
     is_list: bool = False
     children: dict[str, Node] = field(default_factory=dict)
-    lost: list[tuple[Origin, str, str]] = field(default_factory=list)  # key and reason of what was not kept
+    rejected_keys: list[tuple[Origin, str, str]] = field(default_factory=list)  # key and reason of what was not kept
 
 
 Node = Leaf | Branch
-Locate = Callable[[int], Origin]
+LocateLine = Callable[[int], Origin]
 
 
-class NotYaml(ValueError):
+class InvalidYaml(ValueError):
     """The text has no tree. The message never quotes the text, which may hold a secret."""
 
     def __init__(self, origin: Origin, message: str) -> None:
@@ -60,26 +60,26 @@ class NotYaml(ValueError):
         super().__init__(message)
 
 
-def compose(text: str, locate: Locate) -> Node:
+def compose_tree(text: str, locate: LocateLine) -> Node:
     """The tree of one YAML document; `locate` says what a line number of the text is called."""
     if len(text) > MAX_CHARS:
-        raise NotYaml(locate(1), f"longer than {MAX_CHARS} characters")
+        raise InvalidYaml(locate(1), f"longer than {MAX_CHARS} characters")
     loader: _Loader | None = None
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        return Leaf(locate(1), "", "null") if root is None else _Converter(locate).node(root)
+        return Leaf(locate(1), "", "null") if root is None else _Converter(locate).convert(root)
     except yaml.MarkedYAMLError as error:
-        raise _marked(error, locate) from None
+        raise _translate_yaml_error(error, locate) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise NotYaml(locate(line), "not valid YAML: a character that may not stand in YAML text") from None
+        raise InvalidYaml(locate(line), "not valid YAML: a character that may not stand in YAML text") from None
     except (ValueError, OverflowError):  # what PyYAML lets through: an escape or a %YAML version out of range
         line = loader.line + 1 if loader else 1
-        raise NotYaml(locate(line), "not valid YAML: a number or an escape out of range") from None
+        raise InvalidYaml(locate(line), "not valid YAML: a number or an escape out of range") from None
 
 
-class _Budget:
+class _NodeLimit:
     """How many nodes, and how deep, one reading of a text may go."""
 
     def __init__(self) -> None:
@@ -90,9 +90,9 @@ class _Budget:
     def node(self, mark: yaml.Mark) -> Iterator[None]:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise _refusal(f"more than {MAX_NODES} nodes", mark)
+            raise _build_yaml_error(f"more than {MAX_NODES} nodes", mark)
         if self._depth > MAX_DEPTH:
-            raise _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
+            raise _build_yaml_error(f"nested more than {MAX_DEPTH} levels deep", mark)
         self._depth += 1
         yield
         self._depth -= 1
@@ -101,42 +101,42 @@ class _Budget:
 class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._budget = _Budget()
+        self._node_limit = _NodeLimit()
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        with self._budget.node(self.peek_event().start_mark):  # type: ignore[no-untyped-call]
+        with self._node_limit.node(self.peek_event().start_mark):  # type: ignore[no-untyped-call]
             return super().compose_node(parent, index)
 
 
 class _Converter:
     """Copies PyYAML's nodes, unfolding aliases, for as long as the budget lasts."""
 
-    def __init__(self, locate: Locate) -> None:
+    def __init__(self, locate: LocateLine) -> None:
         self._locate = locate
-        self._budget = _Budget()
+        self._node_limit = _NodeLimit()
 
-    def node(self, node: yaml.Node) -> Node:
+    def convert(self, node: yaml.Node) -> Node:
         tag = node.tag.removeprefix(_TAG_PREFIX)
         if tag not in _TAGS:
-            raise _refusal("a tag of this kind is not supported", node.start_mark)
-        with self._budget.node(node.start_mark):
+            raise _build_yaml_error("a tag of this kind is not supported", node.start_mark)
+        with self._node_limit.node(node.start_mark):
             if isinstance(node, yaml.ScalarNode):
                 return Leaf(self._origin(node), node.value, tag, is_plain=node.style is None)
             return self._list(node) if isinstance(node, yaml.SequenceNode) else self._mapping(node)
 
     def _list(self, node: yaml.Node) -> Branch:
-        items = (self.node(item) for item in node.value)
+        items = (self.convert(item) for item in node.value)
         return Branch(self._origin(node), True, {str(index): item for index, item in enumerate(items)})
 
     def _mapping(self, node: yaml.Node) -> Branch:
         branch = Branch(self._origin(node))
         first_lines: dict[str, int] = {}
         for key, value in node.value:
-            origin, child = self._origin(key), self.node(value)
+            origin, child = self._origin(key), self.convert(value)
             name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else ""
-            reason = _why_no_key(key, first_lines.get(name))
+            reason = _explain_rejected_key(key, first_lines.get(name))
             if reason:
-                branch.lost.append((origin, name, reason))
+                branch.rejected_keys.append((origin, name, reason))
                 continue
             if isinstance(child, Branch):
                 child.origin = origin  # a section is where its key is, not where its first entry is
@@ -148,7 +148,7 @@ class _Converter:
         return self._locate(node.start_mark.line + 1)
 
 
-def _why_no_key(key: yaml.Node, first_line: int | None) -> str | None:
+def _explain_rejected_key(key: yaml.Node, first_line: int | None) -> str | None:
     if key.tag == _TAG_PREFIX + "merge":
         return "merge keys are not supported; repeat the keys, or name a whole section by an alias"
     if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG_PREFIX + "str":
@@ -156,26 +156,26 @@ def _why_no_key(key: yaml.Node, first_line: int | None) -> str | None:
     return None if first_line is None else f"duplicate key, first on line {first_line}"
 
 
-def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+def _build_yaml_error(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(None, None, problem, mark)
 
 
-def _marked(error: yaml.MarkedYAMLError, locate: Locate) -> NotYaml:
+def _translate_yaml_error(error: yaml.MarkedYAMLError, locate: LocateLine) -> InvalidYaml:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    said = error.problem or "it cannot be read"
+    problem = error.problem or "it cannot be read"
     if error.context:
-        said = f"{error.context}{_since(error.context_mark, line)}, {said}"
-    return NotYaml(locate(line), f"not valid YAML at column {column}: {_without_quotations(said)}")
+        problem = f"{error.context}{_describe_start(error.context_mark, line)}, {problem}"
+    return InvalidYaml(locate(line), f"not valid YAML at column {column}: {_redact_quotations(problem)}")
 
 
-def _since(mark: yaml.Mark | None, line: int) -> str:
+def _describe_start(mark: yaml.Mark | None, line: int) -> str:
     return f" that begins on line {mark.line + 1}" if mark and mark.line + 1 != line else ""
 
 
-def _without_quotations(said: str) -> str:
+def _redact_quotations(problem: str) -> str:
     """PyYAML quotes characters and its own <tokens>, but also names: `password: *hunter2` must stay unsaid."""
-    return re.sub(r"'([^']*)'", lambda quoted: quoted[0] if _is_harmless(quoted[1]) else "'...'", said)
+    return re.sub(r"'([^']*)'", lambda quoted: quoted[0] if _is_harmless(quoted[1]) else "'...'", problem)
 
 
 def _is_harmless(quoted: str) -> bool:

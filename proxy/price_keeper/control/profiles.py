@@ -13,7 +13,7 @@ from typing import Any, get_args
 from price_keeper.audit import plain
 from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
-from price_keeper.config.reader import read as read_config
+from price_keeper.config.reader import read_text as read_config
 from price_keeper.control.calls import Answer, Call, Route, Who, read
 from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
 from price_keeper.control.orgs import found_app

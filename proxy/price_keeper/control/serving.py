@@ -18,7 +18,7 @@ from aiohttp.web_protocol import _ErrInfo
 from price_keeper.auth.failures import network_of
 from price_keeper.clock import Clock
 from price_keeper.config import Address
-from price_keeper.config.problems import few_guesses
+from price_keeper.config.problems import limit_guesses
 from price_keeper.control import access
 from price_keeper.control.bodies import Budgets, body_of
 from price_keeper.control.calls import NO_STORE, Answer, Call, Principal, Route, Stream, Who, dumped, names_tag
@@ -140,7 +140,7 @@ class Control:
             call.body = await body_of(request, route.body_bytes, budget, principal.name)
         if not connection.hold(_share_of(principal, route, parts, call)):
             raise Busy("too many requests are being answered; try again", retry_after=1)
-        with few_guesses():
+        with limit_guesses():
             return _unless_known(request, route, await route.handle(parts, call))
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias, cast
 from price_keeper.audit import Actor
 from price_keeper.calendar_days import Span
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.config.problems import did_you_mean, listed
+from price_keeper.config.problems import did_you_mean, join_names
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
 from price_keeper.selection.plan import is_number, shown
@@ -148,7 +148,7 @@ def _same(before: Item | None, name: str) -> Condition:
 def _check(label: str, reason: str, who: str, ends: float, now: float, ordering: Sequence[str]) -> None:
     mistakes = []
     if label not in ordering:
-        hint = did_you_mean(label, ordering) or f"there are {listed(ordering) or 'none'}"
+        hint = did_you_mean(label, ordering) or f"there are {join_names(ordering) or 'none'}"
         mistakes.append(f"label: {shown(label)} is not in the ordering; {hint}")
     for name, text, longest in (("reason", reason, LONGEST_REASON), ("who", who, LONGEST_WHO)):
         if not text.isprintable() or not text.strip() or len(text) > longest:

@@ -20,8 +20,8 @@ from price_keeper.calendar_days import span
 from price_keeper.clock import Clock
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.config.problems import did_you_mean, listed, one_line
-from price_keeper.config.reader import Mistake
+from price_keeper.config.problems import did_you_mean, join_names, escape_line
+from price_keeper.config.reader import RuleViolation
 from price_keeper.errors import ConfigError
 from price_keeper.limits.settings import checked as limits_checked
 from price_keeper.model import Scope
@@ -54,13 +54,13 @@ _Read = Callable[[Any], Value]
 class SettingsRefused(ConfigError):
     """Nothing was written. `mistakes` say where in the body each one is."""
 
-    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+    def __init__(self, mistakes: Sequence[RuleViolation]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__([told(*mistake) for mistake in mistakes])
 
 
 def told(path: tuple[str, ...], complaint: str) -> str:
-    return one_line(f"{'.'.join(part[: may_be.MOST_SHOWN] for part in path)}: {complaint}" if path else complaint)
+    return escape_line(f"{'.'.join(part[: may_be.MOST_SHOWN] for part in path)}: {complaint}" if path else complaint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class _Checking:
     def __init__(self, labels: Sequence[str], without_quotas: Sequence[str] = ()) -> None:
         self._labels = (*dict.fromkeys(labels),)
         self._without_quotas = without_quotas
-        self._mistakes: list[Mistake] = []
+        self._mistakes: list[RuleViolation] = []
 
     def add(self, name: str, complaint: str, *below: str) -> Any:
         self._mistakes.append(((name, *below), complaint))
@@ -192,7 +192,7 @@ class _Checking:
             raise SettingsRefused([((), f"expected a mapping of settings, found {shown(body)}")])
         given = {str(name): value for name, value in body.items() if value is not None}
         for name in (name for name in given if name not in allowed):
-            hint = did_you_mean(name, allowed) or f"allowed are {listed(allowed)}"
+            hint = did_you_mean(name, allowed) or f"allowed are {join_names(allowed)}"
             self.add(name, f"unknown setting; {hint}")
         for name in required:
             if name not in given:
@@ -208,7 +208,7 @@ class _Checking:
         if isinstance(ordering, list) and isinstance(quotas, Mapping):
             lacking = [label for label in ordering if label not in quotas]
             if lacking:
-                self.add("quotas", f"each label of the ordering{whose} has one; missing: {listed(lacking)}")
+                self.add("quotas", f"each label of the ordering{whose} has one; missing: {join_names(lacking)}")
 
     def _leaf(self, name: str, read: _Read, value: Any) -> Any:
         try:
@@ -257,7 +257,7 @@ class _Checking:
         if label in self._without_quotas:
             why = "and all apps share one budget (quota_scope: ORG)"
             return f"{shown(label)} is a label of the app's own, {why}"
-        hint = did_you_mean(str(label), self._labels) or f"there are {listed(self._labels)}"
+        hint = did_you_mean(str(label), self._labels) or f"there are {join_names(self._labels)}"
         return f"there is no label {shown(label)} in the configuration; {hint}"
 
 
