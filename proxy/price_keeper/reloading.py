@@ -18,7 +18,7 @@ from price_keeper import hangups
 from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.renewal import changes, few, fixed, renewed
+from price_keeper.config.renewal import compare_catalogs, join_few, list_restart_keys, apply_reloadable
 from price_keeper.control.health import Checks
 from price_keeper.errors import ConfigError
 from price_keeper.selection.standings import Standings
@@ -144,8 +144,8 @@ def _found(read: Read, running: Config) -> _Found | None:
     found = read()
     if found is None:
         return None
-    whole = renewed(running, found)
-    return _Found(whole, str(changes(running, whole)), fixed(running, found))
+    whole = apply_reloadable(running, found)
+    return _Found(whole, str(compare_catalogs(running, whole)), list_restart_keys(running, found))
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def tell_refused(problems: Sequence[str]) -> None:
 
 def tell_fixed(keys: list[str]) -> None:
     if keys:
-        log.warning("SIGHUP: only a restart takes on what is another now in: %s", few(keys))
+        log.warning("SIGHUP: only a restart takes on what is another now in: %s", join_few(keys))
 
 
 def of_standings(standings: Standings) -> Prepared:
@@ -184,4 +184,4 @@ def _take_on(standings: Standings, config: Config) -> None:
     standings.take_on(config.labels)
     for label, named in standings.naming(gone).items():
         told = "SIGHUP: %s is no label any more, and is passed over in the model_ordering of %s"
-        log.warning(told, label, few(standing.scope.key for standing in named))
+        log.warning(told, label, join_few(standing.scope.key for standing in named))

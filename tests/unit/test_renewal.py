@@ -16,7 +16,7 @@ from price_keeper.config.alerts import WebhookConfig
 from price_keeper.config.checks import Address
 from price_keeper.config.keys import EndpointConfig, IdentityConfig, LabelConfig, TlsConfig
 from price_keeper.config.prices import GuardrailsConfig, PricesConfig, TierPrices, UnitPrices
-from price_keeper.config.renewal import MOST_NAMED, RENEWED, changes, fixed, renewed
+from price_keeper.config.renewal import MAX_NAMES_SHOWN, RELOADABLE_KEYS, compare_catalogs, list_restart_keys, apply_reloadable
 
 UNIT = UnitPrices(*(Decimal(1) for _ in range(10)))
 
@@ -71,23 +71,23 @@ def test_each_key_that_differs_is_either_taken_on_or_told_to_need_a_restart(want
     found = FULL
     for path in wanted:
         found = altered(found, path.split("."))
-    restarts = {path for path in wanted if path.split(".")[0] not in RENEWED}
-    assert set(fixed(FULL, found)) == restarts
-    whole = renewed(FULL, found)
+    restarts = {path for path in wanted if path.split(".")[0] not in RELOADABLE_KEYS}
+    assert set(list_restart_keys(FULL, found)) == restarts
+    whole = apply_reloadable(FULL, found)
     for each in fields(Config):
-        assert getattr(whole, each.name) is getattr(found if each.name in RENEWED else FULL, each.name)
-    assert fixed(FULL, whole) == []
+        assert getattr(whole, each.name) is getattr(found if each.name in RELOADABLE_KEYS else FULL, each.name)
+    assert list_restart_keys(FULL, whole) == []
 
 
 def test_these_are_all_that_is_sold_and_its_prices() -> None:
-    assert set(RENEWED) == {"labels", "unlabelled", "default_price", "guardrails"}
+    assert set(RELOADABLE_KEYS) == {"labels", "unlabelled", "default_price", "guardrails"}
 
 
 def test_what_is_taken_on_depends_on_nothing_that_is_not() -> None:
     """Or a whole that is made of two sound configurations could be one that a start refuses."""
     for rule in Config.rules:
         asked = set(inspect.signature(rule).parameters)
-        assert asked <= set(RENEWED) or asked.isdisjoint(RENEWED), rule
+        assert asked <= set(RELOADABLE_KEYS) or asked.isdisjoint(RELOADABLE_KEYS), rule
 
 
 def test_what_changed_is_told_by_label_and_key() -> None:
@@ -96,18 +96,18 @@ def test_what_changed_is_told_by_label_and_key() -> None:
     before = Config(labels={"stays": one, "goes": two, "moves": two})
     moved = replace(two, model="o", endpoints=(EndpointConfig("eu-west-1"),))
     after = Config(labels={"comes": two, "moves": moved, "stays": one}, unlabelled="meter", default_price=prices)
-    assert str(changes(before, after)) == (
+    assert str(compare_catalogs(before, after)) == (
         "added: comes; removed: goes; changed: moves (model, endpoints); other keys: unlabelled, default_price"
     )
-    assert str(changes(after, after)) == "nothing in them is another"
+    assert str(compare_catalogs(after, after)) == "nothing in them is another"
     price = replace(one, prices_usd_per_1m=replace(prices, input=Decimal(3)))
-    assert str(changes(before, replace(before, labels={**before.labels, "stays": price}))) == (
+    assert str(compare_catalogs(before, replace(before, labels={**before.labels, "stays": price}))) == (
         "changed: stays (prices_usd_per_1m)"
     )
 
 
-@pytest.mark.parametrize(("count", "more"), [(MOST_NAMED, ""), (MOST_NAMED + 5, " and 5 more")])
+@pytest.mark.parametrize(("count", "more"), [(MAX_NAMES_SHOWN, ""), (MAX_NAMES_SHOWN + 5, " and 5 more")])
 def test_a_line_stays_a_line(count: int, more: str) -> None:
     label = LabelConfig("m", "nova", PricesConfig(Decimal(1), Decimal(2)))
     before, after = Config(labels={}), Config(labels={f"l{number}": label for number in range(count)})
-    assert str(changes(before, after)).endswith(f", l{MOST_NAMED - 1}{more}")
+    assert str(compare_catalogs(before, after)).endswith(f", l{MAX_NAMES_SHOWN - 1}{more}")

@@ -21,7 +21,7 @@ import uvloop
 from price_keeper import app, dataplane, hangups, logs
 from price_keeper.commands.passing import Passing
 from price_keeper.config import Address, Config
-from price_keeper.config.renewal import renewed
+from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.surface.sockets import reserved
 from price_keeper.workers.place import Place
@@ -119,7 +119,7 @@ class _Serving:
 
         logs.of_worker(place.number)
         passing = self._passing
-        config = renewed(self._config, passing.config)
+        config = apply_reloadable(self._config, passing.config)
         own = place.configured(config)
 
         def read() -> Config | None:
@@ -127,7 +127,7 @@ class _Serving:
             if found is None:
                 return None
             os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
-            return renewed(own, found)
+            return apply_reloadable(own, found)
 
         run = partial(app.run, role=self._role, place=place, read=read, is_refused=passing.is_refused)
         try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from price_keeper.config import Config, parse_config, read_config_file
-from price_keeper.config.renewal import changes, fixed, renewed
+from price_keeper.config.renewal import compare_catalogs, list_restart_keys, apply_reloadable
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import log, tell_fixed, tell_refused
 
@@ -44,9 +44,9 @@ class Passing:
         except Exception as failure:  # of whatever kind
             tell_refused([f"it cannot be passed on: {type(failure).__name__}: {failure}"])
             return False
-        before, self.config = self.config, renewed(self.config, found)
-        log.warning("SIGHUP: labels and prices are passed on to the workers: %s", changes(before, self.config))
-        tell_fixed(fixed(self.config, found))
+        before, self.config = self.config, apply_reloadable(self.config, found)
+        log.warning("SIGHUP: labels and prices are passed on to the workers: %s", compare_catalogs(before, self.config))
+        tell_fixed(list_restart_keys(self.config, found))
         return True
 
     def _are_told_of_refusal(self) -> bool:
@@ -82,7 +82,7 @@ class Passing:
             return None
         if good > self._good:
             self._good = self._last = good
-            self.config = renewed(self.config, parse_config(text, str(self._path), self._environ))
+            self.config = apply_reloadable(self.config, parse_config(text, str(self._path), self._environ))
             return self.config
         if last > self._last:
             self._last = last

@@ -12,22 +12,22 @@ from typing import Any, Final
 from price_keeper.config.keys import Config
 
 # They go together: what may stand in one of them depends on no key but these (`Config.rules`).
-RENEWED: Final = ("labels", "unlabelled", "default_price", "guardrails")
-MOST_NAMED: Final = 20  # in a line
+RELOADABLE_KEYS: Final = ("labels", "unlabelled", "default_price", "guardrails")
+MAX_NAMES_SHOWN: Final = 20  # in a line
 
 
-def renewed(running: Config, found: Config) -> Config:
+def apply_reloadable(running: Config, loaded: Config) -> Config:
     """As `running`, with what `found` says of labels and prices."""
-    return replace(running, **{name: getattr(found, name) for name in RENEWED})
+    return replace(running, **{name: getattr(loaded, name) for name in RELOADABLE_KEYS})
 
 
-def fixed(running: Config, found: Config) -> list[str]:
+def list_restart_keys(running: Config, loaded: Config) -> list[str]:
     """The keys that only a restart takes on, as they stand in config.yaml."""
-    return [path for path in differing(running, found) if path.split(".")[0] not in RENEWED]
+    return [path for path in iterate_differences(running, loaded) if path.split(".")[0] not in RELOADABLE_KEYS]
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class CatalogChanges:
     """Between what was sold before, and what is sold now."""
 
     added: tuple[str, ...] = ()
@@ -37,27 +37,27 @@ class Changes:
 
     def __str__(self) -> str:
         parts = {"added": self.added, "removed": self.removed, "changed": self.changed, "other keys": self.others}
-        told = [f"{what}: {few(names)}" for what, names in parts.items() if names]
-        return "; ".join(told) or "nothing in them is another"
+        descriptions = [f"{what}: {join_few(names)}" for what, names in parts.items() if names]
+        return "; ".join(descriptions) or "nothing in them is another"
 
 
-def changes(before: Config, after: Config) -> Changes:
-    both = [name for name in after.labels if name in before.labels]
-    found = {name: _tops(differing(before.labels[name], after.labels[name])) for name in both}
-    return Changes(
+def compare_catalogs(before: Config, after: Config) -> CatalogChanges:
+    kept = [name for name in after.labels if name in before.labels]
+    changed_keys = {name: _list_top_keys(iterate_differences(before.labels[name], after.labels[name])) for name in kept}
+    return CatalogChanges(
         tuple(name for name in after.labels if name not in before.labels),
         tuple(name for name in before.labels if name not in after.labels),
-        tuple(f"{name} ({few(keys)})" for name, keys in found.items() if keys),
-        tuple(path for name in RENEWED[1:] for path in differing(getattr(before, name), getattr(after, name), name)),
+        tuple(f"{name} ({join_few(keys)})" for name, keys in changed_keys.items() if keys),
+        tuple(path for name in RELOADABLE_KEYS[1:] for path in iterate_differences(getattr(before, name), getattr(after, name), name)),
     )
 
 
-def _tops(paths: Iterable[str]) -> list[str]:
+def _list_top_keys(paths: Iterable[str]) -> list[str]:
     """Each once."""
     return list(dict.fromkeys(path.split(".")[0] for path in paths))
 
 
-def differing(one: Any, other: Any, path: str = "") -> Iterator[str]:
+def iterate_differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
     """The paths at which two values differ, as deep as both have them."""
     if one == other:
         return
@@ -72,10 +72,10 @@ def differing(one: Any, other: Any, path: str = "") -> Iterator[str]:
         yield path
         return
     for name, before, after in pairs:
-        yield from differing(before, after, f"{path}.{name}" if path else name)
+        yield from iterate_differences(before, after, f"{path}.{name}" if path else name)
 
 
-def few(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-    return ", ".join(listed[:MOST_NAMED]) + more
+def join_few(names: Iterable[str]) -> str:
+    all_names = list(names)
+    suffix = f" and {len(all_names) - MAX_NAMES_SHOWN} more" if len(all_names) > MAX_NAMES_SHOWN else ""
+    return ", ".join(all_names[:MAX_NAMES_SHOWN]) + suffix
