@@ -21,7 +21,7 @@ from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.doctor import findings as carrying
 from price_keeper.doctor import journal, store_file
 from price_keeper.doctor.findings import Check, Finding, Status, aside, carried_out, ok
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.recording.folder import locked
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.sqlite_file import prepare_file
@@ -134,18 +134,18 @@ def test_a_provider_of_credentials_that_hangs_holds_up_nobody(tmp_path: Path) ->
 
 
 async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Patient) -> Finding:
+    def fails(_: DoctorContext) -> Finding:
         raise ValueError(SECRET)
 
-    async def hangs(patient: Patient) -> Finding:
+    async def hangs(patient: DoctorContext) -> Finding:
         await patient.clock.sleep(60)
         raise AssertionError
 
-    async def good(_: Patient) -> Finding:
+    async def good(_: DoctorContext) -> Finding:
         return ok("good")
 
     monkeypatch.setattr(carrying, "CHECK_SECONDS", 0.05)
-    patient = Patient(configured(tmp_path), {}, SystemClock())
+    patient = DoctorContext(configured(tmp_path), {}, SystemClock())
     checks = [Check("a", hangs, "wait"), Check("b", aside(fails), "mend"), Check("c", good)]
     told = [finding for _, finding in await carried_out(checks, patient)]
     assert told[0] == Finding(Status.TROUBLE, "no answer in 0.05 seconds", "wait")

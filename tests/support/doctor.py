@@ -15,7 +15,7 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import parse_config
 from price_keeper.doctor.findings import Finding, carried_out
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import checks_of
 
 CONFIG = """
@@ -55,7 +55,7 @@ async def findings(
     only: str = "",
     role: Role = "both",
 ) -> dict[str, Finding]:
-    patient = Patient(config, environ or {}, clock or SystemClock(), " --config config.yaml", role)
+    patient = DoctorContext(config, environ or {}, clock or SystemClock(), " --config config.yaml", role)
     try:
         checks = [check for check in checks_of(patient) if only in check.name]
         assert checks, only

@@ -19,7 +19,7 @@ from price_keeper.commands.places import config_of, labels_told
 from price_keeper.commands.shared import NotAsked, print_json, say
 from price_keeper.config import Config
 from price_keeper.doctor.findings import Status, Told, carried_out, ok
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import checks_of
 from price_keeper.reporting.letters import printable
 
@@ -33,7 +33,7 @@ def doctor(chosen: Namespace) -> int:
     config, source, words = _config(chosen)
     if chosen.data_dir is not None and chosen.role != "both":
         raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
-    found = asyncio.run(_looked(Patient(config, os.environ, SystemClock(), source, chosen.role)))
+    found = asyncio.run(_looked(DoctorContext(config, os.environ, SystemClock(), source, chosen.role)))
     told = [Told("configuration", ok(words)), *found]
     if chosen.json:
         print_json(_record(told))
@@ -54,7 +54,7 @@ def _config(chosen: Namespace) -> tuple[Config, str, str]:
     return config_in(folder, chosen.port, chosen.control_port, None), "", f"of dev, in {folder}"
 
 
-async def _looked(patient: Patient) -> list[Told]:
+async def _looked(patient: DoctorContext) -> list[Told]:
     asyncio.get_running_loop().set_default_executor(Aside())
     if patient.needs_aws:
         import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks

@@ -9,7 +9,7 @@ from price_keeper.auth.jwks import public_halves
 from price_keeper.auth.keys import load_keys
 from price_keeper.doctor.asking import Answered, Unreached, ask, plain_get
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import unreached
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.forwarder import endpoint_of
@@ -20,22 +20,22 @@ _OTHER = f"set {_KEY} to the control port of price-keeper serve --role control"
 _JWKS = "/.well-known/jwks.json"
 
 
-async def control_service(patient: Patient) -> Finding:
-    auth = patient.config.auth
+async def control_service(context: DoctorContext) -> Finding:
+    auth = context.config.auth
     if auth.identity is not None:
         return skipped("all calls are those of auth.identity, and need no credentials")
     if auth.control_url is None:
         return warning("there is none, so /credentials is answered with 403", _OTHER)
     endpoint = endpoint_of(auth.control_url)
     try:
-        health = await ask(endpoint, plain_get(endpoint, "/health"), patient.clock)
-        keys = await ask(endpoint, plain_get(endpoint, _JWKS), patient.clock)
+        health = await ask(endpoint, plain_get(endpoint, "/health"), context.clock)
+        keys = await ask(endpoint, plain_get(endpoint, _JWKS), context.clock)
     except Unreached as failure:
         return unreached(failure, endpoint, _KEY)
-    return _judged(endpoint, health, keys, patient)
+    return _judged(endpoint, health, keys, context)
 
 
-def _judged(endpoint: Endpoint, health: Answered, keys: Answered, patient: Patient) -> Finding:
+def _judged(endpoint: Endpoint, health: Answered, keys: Answered, context: DoctorContext) -> Finding:
     where = f"{endpoint.host}:{endpoint.port}"
     told = _json(health)
     if health.status != 200 or not isinstance(told, dict) or told.get("status") != "ok":
@@ -46,7 +46,7 @@ def _judged(endpoint: Endpoint, health: Answered, keys: Answered, patient: Patie
     if theirs is None:
         return trouble(f"{where} has no control API: {_JWKS} is answered with {keys.status}", _OTHER)
     try:
-        mine = load_keys(patient.config.auth.keys, patient.environ)
+        mine = load_keys(context.config.auth.keys, context.environ)
     except ConfigError:
         return skipped(f"{where} is a control service; its keys cannot be compared with those here, which are amiss")
     return _compared(where, theirs, _keys(public_halves(mine)) or {})

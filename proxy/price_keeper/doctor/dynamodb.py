@@ -15,7 +15,7 @@ from price_keeper.doctor.asking import Unreached, ask, plain_get
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import NO_CREDENTIALS
 from price_keeper.doctor.needs import Needs, needs_of
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import unreached
 from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import endpoint_of
@@ -49,25 +49,25 @@ class _Ask(NamedTuple):
     request: Request
 
 
-async def store_reached(patient: Patient) -> Finding:
-    if not patient.is_on_dynamodb:
+async def store_reached(context: DoctorContext) -> Finding:
+    if not context.is_on_dynamodb:
         return skipped(_NOT_HERE)
-    endpoint = endpoint_of((await patient.dynamodb()).meta.endpoint_url)
+    endpoint = endpoint_of((await context.dynamodb()).meta.endpoint_url)
     try:
-        await ask(endpoint, plain_get(endpoint), patient.clock)
+        await ask(endpoint, plain_get(endpoint), context.clock)
     except Unreached as failure:
         return unreached(failure, endpoint, _KEYS)
     return ok(f"{endpoint.host}:{endpoint.port} answers")
 
 
-async def store_tables(patient: Patient) -> Finding:
-    if not patient.is_on_dynamodb:
+async def store_tables(context: DoctorContext) -> Finding:
+    if not context.is_on_dynamodb:
         return skipped(_NOT_HERE)
     from price_keeper.stores import tables  # brings botocore along
 
-    prefix = patient.config.store.table_prefix
+    prefix = context.config.store.table_prefix
     try:
-        found = await tables.read_table_states(await patient.dynamodb(), prefix, patient.clock.sleep)
+        found = await tables.read_table_states(await context.dynamodb(), prefix, context.clock.sleep)
     except StoreError as failure:
         return _not_compared(failure)
     different = [f"{state.table}: {', '.join(state.differences)}" for state in found if state.differences]
@@ -75,7 +75,7 @@ async def store_tables(patient: Patient) -> Finding:
         return ok(f"{len(found)} tables {prefix}*, all as they should be")
     missing = [state for state in found if not state.exists]
     told = f"none of the {len(found)} tables {prefix}* exists" if len(missing) == len(found) else "; ".join(different)
-    return trouble(told, f"price-keeper tables create{patient.source}; for what it cannot mend see docs/stores.md")
+    return trouble(told, f"price-keeper tables create{context.source}; for what it cannot mend see docs/stores.md")
 
 
 def _not_compared(failure: StoreError) -> Finding:
@@ -87,17 +87,17 @@ def _not_compared(failure: StoreError) -> Finding:
     return trouble(str(failure), f"let this machine reach DynamoDB, or correct {_KEYS}")
 
 
-async def store_permissions(patient: Patient) -> Finding:
-    if not patient.is_on_dynamodb:
+async def store_permissions(context: DoctorContext) -> Finding:
+    if not context.is_on_dynamodb:
         return skipped(_NOT_HERE)
     from price_keeper.stores import dynamodb_errors as errors
 
-    client, asks = await patient.dynamodb(), _asks(patient.config.store.table_prefix, needs_of(patient.role))
+    client, asks = await context.dynamodb(), _asks(context.config.store.table_prefix, needs_of(context.role))
     try:
         codes = await asyncio.gather(*(_code(client, each) for each in asks))
     except errors.FAILURES as failure:
         return _not_compared(errors.translate_error(failure))
-    return _judged(asks, codes, patient)
+    return _judged(asks, codes, context)
 
 
 async def _code(client: Any, asked: _Ask) -> str:
@@ -114,29 +114,29 @@ async def _code(client: Any, asked: _Ask) -> str:
     return ""
 
 
-def _judged(asks: Sequence[_Ask], codes: Sequence[str], patient: Patient) -> Finding:
+def _judged(asks: Sequence[_Ask], codes: Sequence[str], context: DoctorContext) -> Finding:
     denied = [each for each, code in zip(asks, codes, strict=True) if code == DENIED]
     if denied:
-        return _refused(denied, patient)
+        return _refused(denied, context)
     if all(code == MISSING for code in codes):
         return skipped("there are no tables to try them on")
     actions = ", ".join(dict.fromkeys(each.action for each in asks))
     return ok(f"{actions}: allowed; nothing was written")
 
 
-def _refused(denied: Sequence[_Ask], patient: Patient) -> Finding:
+def _refused(denied: Sequence[_Ask], context: DoctorContext) -> Finding:
     by_action: dict[str, list[str]] = {}
     for each in denied:
         by_action.setdefault(each.action, []).append(each.table)
     told = "; ".join(f"{action} on {', '.join(tables)}" for action, tables in by_action.items())
     mend = "; ".join(
-        f"dynamodb:{action} on {', '.join(_arns(patient, tables))}" for action, tables in by_action.items()
+        f"dynamodb:{action} on {', '.join(_arns(context, tables))}" for action, tables in by_action.items()
     )
     return trouble(f"not allowed: {told}", f"allow {mend}")
 
 
-def _arns(patient: Patient, tables: Sequence[str]) -> list[str]:
-    store = patient.config.store
+def _arns(context: DoctorContext, tables: Sequence[str]) -> list[str]:
+    store = context.config.store
     return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in tables]
 
 

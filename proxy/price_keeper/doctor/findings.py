@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 
 CHECK_SECONDS = 5.0  # of one check; all of them are under way at once
 
@@ -47,7 +47,7 @@ def trouble(found: str, mend: str) -> Finding:
 
 class Check(NamedTuple):
     name: str
-    look: Callable[[Patient], Awaitable[Finding]]
+    look: Callable[[DoctorContext], Awaitable[Finding]]
     if_late: str = "try again; if it stays so, look at the disk and the network of this machine"
 
 
@@ -56,24 +56,24 @@ class Told(NamedTuple):
     finding: Finding
 
 
-def aside(look: Callable[[Patient], Finding]) -> Callable[[Patient], Awaitable[Finding]]:
+def aside(look: Callable[[DoctorContext], Finding]) -> Callable[[DoctorContext], Awaitable[Finding]]:
     """For what may block, as a disk or a provider of credentials does: in a thread, so that nothing else waits."""
 
-    async def looked(patient: Patient) -> Finding:
-        return await asyncio.to_thread(look, patient)
+    async def looked(context: DoctorContext) -> Finding:
+        return await asyncio.to_thread(look, context)
 
     return looked
 
 
-async def carried_out(checks: Sequence[Check], patient: Patient) -> list[Told]:
+async def carried_out(checks: Sequence[Check], context: DoctorContext) -> list[Told]:
     """In the order of the checks."""
-    return list(await asyncio.gather(*(_told(check, patient) for check in checks)))
+    return list(await asyncio.gather(*(_told(check, context) for check in checks)))
 
 
-async def _told(check: Check, patient: Patient) -> Told:
+async def _told(check: Check, context: DoctorContext) -> Told:
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            return Told(check.name, await check.look(patient))
+            return Told(check.name, await check.look(context))
     except TimeoutError:
         return Told(check.name, trouble(f"no answer in {CHECK_SECONDS:g} seconds", check.if_late))
     except Exception as failure:  # one check that fails hides none of the others; its message might show a secret

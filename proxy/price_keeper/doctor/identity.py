@@ -9,7 +9,7 @@ from price_keeper.auth.keys import SigningKey, load_keys
 from price_keeper.control.access import SHORTEST_KEY, load_admin_key
 from price_keeper.dataplane import BEARER_VARIABLE
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.forwarder import BearerKey
 
@@ -18,15 +18,15 @@ NO_CREDENTIALS = (
 )
 
 
-def token_keys(patient: Patient) -> Finding:
+def token_keys(context: DoctorContext) -> Finding:
     try:
-        keys = load_keys(patient.config.auth.keys, patient.environ)
+        keys = load_keys(context.config.auth.keys, context.environ)
     except ConfigError as failure:
         mend = "make one: price-keeper keys new --kid ID --out DIR; it tells what to write under auth.keys"
-        sources = [key.secret_env or key.private_key_env for key in patient.config.auth.keys]
+        sources = [key.secret_env or key.private_key_env for key in context.config.auth.keys]
         variables = ", ".join(source for source in sources if source)
         return trouble("; ".join(failure.problems), f"set {variables}, or {mend}" if variables else mend)
-    return _KEYS_OF[patient.role](keys)
+    return _KEYS_OF[context.role](keys)
 
 
 def _of_sidecar(keys: Sequence[SigningKey]) -> Finding:
@@ -56,11 +56,11 @@ def _of_both(keys: Sequence[SigningKey]) -> Finding:
 _KEYS_OF = {"both": _of_both, "sidecar": _of_sidecar, "control": _of_control}
 
 
-def admin_key(patient: Patient) -> Finding:
-    auth = patient.config.auth
+def admin_key(context: DoctorContext) -> Finding:
+    auth = context.config.auth
     way = f"set {auth.admin_api_key_env}, or auth.admin_api_key_file, to at least {SHORTEST_KEY} characters"
     try:
-        key = load_admin_key(auth, patient.environ)
+        key = load_admin_key(auth, context.environ)
     except ConfigError as failure:
         return trouble("; ".join(failure.problems), f"{way}: openssl rand -base64 32")
     if key is None:
@@ -71,28 +71,28 @@ def admin_key(patient: Patient) -> Finding:
     return ok(f"from {source}")
 
 
-async def aws_credentials(patient: Patient) -> Finding:
-    if not patient.needs_aws:
+async def aws_credentials(context: DoctorContext) -> Finding:
+    if not context.needs_aws:
         return skipped("neither the store nor Bedrock needs any here")
-    found = await patient.credentials()
+    found = await context.credentials()
     if found.keys is None:
-        return trouble(found.trouble, NO_CREDENTIALS)
+        return trouble(found.problem, NO_CREDENTIALS)
     if found.expires is None:
         until = "for this session alone; nobody here renews them" if found.keys.token else "they do not expire"
         return ok(f"by the provider {found.provider}; {until}")
-    left = (found.expires - datetime.fromtimestamp(patient.clock.now(), UTC)).total_seconds()
+    left = (found.expires - datetime.fromtimestamp(context.clock.now(), UTC)).total_seconds()
     told = f"by the provider {found.provider}; they expire at {found.expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     return ok(told) if left > 0 else trouble(told, "renew them (aws sso login, for instance), and set the clock right")
 
 
-def bedrock_key(patient: Patient) -> Finding:
-    if patient.is_simulated or patient.signs:
-        return skipped("calls to Bedrock carry no API key" if patient.signs else "Bedrock is simulated")
+def bedrock_key(context: DoctorContext) -> Finding:
+    if context.is_simulated or context.signs_calls:
+        return skipped("calls to Bedrock carry no API key" if context.signs_calls else "Bedrock is simulated")
     mend = f"set {BEARER_VARIABLE} to a Bedrock API key, or upstream.auth to sigv4"
-    if not patient.environ.get(BEARER_VARIABLE):
+    if not context.environ.get(BEARER_VARIABLE):
         return trouble(f"the variable {BEARER_VARIABLE} is not set", mend)
     try:
-        BearerKey(patient.environ[BEARER_VARIABLE])
+        BearerKey(context.environ[BEARER_VARIABLE])
     except ConfigError as failure:
         return trouble("; ".join(failure.problems), mend)
     return ok(f"from the variable {BEARER_VARIABLE}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.store_file import nearest
 from price_keeper.errors import JournalUnusable
 from price_keeper.recording.adoption import folders_of_workers
@@ -29,8 +29,8 @@ NO_ROOM = 16 * 2**20  # where it may be over within a minute
 BEGINNING = 4096  # bytes: more than that is not there before the first call
 
 
-def journal_folder(patient: Patient) -> Finding:
-    folder = Path(patient.config.journal.dir)
+def journal_folder(context: DoctorContext) -> Finding:
+    folder = Path(context.config.journal.dir)
     mend = f"let this user write to {folder}, or name another folder on a local disk in journal.dir"
     if folder.is_dir() and is_held(folder):
         return ok(f"{folder} belongs to a sidecar that runs; nothing was written there")
@@ -58,8 +58,8 @@ def _try_to_write(folder: Path) -> None:
         path.unlink()
 
 
-def journal_room(patient: Patient) -> Finding:
-    folder = Path(patient.config.journal.dir)
+def journal_room(context: DoctorContext) -> Finding:
+    folder = Path(context.config.journal.dir)
     try:
         free = shutil.disk_usage(nearest(folder)).free
     except OSError as failure:
@@ -70,8 +70,8 @@ def journal_room(patient: Patient) -> Finding:
     return ok(found) if free >= LITTLE_ROOM else warning(found, mend)
 
 
-def journal_leftovers(patient: Patient) -> Finding:
-    folder = Path(patient.config.journal.dir)
+def journal_leftovers(context: DoctorContext) -> Finding:
+    folder = Path(context.config.journal.dir)
     if not folder.is_dir():
         return skipped("the folder is not there yet")
     if is_held(folder):
@@ -84,10 +84,10 @@ def journal_leftovers(patient: Patient) -> Finding:
     left, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
     found = f"segments that wait to be brought to the store: {len(left)}, {_size(size)}"
     replay = f"price-keeper replay {folder}"
-    if patient.clock.now() - made_at(left[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:
+    if context.clock.now() - made_at(left[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:
         why = "some are so old that they might count twice"
-        return trouble(f"{found}; {why}", f"if they were surely never sent: {replay} --force{patient.source}")
-    return warning(found, f"start the sidecar, which sends them, or: {replay}{patient.source}")
+        return trouble(f"{found}; {why}", f"if they were surely never sent: {replay} --force{context.source}")
+    return warning(found, f"start the sidecar, which sends them, or: {replay}{context.source}")
 
 
 def _has_calls(path: Path) -> bool:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from price_keeper.calendar_days import known_zone
 from price_keeper.doctor.asking import Unreached, ask, plain_get
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import bedrock_places
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.forwarding.upstream import Endpoint
@@ -24,21 +24,21 @@ FEWEST_ZONES = 300  # the database has about six hundred names
 _SET_CLOCK = "set it by the network: timedatectl set-ntp true, or chronyc makestep; in a VM or a pod, that of its host"
 
 
-async def clock_by_store(patient: Patient) -> Finding:
-    if not patient.is_on_dynamodb:
+async def clock_by_store(context: DoctorContext) -> Finding:
+    if not context.is_on_dynamodb:
         return skipped("the store is a file of this machine")
-    return await _compared(patient, endpoint_of((await patient.dynamodb()).meta.endpoint_url), "DynamoDB")
+    return await _compared(context, endpoint_of((await context.dynamodb()).meta.endpoint_url), "DynamoDB")
 
 
-async def clock_by_bedrock(patient: Patient) -> Finding:
-    if patient.is_simulated:
+async def clock_by_bedrock(context: DoctorContext) -> Finding:
+    if context.is_simulated:
         return skipped("Bedrock is simulated")
-    return await _compared(patient, bedrock_places(patient.config)[0].endpoint, "Bedrock")
+    return await _compared(context, bedrock_places(context.config)[0].endpoint, "Bedrock")
 
 
-async def _compared(patient: Patient, endpoint: Endpoint, whose: str) -> Finding:
+async def _compared(context: DoctorContext, endpoint: Endpoint, whose: str) -> Finding:
     try:
-        answered = await ask(endpoint, plain_get(endpoint), patient.clock)
+        answered = await ask(endpoint, plain_get(endpoint), context.clock)
     except Unreached:
         return skipped(f"{whose} cannot be reached, as its own line says")
     try:
@@ -57,7 +57,7 @@ def _judged(off: float, whose: str) -> Finding:
     return trouble(f"{found}: AWS refuses signatures that are {REFUSED_SECONDS / 60:g} minutes off", _SET_CLOCK)
 
 
-def time_zones(patient: Patient) -> Finding:
+def time_zones(context: DoctorContext) -> Finding:
     mend = "install the locked requirements anew: make setup, or pip install tzdata"
     try:
         data = f"tzdata {version('tzdata')}"
@@ -66,10 +66,10 @@ def time_zones(patient: Patient) -> Finding:
     count = len(zoneinfo.available_timezones())
     if count < FEWEST_ZONES:
         return trouble(f"{data} has {count} time zones only", mend)
-    return ok(f"{count} in {data}; an org's default is {known_zone(patient.config.defaults.timezone).key}")
+    return ok(f"{count} in {data}; an org's default is {known_zone(context.config.defaults.timezone).key}")
 
 
-def open_files(_: Patient) -> Finding:
+def open_files(_: DoctorContext) -> Finding:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     allowed = ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
     connections = fitting(allowed).connections

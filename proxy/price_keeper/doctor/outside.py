@@ -11,17 +11,17 @@ from price_keeper.alerts.addresses import is_public
 from price_keeper.alerts.composed import secret_of
 from price_keeper.doctor.asking import ASK_SECONDS
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 
 
-async def price_list(patient: Patient) -> Finding:
-    if not patient.follows_prices:
-        return skipped("Bedrock is simulated" if patient.is_simulated else "every label has price_source: config")
+async def price_list(context: DoctorContext) -> Finding:
+    if not context.follows_prices:
+        return skipped("Bedrock is simulated" if context.is_simulated else "every label has price_source: config")
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            await AwsPriceList(allow_insecure=patient.config.upstream.allow_insecure).probe()
+            await AwsPriceList(allow_insecure=context.config.upstream.allow_insecure).probe()
     except PriceListUnreadable as failure:
         return _prices_stay(str(failure))
     except TimeoutError:
@@ -36,14 +36,14 @@ def _prices_stay(why: str) -> Finding:
     return warning(f"{why}; the configuration's prices stay in force", mend)
 
 
-async def webhook(patient: Patient) -> Finding:
-    chosen = patient.config.alerts.webhook
+async def webhook(context: DoctorContext) -> Finding:
+    chosen = context.config.alerts.webhook
     if chosen is None:
         return skipped("there is no alerts.webhook")
     url = URL(chosen.url, encoded=True)
     host, port = url.host or "", url.port or 443
     try:
-        await asyncio.to_thread(secret_of, chosen, patient.environ)
+        await asyncio.to_thread(secret_of, chosen, context.environ)
     except ConfigError as failure:
         variable = chosen.secret_env or "alerts.webhook.secret_file"
         return trouble("; ".join(failure.problems), f"set {variable}: openssl rand -base64 32")

@@ -12,7 +12,7 @@ from price_keeper.app import Role, open_dynamodb
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.dataplane import SIMULATED
-from price_keeper.doctor.provided import Provided, provided
+from price_keeper.doctor.provided import FoundCredentials, find_credentials
 
 if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Once(Generic[T]):
+class OnceLoaded(Generic[T]):
     """Made when it is first asked for; whoever asks meanwhile waits. What failed is tried again by the next one."""
 
-    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
-        self._make = make
+    def __init__(self, load: Callable[[], Awaitable[T]]) -> None:
+        self._load = load
         self._lock = asyncio.Lock()
-        self.made: list[T] = []
+        self.loaded: list[T] = []
 
     async def get(self) -> T:
         async with self._lock:
-            if not self.made:
-                self.made.append(await self._make())
-            return self.made[0]
+            if not self.loaded:
+                self.loaded.append(await self._load())
+            return self.loaded[0]
 
 
 @dataclass
-class Patient:
+class DoctorContext:
     """`source` is the option by which another command takes the same configuration."""
 
     config: Config
@@ -46,7 +46,7 @@ class Patient:
     role: Role = "both"
 
     @property
-    def serves_calls(self) -> bool:
+    def has_data_port(self) -> bool:
         return self.role != "control"
 
     @property
@@ -62,24 +62,24 @@ class Patient:
         return not self.is_simulated and any(label.price_source == "aws" for label in self.config.labels.values())
 
     @property
-    def signs(self) -> bool:
+    def signs_calls(self) -> bool:
         """Whether calls to Bedrock are signed with AWS credentials."""
         return not self.is_simulated and self.config.upstream.auth == "sigv4"
 
     @property
     def needs_aws(self) -> bool:
-        return self.is_on_dynamodb or (self.serves_calls and (self.follows_prices or self.signs))
+        return self.is_on_dynamodb or (self.has_data_port and (self.follows_prices or self.signs_calls))
 
     @cached_property
-    def _provided(self) -> Once[Provided]:
-        return Once(lambda: asyncio.to_thread(provided))
+    def _credentials(self) -> OnceLoaded[FoundCredentials]:
+        return OnceLoaded(lambda: asyncio.to_thread(find_credentials))
 
     @cached_property
-    def _store(self) -> Once[DynamoStore]:
-        return Once(lambda: open_dynamodb(self.config.store, self.clock))
+    def _store(self) -> OnceLoaded[DynamoStore]:
+        return OnceLoaded(lambda: open_dynamodb(self.config.store, self.clock))
 
-    async def credentials(self) -> Provided:
-        return await self._provided.get()
+    async def credentials(self) -> FoundCredentials:
+        return await self._credentials.get()
 
     async def dynamodb_store(self) -> DynamoStore:
         return await self._store.get()
@@ -89,5 +89,5 @@ class Patient:
         return (await self.dynamodb_store()).client
 
     async def close(self) -> None:
-        for store in self._store.made:
+        for store in self._store.loaded:
             await store.close()

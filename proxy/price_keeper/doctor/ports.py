@@ -17,7 +17,7 @@ from cryptography import x509
 from price_keeper.config import Address
 from price_keeper.doctor.asking import Answered, Unreached, ask, plain_get
 from price_keeper.doctor.findings import Check, Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.upstream import Endpoint
 from price_keeper.surface.tls import server_context
@@ -26,9 +26,9 @@ RENEW_BEFORE = timedelta(days=30)
 LOCAL_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all
 
 
-def port_checks(patient: Patient) -> list[Check]:
-    listen = patient.config.listen
-    data = {"data": listen.data} if patient.serves_calls else {}
+def port_checks(context: DoctorContext) -> list[Check]:
+    listen = context.config.listen
+    data = {"data": listen.data} if context.has_data_port else {}
     addresses: dict[str, Address | None] = {**data, "control": listen.control, "health": listen.health}
     return [
         Check(f"{name} port", partial(_look, name, address))
@@ -37,7 +37,7 @@ def port_checks(patient: Patient) -> list[Check]:
     ]
 
 
-async def _look(name: str, address: Address, patient: Patient) -> Finding:
+async def _look(name: str, address: Address, context: DoctorContext) -> Finding:
     if address.port == 0:
         return ok(f"{address}: any free one")
     failure = _not_free(address)
@@ -45,7 +45,7 @@ async def _look(name: str, address: Address, patient: Patient) -> Finding:
         return ok(f"{address} is free")
     key = f"listen.{name}"
     if failure.errno == errno.EADDRINUSE:
-        return await _taken(name, address, patient)
+        return await _taken(name, address, context)
     if failure.errno == errno.EACCES:
         return trouble(
             f"{address} is not ours to take", f"set {key} to a port above 1023, or allow CAP_NET_BIND_SERVICE"
@@ -67,14 +67,14 @@ def _not_free(address: Address) -> OSError | None:
     return None
 
 
-async def _taken(name: str, address: Address, patient: Patient) -> Finding:
+async def _taken(name: str, address: Address, context: DoctorContext) -> Finding:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - it is asked, not bound
     mend = f"stop what has it (ss -ltnp 'sport = :{address.port}'), or set listen.{name} to another port"
     for is_tls in (False, True) if name == "data" else (False,):  # it may have been started with another configuration
         endpoint = Endpoint(host, address.port, is_tls)
         with suppress(Unreached):
             answered = await ask(
-                endpoint, plain_get(endpoint, "/health"), patient.clock, _any_certificate(), LOCAL_SECONDS
+                endpoint, plain_get(endpoint, "/health"), context.clock, _any_certificate(), LOCAL_SECONDS
             )
             if _is_ours(name, answered):
                 return ok(f"{address} is served by a sidecar that runs")
@@ -99,8 +99,8 @@ def _any_certificate() -> ssl.SSLContext:
     return context
 
 
-def certificate(patient: Patient) -> Finding:
-    tls = patient.config.listen.tls
+def certificate(context: DoctorContext) -> Finding:
+    tls = context.config.listen.tls
     if tls is None:
         return skipped("the data port speaks plain HTTP")
     mend = "name a certificate with its chain in listen.tls.certificate_file, and its key in listen.tls.key_file"
@@ -112,7 +112,7 @@ def certificate(patient: Patient) -> Finding:
     except (OSError, ValueError):
         return trouble(f"{tls.certificate_file} cannot be read", mend)
     renew = f"renew it in {tls.certificate_file}, and restart the sidecar"
-    return _dated(chain, datetime.fromtimestamp(patient.clock.now(), UTC), renew)
+    return _dated(chain, datetime.fromtimestamp(context.clock.now(), UTC), renew)
 
 
 def _dated(chain: list[x509.Certificate], now: datetime, renew: str) -> Finding:

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import StoreError
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite_file import find_missing_tables
@@ -24,10 +24,10 @@ NETWORKED = frozenset(
 _MOUNTS = Path("/proc/mounts")  # of Linux; elsewhere nobody says
 
 
-def store_file(patient: Patient) -> Finding:
-    if patient.is_on_dynamodb:
+def store_file(context: DoctorContext) -> Finding:
+    if context.is_on_dynamodb:
         return skipped("the store is DynamoDB")
-    path = Path(patient.config.store.path)
+    path = Path(context.config.store.path)
     mend = f"let this user write to {path.parent}, or name another file in store.path"
     kind = file_system(path)
     if kind in NETWORKED:
@@ -43,10 +43,10 @@ def store_file(patient: Patient) -> Finding:
     return ok(f"{path}, {path.stat().st_size // 1024} KiB{f', on {kind}' if kind else ''}")
 
 
-def store_is_whole(patient: Patient) -> Finding:
-    path = Path(patient.config.store.path)
-    if patient.is_on_dynamodb or not path.exists():
-        return skipped("the store is DynamoDB" if patient.is_on_dynamodb else "the file is not there yet")
+def store_is_whole(context: DoctorContext) -> Finding:
+    path = Path(context.config.store.path)
+    if context.is_on_dynamodb or not path.exists():
+        return skipped("the store is DynamoDB" if context.is_on_dynamodb else "the file is not there yet")
     try:
         missing = find_missing_tables(path)
         damage = _damage(path)

@@ -17,7 +17,7 @@ from price_keeper.doctor import (
     store_file,
 )
 from price_keeper.doctor.findings import Check, aside
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.upstream import upstream_checks
 
 _STORE_AWAY = "let this machine reach DynamoDB (a VPC endpoint, a firewall), or correct store.endpoint and store.region"
@@ -62,7 +62,7 @@ _NOT_OF: Mapping[Role, frozenset[str]] = {
 }
 
 
-def checks_of(patient: Patient) -> list[Check]:
-    upstream = upstream_checks(patient) if patient.serves_calls else []
-    checks = [*_BEFORE, *ports.port_checks(patient), *upstream, *_AFTER]
-    return [check for check in checks if check.name not in _NOT_OF[patient.role]]
+def checks_of(context: DoctorContext) -> list[Check]:
+    upstream = upstream_checks(context) if context.has_data_port else []
+    checks = [*_BEFORE, *ports.port_checks(context), *upstream, *_AFTER]
+    return [check for check in checks if check.name not in _NOT_OF[context.role]]

@@ -13,7 +13,7 @@ from price_keeper.dataplane import BEARER_VARIABLE
 from price_keeper.doctor.asking import Answered, Unreached, ask, host_of, plain_get
 from price_keeper.doctor.findings import Check, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import NO_CREDENTIALS
-from price_keeper.doctor.patient import Patient
+from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import Place, bedrock_places
 from price_keeper.doctor.reaching import unreached
 from price_keeper.errors import ConfigError
@@ -24,30 +24,30 @@ from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
 _STALE = (b"Signature expired", b"Signature not yet current")
 
 
-def upstream_checks(patient: Patient) -> list[Check]:
-    if patient.is_simulated:
+def upstream_checks(context: DoctorContext) -> list[Check]:
+    if context.is_simulated:
         return [Check("Bedrock", _simulated)]
-    places = bedrock_places(patient.config)
+    places = bedrock_places(context.config)
     return [Check(f"Bedrock in {place.region}", partial(_look, place)) for place in places]
 
 
-async def _simulated(_: Patient) -> Finding:
+async def _simulated(_: DoctorContext) -> Finding:
     return skipped("Bedrock is simulated; nothing leaves this machine")
 
 
-async def _look(place: Place, patient: Patient) -> Finding:
+async def _look(place: Place, context: DoctorContext) -> Finding:
     path = _path_of_nothing(place.region)
-    authorizer = await _authorizer(patient)
+    authorizer = await _authorizer(context)
     lines = b"" if authorizer is None else _signed(authorizer, place, path)
     try:
-        answered = await ask(place.endpoint, plain_get(place.endpoint, path, lines), patient.clock)
+        answered = await ask(place.endpoint, plain_get(place.endpoint, path, lines), context.clock)
     except Unreached as failure:
         return unreached(failure, place.endpoint, place.keys)
     where = place.endpoint.host
     if authorizer is None:
-        mend = NO_CREDENTIALS if patient.signs else f"set {BEARER_VARIABLE}"
+        mend = NO_CREDENTIALS if context.signs_calls else f"set {BEARER_VARIABLE}"
         return warning(f"{where} answers; nothing was asked, without credentials", mend)
-    return _judged(answered, place, patient)
+    return _judged(answered, place, context)
 
 
 def _path_of_nothing(region: str) -> str:
@@ -55,12 +55,12 @@ def _path_of_nothing(region: str) -> str:
     return f"/async-invoke/{quote(arn, safe='')}"
 
 
-async def _authorizer(patient: Patient) -> Authorizer | None:
-    if patient.signs:
-        keys = (await patient.credentials()).keys
-        return None if keys is None else SignatureV4(FixedCredentials(keys), patient.clock.now)
+async def _authorizer(context: DoctorContext) -> Authorizer | None:
+    if context.signs_calls:
+        keys = (await context.credentials()).keys
+        return None if keys is None else SignatureV4(FixedCredentials(keys), context.clock.now)
     try:
-        return BearerKey(patient.environ.get(BEARER_VARIABLE, ""))
+        return BearerKey(context.environ.get(BEARER_VARIABLE, ""))
     except ConfigError:
         return None
 
@@ -71,13 +71,13 @@ def _signed(authorizer: Authorizer, place: Place, path: str) -> bytes:
     return authorizer.lines(call, target, host_of(place.endpoint), b"")
 
 
-def _judged(answered: Answered, place: Place, patient: Patient) -> Finding:
+def _judged(answered: Answered, place: Place, context: DoctorContext) -> Finding:
     where = place.endpoint.host
     kind = kind_of(answered.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
     if any(words in answered.body for words in _STALE):
         return trouble(f"{where} refuses our signature: its time is off", "set the clock of this machine right")
     if kind in NOT_OUR_CREDENTIALS:
-        return trouble(f"{where} refuses our credentials: {kind}", _renew(patient))
+        return trouble(f"{where} refuses our credentials: {kind}", _renew(context))
     if kind == "AccessDeniedException":
         actions = "bedrock:InvokeModel, bedrock:InvokeModelWithResponseStream and bedrock:GetAsyncInvoke"
         return warning(f"{where} knows us, and may not be asked for a job: {kind}", f"allow {actions} by IAM")
@@ -85,10 +85,10 @@ def _judged(answered: Answered, place: Place, patient: Patient) -> Finding:
         return warning(f"{where} answers {answered.status}, but not as Bedrock does", f"correct {place.keys}")
     if answered.status >= 500 or answered.status == 429:
         return warning(f"{where} answers {answered.status} {kind}".rstrip(), "try again; see health.aws.amazon.com")
-    return ok(f"{where} answers, and takes our {'signature' if patient.signs else 'API key'}")
+    return ok(f"{where} answers, and takes our {'signature' if context.signs_calls else 'API key'}")
 
 
-def _renew(patient: Patient) -> str:
-    if patient.signs:
+def _renew(context: DoctorContext) -> str:
+    if context.signs_calls:
         return "renew the AWS credentials, or name others: aws sts get-caller-identity tells whose they are"
     return f"set {BEARER_VARIABLE} to a Bedrock API key that is good"
