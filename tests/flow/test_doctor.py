@@ -20,7 +20,7 @@ from price_keeper.config.checks import Address
 from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.doctor import findings as carrying
 from price_keeper.doctor import journal, store_file
-from price_keeper.doctor.findings import Check, Finding, Status, aside, carried_out, ok
+from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.recording.folder import locked
 from price_keeper.recording.ulid import Ulids
@@ -144,13 +144,13 @@ async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkey
     async def good(_: DoctorContext) -> Finding:
         return ok("good")
 
-    monkeypatch.setattr(carrying, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(carrying, "CHECK_DEADLINE_SECONDS", 0.05)
     patient = DoctorContext(configured(tmp_path), {}, SystemClock())
-    checks = [Check("a", hangs, "wait"), Check("b", aside(fails), "mend"), Check("c", good)]
-    told = [finding for _, finding in await carried_out(checks, patient)]
-    assert told[0] == Finding(Status.TROUBLE, "no answer in 0.05 seconds", "wait")
-    assert told[1] == Finding(Status.TROUBLE, "could not be looked at: ValueError", "mend")
-    assert told[2].status is Status.OK
+    checks = [DoctorCheck("a", hangs, "wait"), DoctorCheck("b", in_thread(fails), "mend"), DoctorCheck("c", good)]
+    told = [finding for _, finding in await run_doctor_checks(checks, patient)]
+    assert told[0] == Finding(FindingStatus.TROUBLE, "no answer in 0.05 seconds", "wait")
+    assert told[1] == Finding(FindingStatus.TROUBLE, "could not be looked at: ValueError", "mend")
+    assert told[2].status is FindingStatus.OK
 
 
 # Keys.
@@ -160,20 +160,20 @@ async def test_keys_for_tokens(tmp_path: Path) -> None:
     keys = (KeyConfig("k1", "HS256", secret_env="A_SECRET"), KeyConfig("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")))
     config = configured(tmp_path, auth={"keys": keys})
     found = await finding("token keys", config, {"A_SECRET": SECRET})
-    assert found.status is Status.TROUBLE
-    assert "k2.pub" in found.found
-    assert "k1" not in found.found
-    assert "price-keeper keys new" in found.mend
+    assert found.status is FindingStatus.TROUBLE
+    assert "k2.pub" in found.message
+    assert "k1" not in found.message
+    assert "price-keeper keys new" in found.remedy
     found = await finding("token keys", configured(tmp_path, auth={"keys": keys[:1]}), {"A_SECRET": SECRET})
     assert found == ok("k1 (HS256, signs)")
 
 
 async def test_the_admin_key(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    assert (await finding("admin key", config)).status is Status.WARNING
+    assert (await finding("admin key", config)).status is FindingStatus.WARNING
     short = await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET[:9]})
-    assert (short.status, "PRICE_KEEPER_API_KEY" in short.mend) == (Status.TROUBLE, True)
-    assert (await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET})).status is Status.OK
+    assert (short.status, "PRICE_KEEPER_API_KEY" in short.remedy) == (FindingStatus.TROUBLE, True)
+    assert (await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET})).status is FindingStatus.OK
 
 
 # The store's file.
@@ -188,15 +188,15 @@ async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
         connection.executemany("INSERT INTO config VALUES (?, '', NULL, ?)", rows)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    assert (await finding("store is whole", config)).status is Status.OK
+    assert (await finding("store is whole", config)).status is FindingStatus.OK
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 8192 + whole[len(whole) // 2 + 8192 :])
     found = await finding("store is whole", config)
-    assert found.status is Status.TROUBLE
-    assert ".recover" in found.mend
+    assert found.status is FindingStatus.TROUBLE
+    assert ".recover" in found.remedy
     path.write_text("no database, whatever its name says, and long enough to be one" * 20)
     found = await finding("store is whole", config)
-    assert (found.status, "store.path" in found.mend) == (Status.TROUBLE, True)
+    assert (found.status, "store.path" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(store_file, "QUICK_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(store_file, "STEPS", 1)
     found = await finding("store is whole", config)
-    assert (found.status, "quick_check" in found.mend) == (Status.WARNING, True)
+    assert (found.status, "quick_check" in found.remedy) == (FindingStatus.WARNING, True)
 
 
 async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +213,9 @@ async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pyt
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/export {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(store_file, "_MOUNTS", mounts)
     found = await finding("store file", configured(tmp_path))
-    assert (found.status, "nfs4" in found.found, "store.path" in found.mend) == (Status.TROUBLE, True, True)
+    assert (found.status, "nfs4" in found.message, "store.path" in found.remedy) == (FindingStatus.TROUBLE, True, True)
     mounts.write_text("/dev/sda / ext4 rw 0 0\n")
-    assert (await finding("store file", configured(tmp_path))).status is Status.OK
+    assert (await finding("store file", configured(tmp_path))).status is FindingStatus.OK
 
 
 # The journal.
@@ -231,28 +231,28 @@ def unwritable(folder: Path) -> Path:
 async def test_a_journal_that_cannot_be_written_to(tmp_path: Path) -> None:
     folder = unwritable(tmp_path / "journal")
     found = await finding("journal", configured(tmp_path, journal={"dir": str(folder)}))
-    assert (found.status, "journal.dir" in found.mend) == (Status.TROUBLE, True), found
+    assert (found.status, "journal.dir" in found.remedy) == (FindingStatus.TROUBLE, True), found
     (tmp_path / "file").write_text("in the way")
     found = await finding("journal", configured(tmp_path, journal={"dir": str(tmp_path / "file" / "journal")}))
-    assert (found.status, "journal.dir" in found.mend) == (Status.TROUBLE, True), found
+    assert (found.status, "journal.dir" in found.remedy) == (FindingStatus.TROUBLE, True), found
 
 
 async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = journal_of(config)
-    assert (await finding("journal's leftovers", config)).status is Status.OK
+    assert (await finding("journal's leftovers", config)).status is FindingStatus.OK
     (folder / f"{Ulids(time.time, os.urandom).new()}.seg").write_bytes(b"x" * 1000)
     found = await finding("journal's leftovers", config)
-    assert found.status is Status.WARNING
-    assert found.mend.endswith(f"price-keeper replay {folder} --config config.yaml")
+    assert found.status is FindingStatus.WARNING
+    assert found.remedy.endswith(f"price-keeper replay {folder} --config config.yaml")
     with locked(folder):
-        assert (await finding("journal's leftovers", config)).status is Status.SKIPPED
+        assert (await finding("journal's leftovers", config)).status is FindingStatus.SKIPPED
         before = sorted(folder.iterdir())
-        assert "belongs to a sidecar" in (await finding("journal", config)).found
+        assert "belongs to a sidecar" in (await finding("journal", config)).message
         assert sorted(folder.iterdir()) == before
     (folder / f"{Ulids(lambda: time.time() - 40 * 86_400, os.urandom).new()}.seg").write_bytes(b"x")
     found = await finding("journal's leftovers", config)
-    assert (found.status, "--force" in found.mend) == (Status.TROUBLE, True)
+    assert (found.status, "--force" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 @pytest.mark.parametrize("calls", [0, 1])
@@ -264,16 +264,16 @@ async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, c
         for _ in range(calls):
             rec.spend(1)
     assert rec.segments()
-    assert (await finding("journal's leftovers", config)).status is (Status.WARNING if calls else Status.OK)
+    assert (await finding("journal's leftovers", config)).status is (FindingStatus.WARNING if calls else FindingStatus.OK)
 
 
-@pytest.mark.parametrize(("limit", "status"), [("LITTLE_ROOM", Status.WARNING), ("NO_ROOM", Status.TROUBLE)])
+@pytest.mark.parametrize(("limit", "status"), [("LITTLE_ROOM", FindingStatus.WARNING), ("NO_ROOM", FindingStatus.TROUBLE)])
 async def test_a_disk_that_is_nearly_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: Status
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: FindingStatus
 ) -> None:
     monkeypatch.setattr(journal, limit, 2**60)
     found = await finding("journal's room", configured(tmp_path))
-    assert (found.status, "journal.dir" in found.mend) == (status, True)
+    assert (found.status, "journal.dir" in found.remedy) == (status, True)
 
 
 # Ports and the certificate.
@@ -281,33 +281,33 @@ async def test_a_disk_that_is_nearly_full(
 
 async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
     config = configured(tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)})
-    assert (await finding("data port", config)).found.endswith("is free")
-    assert (await finding("health port", config)).found.endswith("any free one")
+    assert (await finding("data port", config)).message.endswith("is free")
+    assert (await finding("health port", config)).message.endswith("any free one")
     async with answering({}, status=200, body=b'{"status": "fine"}') as port:
         config = configured(
             tmp_path, listen={"control": Address("127.0.0.1", port), "data": Address("127.0.0.1", port)}
         )
         for name in ("control", "data"):
             found = await finding(f"{name} port", config)
-            assert (found.status, "another program" in found.found) == (Status.TROUBLE, True)
-            assert f"sport = :{port}" in found.mend
-            assert f"listen.{name}" in found.mend
+            assert (found.status, "another program" in found.message) == (FindingStatus.TROUBLE, True)
+            assert f"sport = :{port}" in found.remedy
+            assert f"listen.{name}" in found.remedy
     config = configured(tmp_path, listen={"data": Address("192.0.2.1", 8080)})
     found = await finding("data port", config)
-    assert (found.status, "listen.data" in found.mend) == (Status.TROUBLE, True)
+    assert (found.status, "listen.data" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 @pytest.mark.parametrize(
     ("days", "status", "words"),
-    [(0, Status.OK, "is good until"), (340, Status.WARNING, "is good until"), (400, Status.TROUBLE, "expired on")],
+    [(0, FindingStatus.OK, "is good until"), (340, FindingStatus.WARNING, "is good until"), (400, FindingStatus.TROUBLE, "expired on")],
 )
-async def test_a_certificate_expires(tmp_path: Path, days: int, status: Status, words: str) -> None:
+async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingStatus, words: str) -> None:
     made = datetime.now(UTC) - timedelta(days=days)
     _, certificate, key = local_authority(tmp_path / "tls", made.timestamp())
     config = configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
     found = await finding("certificate", config)
-    assert (found.status, words in found.found) == (status, True)
-    assert (status is Status.OK) is (found.mend == "")
+    assert (found.status, words in found.message) == (status, True)
+    assert (status is FindingStatus.OK) is (found.remedy == "")
 
 
 async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
@@ -315,32 +315,32 @@ async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
     other = generate_private_key(SECP256R1())
     key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     found = await finding("certificate", configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))}))
-    assert (found.status, "listen.tls" in found.mend) == (Status.TROUBLE, True)
+    assert (found.status, "listen.tls" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 # The rest of the machine.
 
 
-@pytest.mark.parametrize(("most", "status"), [(400, Status.WARNING), (260, Status.TROUBLE), (65_536, Status.OK)])
-async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: Status) -> None:
+@pytest.mark.parametrize(("most", "status"), [(400, FindingStatus.WARNING), (260, FindingStatus.TROUBLE), (65_536, FindingStatus.OK)])
+async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: FindingStatus) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
     found = await finding("open files", configured(tmp_path))
-    assert (found.status, "LimitNOFILE" in found.mend) == (status, status is not Status.OK)
+    assert (found.status, "LimitNOFILE" in found.remedy) == (status, status is not FindingStatus.OK)
 
 
 @pytest.mark.parametrize(
     ("url", "status", "words"),
     [
-        ("https://127.0.0.1/hooks/sesame", Status.TROUBLE, "not public"),
-        ("https://localhost/hooks/sesame", Status.TROUBLE, "not public"),
-        ("https://nobody.invalid/hooks/sesame", Status.TROUBLE, "does not resolve"),
-        ("https://8.8.8.8/hooks/sesame", Status.OK, "nothing was sent"),
+        ("https://127.0.0.1/hooks/sesame", FindingStatus.TROUBLE, "not public"),
+        ("https://localhost/hooks/sesame", FindingStatus.TROUBLE, "not public"),
+        ("https://nobody.invalid/hooks/sesame", FindingStatus.TROUBLE, "does not resolve"),
+        ("https://8.8.8.8/hooks/sesame", FindingStatus.OK, "nothing was sent"),
     ],
 )
-async def test_a_webhook_goes_to_public_addresses(tmp_path: Path, url: str, status: Status, words: str) -> None:
+async def test_a_webhook_goes_to_public_addresses(tmp_path: Path, url: str, status: FindingStatus, words: str) -> None:
     config = configured(tmp_path, alerts={"webhook": WebhookConfig(url, "HOOK")})
     found = await finding("webhook", config, {"HOOK": SECRET})
-    assert (found.status, words in found.found) == (status, True)
-    assert "sesame" not in found.found + found.mend
+    assert (found.status, words in found.message) == (status, True)
+    assert "sesame" not in found.message + found.remedy
     found = await finding("webhook", config)
-    assert (found.status, "HOOK" in found.mend) == (Status.TROUBLE, True)
+    assert (found.status, "HOOK" in found.remedy) == (FindingStatus.TROUBLE, True)

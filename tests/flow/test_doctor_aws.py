@@ -17,7 +17,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.prices import EndpointConfig
 from price_keeper.doctor import asking
-from price_keeper.doctor.findings import Status
+from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import needs_of
 from price_keeper.stores.schema import TABLES
 from price_keeper.surface.tls import local_authority
@@ -60,10 +60,10 @@ async def test_all_is_well_on_dynamodb(engines: Engines, tmp_path: Path, engine:
     async with engines.open(engine, tmp_path) as store:
         before = await _items(store.client)
         found = await findings(on_dynamodb(tmp_path, engines.endpoints[engine]))
-        assert [name for name, each in found.items() if each.status is Status.TROUBLE] == ["token keys"]
+        assert [name for name, each in found.items() if each.status is FindingStatus.TROUBLE] == ["token keys"]
         for name in ("DynamoDB", "tables", "permissions", "clock by the store", "AWS credentials"):
-            assert found[name].status is Status.OK, found[name]
-        assert "ConditionCheckItem" in found["permissions"].found
+            assert found[name].status is FindingStatus.OK, found[name]
+        assert "ConditionCheckItem" in found["permissions"].message
         assert await _items(store.client) == before
 
 
@@ -74,10 +74,10 @@ async def _items(client: Any) -> dict[str, int]:
 
 async def test_tables_that_are_missing(engines: Engines, tmp_path: Path) -> None:
     found = await findings(on_dynamodb(tmp_path, engines.endpoints["ministack"], f"t{uuid4().hex[:8]}-"))
-    assert found["tables"].status is Status.TROUBLE
-    assert "none of the 11 tables" in found["tables"].found
-    assert "price-keeper tables create --config config.yaml" in found["tables"].mend
-    assert found["permissions"].status is Status.SKIPPED
+    assert found["tables"].status is FindingStatus.TROUBLE
+    assert "none of the 11 tables" in found["tables"].message
+    assert "price-keeper tables create --config config.yaml" in found["tables"].remedy
+    assert found["permissions"].status is FindingStatus.SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, ve
         proxy.always[f"DynamoDB_20120810.{verb}\r\n".encode()] = dynamodb_error("AccessDeniedException")
         found = await finding("permissions", on_dynamodb(tmp_path, proxy.url))
     tables = [table for table, actions in needs_of("both").items() if action in actions]
-    assert found.found == f"not allowed: {action} on {', '.join(tables)}"
+    assert found.message == f"not allowed: {action} on {', '.join(tables)}"
     arns = ", ".join(f"arn:aws:dynamodb:us-east-1:*:table/{PREFIX}{table}" for table in tables)
-    assert found.mend == f"allow dynamodb:{action} on {arns}"
+    assert found.remedy == f"allow dynamodb:{action} on {arns}"
 
 
 async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines, tmp_path: Path) -> None:
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"DynamoDB_20120810.Describe"] = dynamodb_error("AccessDeniedException")
         found = await findings(on_dynamodb(tmp_path, proxy.url))
-    assert (found["tables"].status, "DescribeTable" in found["tables"].mend) == (Status.WARNING, True)
-    assert found["permissions"].status is Status.OK
+    assert (found["tables"].status, "DescribeTable" in found["tables"].remedy) == (FindingStatus.WARNING, True)
+    assert found["permissions"].status is FindingStatus.OK
 
 
 async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Path) -> None:
@@ -115,19 +115,19 @@ async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Pat
         proxy.always[b"POST"] = dynamodb_error("UnrecognizedClientException")
         found = await findings(on_dynamodb(tmp_path, proxy.url))
     for name in ("tables", "permissions"):
-        assert "UnrecognizedClientException" in found[name].found
-        assert "AWS_ACCESS_KEY_ID" in found[name].mend
+        assert "UnrecognizedClientException" in found[name].message
+        assert "AWS_ACCESS_KEY_ID" in found[name].remedy
 
 
 async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path) -> None:
     found = await findings(on_dynamodb(tmp_path, nobody_at()))
     for name in ("DynamoDB", "tables", "permissions"):
-        assert (found[name].status, "store.endpoint" in found[name].mend) == (Status.TROUBLE, True), found[name]
-    assert found["clock by the store"].status is Status.SKIPPED
+        assert (found[name].status, "store.endpoint" in found[name].remedy) == (FindingStatus.TROUBLE, True), found[name]
+    assert found["clock by the store"].status is FindingStatus.SKIPPED
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"HTTP/1.1"] = DropAnswer()
         found = await findings(on_dynamodb(tmp_path, proxy.url))
-    assert (found["DynamoDB"].status, found["permissions"].status) == (Status.TROUBLE, Status.TROUBLE)
+    assert (found["DynamoDB"].status, found["permissions"].status) == (FindingStatus.TROUBLE, FindingStatus.TROUBLE)
 
 
 # The clock.
@@ -136,30 +136,30 @@ async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path)
 @pytest.mark.parametrize(
     ("off", "status", "words"),
     [
-        (0, Status.OK, "agrees with"),
-        (-60, Status.WARNING, "60 s ahead of"),
-        (60, Status.WARNING, "60 s behind"),
-        (-900, Status.TROUBLE, "AWS refuses signatures"),
-        (900, Status.TROUBLE, "900 s behind"),
+        (0, FindingStatus.OK, "agrees with"),
+        (-60, FindingStatus.WARNING, "60 s ahead of"),
+        (60, FindingStatus.WARNING, "60 s behind"),
+        (-900, FindingStatus.TROUBLE, "AWS refuses signatures"),
+        (900, FindingStatus.TROUBLE, "900 s behind"),
     ],
 )
-async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: Status, words: str) -> None:
+async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: FindingStatus, words: str) -> None:
     date = formatdate(round(time.time()) + off, usegmt=True)
     async with answering({"Date": date}) as port:
         url = f"http://127.0.0.1:{port}"
         bedrock = await finding("clock by Bedrock", calling(tmp_path, url))
         store = await finding("clock by the store", on_dynamodb(tmp_path, url))
     for found in (bedrock, store):
-        assert (found.status, "timedatectl" in found.mend) == (status, status is not Status.OK), found
+        assert (found.status, "timedatectl" in found.remedy) == (status, status is not FindingStatus.OK), found
     if abs(off) != 60:  # a second may have passed
-        assert words.partition(" s ")[2] in bedrock.found
+        assert words.partition(" s ")[2] in bedrock.message
 
 
 async def test_no_time_is_told(tmp_path: Path) -> None:
     for headers in ({}, {"Date": "yesterday"}):
         async with answering(headers) as port:
             found = await finding("clock by Bedrock", calling(tmp_path, f"http://127.0.0.1:{port}"))
-        assert found.status is Status.SKIPPED, found
+        assert found.status is FindingStatus.SKIPPED, found
 
 
 # Credentials.
@@ -180,9 +180,9 @@ async def test_no_credentials(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     async with simulated_bedrock() as bedrock:
         found = await findings(calling(tmp_path, bedrock.url))
     for name in ("AWS credentials", "Bedrock in us-east-1"):
-        assert "AWS_PROFILE" in found[name].mend
-    assert found["AWS credentials"].status is Status.TROUBLE
-    assert found["Bedrock in us-east-1"].status is Status.WARNING
+        assert "AWS_PROFILE" in found[name].remedy
+    assert found["AWS credentials"].status is FindingStatus.TROUBLE
+    assert found["Bedrock in us-east-1"].status is FindingStatus.WARNING
 
 
 async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
@@ -190,20 +190,20 @@ async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.Mon
     (tmp_path / "aws").write_text(f"[default]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n")
     bare.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
     found = await finding("AWS credentials", config)
-    assert found.found == "by the provider shared-credentials-file; they do not expire"
+    assert found.message == "by the provider shared-credentials-file; they do not expire"
     bare.setenv("AWS_ACCESS_KEY_ID", "A")
     bare.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     bare.setenv("AWS_SESSION_TOKEN", SECRET)
-    assert "for this session alone" in (await finding("AWS credentials", config)).found
+    assert "for this session alone" in (await finding("AWS credentials", config)).message
     soon = datetime.fromtimestamp(time.time() + 7200, UTC)
     bare.setenv("AWS_CREDENTIAL_EXPIRATION", soon.isoformat())
     found = await finding("AWS credentials", config)
-    assert found.found == f"by the provider env; they expire at {soon:%Y-%m-%d %H:%M:%S} UTC"
-    assert (await finding("AWS credentials", config, clock=Late(9000))).status is Status.TROUBLE
+    assert found.message == f"by the provider env; they expire at {soon:%Y-%m-%d %H:%M:%S} UTC"
+    assert (await finding("AWS credentials", config, clock=Late(9000))).status is FindingStatus.TROUBLE
     bare.setenv("AWS_PROFILE", "nobodys")
     bare.delenv("AWS_ACCESS_KEY_ID")
     found = await finding("AWS credentials", config)
-    assert (found.status, SECRET in found.found) == (Status.TROUBLE, False)
+    assert (found.status, SECRET in found.message) == (FindingStatus.TROUBLE, False)
 
 
 async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
         config = calling(tmp_path, bedrock.url, auth="bearer")
         good = {"AWS_BEARER_TOKEN_BEDROCK": "simulated-api-key"}
         found = await findings(config, good)
-        assert (found["Bedrock API key"].status, found["AWS credentials"].status) == (Status.OK, Status.OK)
-        assert found["Bedrock in us-east-1"].found.endswith("takes our API key")
+        assert (found["Bedrock API key"].status, found["AWS credentials"].status) == (FindingStatus.OK, FindingStatus.OK)
+        assert found["Bedrock in us-east-1"].message.endswith("takes our API key")
         found = await findings(config)
     for name in ("Bedrock API key", "Bedrock in us-east-1"):
-        assert "AWS_BEARER_TOKEN_BEDROCK" in found[name].mend
-    assert found["Bedrock API key"].status is Status.TROUBLE
+        assert "AWS_BEARER_TOKEN_BEDROCK" in found[name].remedy
+    assert found["Bedrock API key"].status is FindingStatus.TROUBLE
 
 
 # Bedrock.
@@ -225,7 +225,7 @@ async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
 async def test_bedrock_is_asked_for_what_costs_nothing(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
-        assert found.status is Status.OK, found
+        assert found.status is FindingStatus.OK, found
         assert [entry.operation for entry in bedrock.ledger] == ["GetAsyncInvoke"]
 
 
@@ -237,39 +237,39 @@ async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
         object.__setattr__(label, "endpoints", places)
         found = await findings(config, only="Bedrock in")
     assert {name: each.status for name, each in found.items()} == {
-        "Bedrock in us-east-1": Status.OK,
-        "Bedrock in us-west-2": Status.OK,
-        "Bedrock in eu-west-1": Status.TROUBLE,
+        "Bedrock in us-east-1": FindingStatus.OK,
+        "Bedrock in us-west-2": FindingStatus.OK,
+        "Bedrock in eu-west-1": FindingStatus.TROUBLE,
     }
-    assert "labels.economy.endpoints" in found["Bedrock in eu-west-1"].mend
+    assert "labels.economy.endpoints" in found["Bedrock in eu-west-1"].remedy
 
 
 async def test_bedrock_refuses(tmp_path: Path) -> None:
     async with simulated_bedrock() as bedrock:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
-    assert (found.status, "UnrecognizedClientException" in found.found) == (Status.TROUBLE, True)
-    assert "aws sts get-caller-identity" in found.mend
+    assert (found.status, "UnrecognizedClientException" in found.message) == (FindingStatus.TROUBLE, True)
+    assert "aws sts get-caller-identity" in found.remedy
     async with simulated_bedrock(keys=OURS) as bedrock:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url), clock=Late(3600))
-    assert (found.status, "clock" in found.mend) == (Status.TROUBLE, True), found
+    assert (found.status, "clock" in found.remedy) == (FindingStatus.TROUBLE, True), found
     denied = {"x-amzn-errortype": "AccessDeniedException:http://internal/", "x-amzn-requestid": "1"}
     async with answering(denied, status=403) as port:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
-    assert (found.status, "bedrock:InvokeModel" in found.mend) == (Status.WARNING, True)
+    assert (found.status, "bedrock:InvokeModel" in found.remedy) == (FindingStatus.WARNING, True)
     async with answering({}, status=200) as port:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
-    assert (found.status, "not as Bedrock does" in found.found) == (Status.WARNING, True)
+    assert (found.status, "not as Bedrock does" in found.message) == (FindingStatus.WARNING, True)
 
 
 async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await finding("Bedrock in us-east-1", calling(tmp_path, nobody_at()))
-    assert (found.status, "refused" in found.found, "upstream.endpoint" in found.mend) == (Status.TROUBLE, True, True)
+    assert (found.status, "refused" in found.message, "upstream.endpoint" in found.remedy) == (FindingStatus.TROUBLE, True, True)
     found = await finding("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
-    assert (found.status, "getent hosts nobody.invalid" in found.mend) == (Status.TROUBLE, True)
+    assert (found.status, "getent hosts nobody.invalid" in found.remedy) == (FindingStatus.TROUBLE, True)
     monkeypatch.setattr(asking, "ASK_SECONDS", 0.3)
     async with answering({}, status=0) as port:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
-    assert (found.status, "no answer in 0.3 seconds" in found.found) == (Status.TROUBLE, True)
+    assert (found.status, "no answer in 0.3 seconds" in found.message) == (FindingStatus.TROUBLE, True)
 
 
 async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) ->
     context.load_cert_chain(certificate, key)
     async with answering({}, tls=context) as port:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, f"https://localhost:{port}"))
-    assert (found.status, "SSL_CERT_FILE" in found.mend) == (Status.TROUBLE, True), found
+    assert (found.status, "SSL_CERT_FILE" in found.remedy) == (FindingStatus.TROUBLE, True), found
 
 
 # Prices.
@@ -288,9 +288,9 @@ async def test_the_price_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     config = calling(tmp_path, nobody_at())
     async with price_list_server() as prices:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", prices.url)
-        assert (await finding("price list", config)).status is Status.OK
+        assert (await finding("price list", config)).status is FindingStatus.OK
         assert [call["MaxResults"] for call in prices.calls] == [1]
         prices.always = DENIED
         found = await finding("price list", config)
-    assert (found.status, "pricing:GetProducts" in found.mend) == (Status.WARNING, True)
-    assert "the configuration's prices stay in force" in found.found
+    assert (found.status, "pricing:GetProducts" in found.remedy) == (FindingStatus.WARNING, True)
+    assert "the configuration's prices stay in force" in found.message

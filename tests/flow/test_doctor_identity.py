@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.config import Config
 from price_keeper.config.keys import IdentityConfig
-from price_keeper.doctor.findings import Finding, Status
+from price_keeper.doctor.findings import Finding, FindingStatus
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 
@@ -40,19 +40,19 @@ async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
         }
         config = configured(tmp_path, store=places[name], auth=BOUND)
         found = await looked(config)
-        assert (found.status, ORG in found.found) == (Status.WARNING, True), found
-        assert "its calls are refused (unknown_org: refuse)" in found.found
-        assert found.mend.startswith(f"price-keeper org put {ORG} FILE")
+        assert (found.status, ORG in found.message) == (FindingStatus.WARNING, True), found
+        assert "its calls are refused (unknown_org: refuse)" in found.message
+        assert found.remedy.startswith(f"price-keeper org put {ORG} FILE")
         await store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme"}))
-        assert (await looked(config)).status is Status.OK
+        assert (await looked(config)).status is FindingStatus.OK
 
 
 async def test_identity_before_there_is_any_store_is_warned_of_and_nothing_is_made(tmp_path: Path) -> None:
-    assert (await looked(configured(tmp_path, auth=BOUND))).status is Status.WARNING
+    assert (await looked(configured(tmp_path, auth=BOUND))).status is FindingStatus.WARNING
     assert os.listdir(tmp_path) == []
 
 
 async def test_no_identity_and_a_control_service_need_no_org(tmp_path: Path) -> None:
-    assert (await looked(configured(tmp_path))).status is Status.SKIPPED
+    assert (await looked(configured(tmp_path))).status is FindingStatus.SKIPPED
     with pytest.raises(AssertionError, match=CHECK):
         await findings(configured(tmp_path, auth=BOUND), only=CHECK, role="control")

@@ -16,7 +16,7 @@ from price_keeper.auth.keys import load_keys
 from price_keeper.config import Config
 from price_keeper.config.checks import Address
 from price_keeper.config.keys import IdentityConfig, KeyConfig
-from price_keeper.doctor.findings import Status
+from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import ACTIONS, needs_of
 
 from tests.support.commands import ROOT, called, sidecar
@@ -94,14 +94,14 @@ async def test_each_role_has_checks_of_its_own(tmp_path: Path) -> None:
 
 async def test_a_control_service_wants_no_aws_credentials(tmp_path: Path) -> None:
     config = configured(tmp_path, upstream={"endpoint": None})
-    assert (await finding("AWS credentials", config, role="control")).status is Status.SKIPPED
-    assert (await finding("AWS credentials", config, role="sidecar")).status is not Status.SKIPPED
+    assert (await finding("AWS credentials", config, role="control")).status is FindingStatus.SKIPPED
+    assert (await finding("AWS credentials", config, role="sidecar")).status is not FindingStatus.SKIPPED
 
 
 async def test_the_data_port_of_a_control_service_may_be_taken(tmp_path: Path) -> None:
     async with answering({}, status=200) as port:
         config = configured(tmp_path, listen={"data": Address("127.0.0.1", port)})
-        assert (await findings(config, role="sidecar"))["data port"].status is Status.TROUBLE
+        assert (await findings(config, role="sidecar"))["data port"].status is FindingStatus.TROUBLE
         assert "data port" not in await findings(config, role="control")
 
 
@@ -112,17 +112,17 @@ async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
     halves_alone = configured(tmp_path, auth={"keys": public(keys, "k1")})
     pair = configured(tmp_path, auth={"keys": (private(keys, "k1"),)})
-    assert (await finding("token keys", halves_alone, role="sidecar")).found == "k1 (EdDSA, verifies)"
+    assert (await finding("token keys", halves_alone, role="sidecar")).message == "k1 (EdDSA, verifies)"
     found = await finding("token keys", halves_alone, role="control")
-    assert (found.status, "auth.keys.0" in found.mend) == (Status.TROUBLE, True)
-    assert (await finding("token keys", pair, role="control")).found == "k1 (EdDSA, signs)"
+    assert (found.status, "auth.keys.0" in found.remedy) == (FindingStatus.TROUBLE, True)
+    assert (await finding("token keys", pair, role="control")).message == "k1 (EdDSA, signs)"
     found = await finding("token keys", pair, role="sidecar")
-    assert (found.status, "public_key_file" in found.mend, "k1 here" in found.found) == (Status.WARNING, True, True)
+    assert (found.status, "public_key_file" in found.remedy, "k1 here" in found.message) == (FindingStatus.WARNING, True, True)
     shared = configured(tmp_path, auth={"keys": (KeyConfig("k1", "HS256", secret_env="S"),)})
     found = await finding("token keys", shared, {"S": SECRET}, role="sidecar")
-    assert (found.status, "EdDSA" in found.mend, SECRET in found.found) == (Status.WARNING, True, False)
+    assert (found.status, "EdDSA" in found.remedy, SECRET in found.message) == (FindingStatus.WARNING, True, False)
     for role in ROLES:
-        assert (await finding("token keys", shared, role=role)).status is Status.TROUBLE
+        assert (await finding("token keys", shared, role=role)).status is FindingStatus.TROUBLE
 
 
 # The control service.
@@ -132,9 +132,9 @@ def verifying(folder: Path, url: str | None, *keys: KeyConfig, **more: Any) -> C
     return configured(folder, auth={"keys": keys, "control_url": url, **more})
 
 
-async def looked(config: Config, environ: Mapping[str, str] | None = None) -> tuple[Status, str, str]:
+async def looked(config: Config, environ: Mapping[str, str] | None = None) -> tuple[FindingStatus, str, str]:
     found = await finding("control service", config, environ, role="sidecar")
-    return found.status, found.found, found.mend
+    return found.status, found.message, found.remedy
 
 
 async def test_a_control_service_whose_tokens_verify_here(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_control_service_whose_tokens_verify_here(tmp_path: Path) -> Non
     own = public(keys, "k1")
     async with control(halves(*own)) as url:
         status, told, _ = await looked(verifying(tmp_path, url, *own))
-    assert (status, told.endswith("its tokens verify here: k1")) == (Status.OK, True)
+    assert (status, told.endswith("its tokens verify here: k1")) == (FindingStatus.OK, True)
 
 
 async def test_keys_that_are_not_the_same_on_both_sides(tmp_path: Path) -> None:
@@ -151,17 +151,17 @@ async def test_keys_that_are_not_the_same_on_both_sides(tmp_path: Path) -> None:
     first, second, anothers = *public(keys, "k1", "k2"), *public(other, "k1")
     async with control(halves(first)) as url:
         status, told, mend = await looked(verifying(tmp_path, url, second))
-        assert (status, "signs with k1, which does not verify here" in told) == (Status.TROUBLE, True)
+        assert (status, "signs with k1, which does not verify here" in told) == (FindingStatus.TROUBLE, True)
         assert "auth.keys" in mend
         status, told, mend = await looked(verifying(tmp_path, url, anothers))
-        assert (status, "another key by the name of k1" in told) == (Status.TROUBLE, True)
+        assert (status, "another key by the name of k1" in told) == (FindingStatus.TROUBLE, True)
         status, told, mend = await looked(verifying(tmp_path, url, first, second))
-        assert (status, "no key by the name of k2" in told) == (Status.WARNING, True)
+        assert (status, "no key by the name of k2" in told) == (FindingStatus.WARNING, True)
     async with control(halves(first, second)) as url:
         status, told, mend = await looked(verifying(tmp_path, url, first))
-        assert (status, "also has k2" in told) == (Status.WARNING, True)
+        assert (status, "also has k2" in told) == (FindingStatus.WARNING, True)
         status, told, mend = await looked(verifying(tmp_path, url, second))
-        assert (status, "signs with k1" in told) == (Status.TROUBLE, True)
+        assert (status, "signs with k1" in told) == (FindingStatus.TROUBLE, True)
 
 
 async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> Non
     shared, pair = KeyConfig("k1", "HS256", secret_env="S"), public(keys, "k1")
     async with control({"keys": []}) as url:
         status, told, _ = await looked(verifying(tmp_path, url, shared), {"S": SECRET})
-        assert (status, "not compared" in told) == (Status.OK, True)
-        assert (await looked(verifying(tmp_path, url, *pair)))[0] is Status.TROUBLE
+        assert (status, "not compared" in told) == (FindingStatus.OK, True)
+        assert (await looked(verifying(tmp_path, url, *pair)))[0] is FindingStatus.TROUBLE
     async with control(halves(*pair)) as url:
-        assert (await looked(verifying(tmp_path, url, shared), {"S": SECRET}))[0] is Status.TROUBLE
-        assert (await looked(verifying(tmp_path, url, shared)))[0] is Status.SKIPPED  # told by the keys' own check
+        assert (await looked(verifying(tmp_path, url, shared), {"S": SECRET}))[0] is FindingStatus.TROUBLE
+        assert (await looked(verifying(tmp_path, url, shared)))[0] is FindingStatus.SKIPPED  # told by the keys' own check
 
 
 @pytest.mark.parametrize(
@@ -190,20 +190,20 @@ async def test_what_is_no_control_service(tmp_path: Path, keys: Any, status: int
     own = public(made(tmp_path, "k1"), "k1")
     async with control(keys, status, health) as url:
         found = await looked(verifying(tmp_path, url, *own))
-    assert (found[0], told in found[1], "auth.control_url" in found[2]) == (Status.TROUBLE, True, True), found
+    assert (found[0], told in found[1], "auth.control_url" in found[2]) == (FindingStatus.TROUBLE, True, True), found
 
 
 async def test_a_control_service_that_starts_or_is_away(tmp_path: Path) -> None:
     own = public(made(tmp_path, "k1"), "k1")
     async with control({}, 503) as url:
-        assert (await looked(verifying(tmp_path, url, *own)))[0] is Status.WARNING
+        assert (await looked(verifying(tmp_path, url, *own)))[0] is FindingStatus.WARNING
     for url, words in ((f"http://127.0.0.1:{free_port()}", "refused"), ("https://nobody.invalid", "not resolve")):
         status, told, mend = await looked(verifying(tmp_path, url, *own))
-        assert (status, words in told, "auth.control_url" in mend) == (Status.TROUBLE, True, True), told
+        assert (status, words in told, "auth.control_url" in mend) == (FindingStatus.TROUBLE, True, True), told
     status, told, mend = await looked(verifying(tmp_path, None, *own))
-    assert (status, "403" in told, "auth.control_url" in mend) == (Status.WARNING, True, True)
+    assert (status, "403" in told, "auth.control_url" in mend) == (FindingStatus.WARNING, True, True)
     bound = {"mode": "identity", "identity": IdentityConfig("6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "shop")}
-    assert (await looked(verifying(tmp_path, None, *own, **bound)))[0] is Status.SKIPPED
+    assert (await looked(verifying(tmp_path, None, *own, **bound)))[0] is FindingStatus.SKIPPED
 
 
 # Tables.
@@ -216,14 +216,14 @@ async def test_each_role_tries_what_it_does_with_each_table(engines: Engines, tm
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         store = {**config, "endpoint": proxy.url}
         found = await finding("permissions", configured(tmp_path, store=store), role=role)
-        assert found.status is Status.OK, found
+        assert found.status is FindingStatus.OK, found
         for action in ACTIONS:
             verb = "TransactWriteItems" if action == "ConditionCheckItem" else action
             proxy.always = {f"DynamoDB_20120810.{verb}\r\n".encode(): dynamodb_error("AccessDeniedException")}
             found = await finding("permissions", configured(tmp_path, store=store), role=role)
-            if found.status is Status.TROUBLE:
-                denied[action] = found.found.removeprefix(f"not allowed: {action} on ").split(", ")
-                assert f"table/{PREFIX}{denied[action][0]}" in found.mend
+            if found.status is FindingStatus.TROUBLE:
+                denied[action] = found.message.removeprefix(f"not allowed: {action} on ").split(", ")
+                assert f"table/{PREFIX}{denied[action][0]}" in found.remedy
     tried = {(table, action) for action, tables in denied.items() for table in tables}
     assert tried == {(table, action) for table, actions in needs_of(role).items() for action in actions}
 

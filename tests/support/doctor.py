@@ -14,7 +14,7 @@ from price_keeper.app import Role
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import parse_config
-from price_keeper.doctor.findings import Finding, carried_out
+from price_keeper.doctor.findings import Finding, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import checks_of
 
@@ -59,7 +59,7 @@ async def findings(
     try:
         checks = [check for check in checks_of(patient) if only in check.name]
         assert checks, only
-        return dict(await carried_out(checks, patient))
+        return dict(await run_doctor_checks(checks, patient))
     finally:
         await patient.close()
 

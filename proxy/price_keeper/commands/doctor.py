@@ -18,15 +18,15 @@ from price_keeper.commands.dev import config_in
 from price_keeper.commands.places import config_of, labels_told
 from price_keeper.commands.shared import NotAsked, print_json, say
 from price_keeper.config import Config
-from price_keeper.doctor.findings import Status, Told, carried_out, ok
+from price_keeper.doctor.findings import FindingStatus, CheckResult, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import checks_of
 from price_keeper.reporting.letters import printable
 
 LEAST_ROOM = 20  # columns: narrower, and lines are as long as they are
-_WORDS = {Status.SKIPPED: "-"}  # for what is not needed here, little is said
-_COLORS = {Status.OK: GREEN, Status.WARNING: YELLOW, Status.TROUBLE: RED, Status.SKIPPED: DIM}
-_ORDER = (Status.TROUBLE, Status.WARNING, Status.SKIPPED, Status.OK)  # the worst first
+_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
+_COLORS = {FindingStatus.OK: GREEN, FindingStatus.WARNING: YELLOW, FindingStatus.TROUBLE: RED, FindingStatus.SKIPPED: DIM}
+_ORDER = (FindingStatus.TROUBLE, FindingStatus.WARNING, FindingStatus.SKIPPED, FindingStatus.OK)  # the worst first
 
 
 def doctor(chosen: Namespace) -> int:
@@ -34,12 +34,12 @@ def doctor(chosen: Namespace) -> int:
     if chosen.data_dir is not None and chosen.role != "both":
         raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
     found = asyncio.run(_looked(DoctorContext(config, os.environ, SystemClock(), source, chosen.role)))
-    told = [Told("configuration", ok(words)), *found]
+    told = [CheckResult("configuration", ok(words)), *found]
     if chosen.json:
         print_json(_record(told))
     else:
         say(_lines(told))
-    return 1 if any(each.finding.status is Status.TROUBLE for each in told) else 0
+    return 1 if any(each.finding.status is FindingStatus.TROUBLE for each in told) else 0
 
 
 def _config(chosen: Namespace) -> tuple[Config, str, str]:
@@ -54,25 +54,25 @@ def _config(chosen: Namespace) -> tuple[Config, str, str]:
     return config_in(folder, chosen.port, chosen.control_port, None), "", f"of dev, in {folder}"
 
 
-async def _looked(patient: DoctorContext) -> list[Told]:
+async def _looked(patient: DoctorContext) -> list[CheckResult]:
     asyncio.get_running_loop().set_default_executor(Aside())
     if patient.needs_aws:
         import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
     try:
-        return await carried_out(checks_of(patient), patient)
+        return await run_doctor_checks(checks_of(patient), patient)
     finally:
         await patient.close()
 
 
-def _lines(told: Sequence[Told]) -> list[str]:
+def _lines(told: Sequence[CheckResult]) -> list[str]:
     longest = max(len(each.name) for each in told)
     lines: list[str] = []
     for name, finding in told:
         status = painted(f"{_WORDS.get(finding.status, finding.status.value):7}", _COLORS.get(finding.status, ""))
-        first, *more = _fitting(finding.found, longest + 11)
+        first, *more = _fitting(finding.message, longest + 11)
         lines.append(status + f"  {name:{longest}}  {first}")
-        if finding.mend:
-            more += _fitting(f"to mend it: {finding.mend}", longest + 11)
+        if finding.remedy:
+            more += _fitting(f"to mend it: {finding.remedy}", longest + 11)
         lines += [f"{'':{longest + 11}}{line}" for line in more]
     return [*lines, "", _summary(told)]
 
@@ -85,16 +85,16 @@ def _fitting(text: str, indent: int) -> list[str]:
     return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _summary(told: Sequence[Told]) -> str:
+def _summary(told: Sequence[CheckResult]) -> str:
     counts = Counter(each.finding.status for each in told)
     return ", ".join(f"{status.value}: {counts[status]}" for status in _ORDER if counts[status])
 
 
-def _record(told: Sequence[Told]) -> dict[str, object]:
-    statuses = {each.finding.status for each in told} - {Status.SKIPPED}
+def _record(told: Sequence[CheckResult]) -> dict[str, object]:
+    statuses = {each.finding.status for each in told} - {FindingStatus.SKIPPED}
     worst = next(status for status in _ORDER if status in statuses)
     checks = [
-        {"name": name, "status": finding.status.value, "found": finding.found, "mend": finding.mend or None}
+        {"name": name, "status": finding.status.value, "found": finding.message, "mend": finding.remedy or None}
         for name, finding in told
     ]
     return {"status": worst.value, "checks": checks}

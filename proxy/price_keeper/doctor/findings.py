@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from price_keeper.doctor.patient import DoctorContext
 
-CHECK_SECONDS = 5.0  # of one check; all of them are under way at once
+CHECK_DEADLINE_SECONDS = 5.0  # of one check; all of them are under way at once
 
 
-class Status(Enum):
+class FindingStatus(Enum):
     OK = "ok"
     SKIPPED = "skipped"
     WARNING = "warning"
@@ -24,57 +24,57 @@ class Status(Enum):
 class Finding:
     """`mend` says how to mend it: the command, variable, permission or key that does."""
 
-    status: Status
-    found: str
-    mend: str = ""
+    status: FindingStatus
+    message: str
+    remedy: str = ""
 
 
-def ok(found: str) -> Finding:
-    return Finding(Status.OK, found)
+def ok(message: str) -> Finding:
+    return Finding(FindingStatus.OK, message)
 
 
-def skipped(why: str) -> Finding:
-    return Finding(Status.SKIPPED, f"skipped: {why}")
+def skipped(reason: str) -> Finding:
+    return Finding(FindingStatus.SKIPPED, f"skipped: {reason}")
 
 
-def warning(found: str, mend: str) -> Finding:
-    return Finding(Status.WARNING, found, mend)
+def warning(message: str, remedy: str) -> Finding:
+    return Finding(FindingStatus.WARNING, message, remedy)
 
 
-def trouble(found: str, mend: str) -> Finding:
-    return Finding(Status.TROUBLE, found, mend)
+def trouble(message: str, remedy: str) -> Finding:
+    return Finding(FindingStatus.TROUBLE, message, remedy)
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     name: str
-    look: Callable[[DoctorContext], Awaitable[Finding]]
-    if_late: str = "try again; if it stays so, look at the disk and the network of this machine"
+    run: Callable[[DoctorContext], Awaitable[Finding]]
+    timeout_remedy: str = "try again; if it stays so, look at the disk and the network of this machine"
 
 
-class Told(NamedTuple):
+class CheckResult(NamedTuple):
     name: str
     finding: Finding
 
 
-def aside(look: Callable[[DoctorContext], Finding]) -> Callable[[DoctorContext], Awaitable[Finding]]:
+def in_thread(check: Callable[[DoctorContext], Finding]) -> Callable[[DoctorContext], Awaitable[Finding]]:
     """For what may block, as a disk or a provider of credentials does: in a thread, so that nothing else waits."""
 
-    async def looked(context: DoctorContext) -> Finding:
-        return await asyncio.to_thread(look, context)
+    async def run_check(context: DoctorContext) -> Finding:
+        return await asyncio.to_thread(check, context)
 
-    return looked
+    return run_check
 
 
-async def carried_out(checks: Sequence[Check], context: DoctorContext) -> list[Told]:
+async def run_doctor_checks(checks: Sequence[DoctorCheck], context: DoctorContext) -> list[CheckResult]:
     """In the order of the checks."""
-    return list(await asyncio.gather(*(_told(check, context) for check in checks)))
+    return list(await asyncio.gather(*(_run_check(check, context) for check in checks)))
 
 
-async def _told(check: Check, context: DoctorContext) -> Told:
+async def _run_check(check: DoctorCheck, context: DoctorContext) -> CheckResult:
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            return Told(check.name, await check.look(context))
+        async with asyncio.timeout(CHECK_DEADLINE_SECONDS):
+            return CheckResult(check.name, await check.run(context))
     except TimeoutError:
-        return Told(check.name, trouble(f"no answer in {CHECK_SECONDS:g} seconds", check.if_late))
+        return CheckResult(check.name, trouble(f"no answer in {CHECK_DEADLINE_SECONDS:g} seconds", check.timeout_remedy))
     except Exception as failure:  # one check that fails hides none of the others; its message might show a secret
-        return Told(check.name, trouble(f"could not be looked at: {type(failure).__name__}", check.if_late))
+        return CheckResult(check.name, trouble(f"could not be looked at: {type(failure).__name__}", check.timeout_remedy))

@@ -16,7 +16,7 @@ from cryptography import x509
 
 from price_keeper.config import Address
 from price_keeper.doctor.asking import Answered, Unreached, ask, plain_get
-from price_keeper.doctor.findings import Check, Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.upstream import Endpoint
@@ -26,12 +26,12 @@ RENEW_BEFORE = timedelta(days=30)
 LOCAL_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all
 
 
-def port_checks(context: DoctorContext) -> list[Check]:
+def port_checks(context: DoctorContext) -> list[DoctorCheck]:
     listen = context.config.listen
     data = {"data": listen.data} if context.has_data_port else {}
     addresses: dict[str, Address | None] = {**data, "control": listen.control, "health": listen.health}
     return [
-        Check(f"{name} port", partial(_look, name, address))
+        DoctorCheck(f"{name} port", partial(_look, name, address))
         for name, address in addresses.items()
         if address is not None
     ]

@@ -16,7 +16,7 @@ from price_keeper.doctor import (
     registered,
     store_file,
 )
-from price_keeper.doctor.findings import Check, aside
+from price_keeper.doctor.findings import DoctorCheck, in_thread
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.upstream import upstream_checks
 
@@ -25,29 +25,29 @@ _DISK_AWAY = "its disk hangs: look at it with df and dmesg, or name another one 
 _PROVIDER_AWAY = "the provider of credentials hangs: see AWS_PROFILE, credential_process, or the metadata service"
 
 _BEFORE = (
-    Check("token keys", aside(identity.token_keys)),
-    Check("admin key", aside(identity.admin_key)),
-    Check("control service", control_service.control_service, "correct auth.control_url, or DNS"),
-    Check("AWS credentials", identity.aws_credentials, _PROVIDER_AWAY),
-    Check("Bedrock API key", aside(identity.bedrock_key)),
-    Check("clock by the store", machine.clock_by_store, _STORE_AWAY),
-    Check("clock by Bedrock", machine.clock_by_bedrock),
-    Check("time zones", aside(machine.time_zones)),
-    Check("open files", aside(machine.open_files)),
-    Check("store file", aside(store_file.store_file), _DISK_AWAY),
-    Check("store is whole", aside(store_file.store_is_whole), _DISK_AWAY),
-    Check("DynamoDB", dynamodb.store_reached, _STORE_AWAY),
-    Check("tables", dynamodb.store_tables, _STORE_AWAY),
-    Check("permissions", dynamodb.store_permissions, _STORE_AWAY),
-    Check("org of the identity", registered.identity_org, _STORE_AWAY),
-    Check("journal", aside(journal.journal_folder), _DISK_AWAY),
-    Check("journal's room", aside(journal.journal_room), _DISK_AWAY),
-    Check("journal's leftovers", aside(journal.journal_leftovers), _DISK_AWAY),
-    Check("certificate", aside(ports.certificate)),
+    DoctorCheck("token keys", in_thread(identity.token_keys)),
+    DoctorCheck("admin key", in_thread(identity.admin_key)),
+    DoctorCheck("control service", control_service.control_service, "correct auth.control_url, or DNS"),
+    DoctorCheck("AWS credentials", identity.aws_credentials, _PROVIDER_AWAY),
+    DoctorCheck("Bedrock API key", in_thread(identity.bedrock_key)),
+    DoctorCheck("clock by the store", machine.clock_by_store, _STORE_AWAY),
+    DoctorCheck("clock by Bedrock", machine.clock_by_bedrock),
+    DoctorCheck("time zones", in_thread(machine.time_zones)),
+    DoctorCheck("open files", in_thread(machine.open_files)),
+    DoctorCheck("store file", in_thread(store_file.store_file), _DISK_AWAY),
+    DoctorCheck("store is whole", in_thread(store_file.store_is_whole), _DISK_AWAY),
+    DoctorCheck("DynamoDB", dynamodb.store_reached, _STORE_AWAY),
+    DoctorCheck("tables", dynamodb.store_tables, _STORE_AWAY),
+    DoctorCheck("permissions", dynamodb.store_permissions, _STORE_AWAY),
+    DoctorCheck("org of the identity", registered.identity_org, _STORE_AWAY),
+    DoctorCheck("journal", in_thread(journal.journal_folder), _DISK_AWAY),
+    DoctorCheck("journal's room", in_thread(journal.journal_room), _DISK_AWAY),
+    DoctorCheck("journal's leftovers", in_thread(journal.journal_leftovers), _DISK_AWAY),
+    DoctorCheck("certificate", in_thread(ports.certificate)),
 )
 _AFTER = (
-    Check("price list", outside.price_list),
-    Check("webhook", outside.webhook, "correct alerts.webhook.url, or DNS"),
+    DoctorCheck("price list", outside.price_list),
+    DoctorCheck("webhook", outside.webhook, "correct alerts.webhook.url, or DNS"),
 )
 
 
@@ -62,7 +62,7 @@ _NOT_OF: Mapping[Role, frozenset[str]] = {
 }
 
 
-def checks_of(context: DoctorContext) -> list[Check]:
+def checks_of(context: DoctorContext) -> list[DoctorCheck]:
     upstream = upstream_checks(context) if context.has_data_port else []
     checks = [*_BEFORE, *ports.port_checks(context), *upstream, *_AFTER]
     return [check for check in checks if check.name not in _NOT_OF[context.role]]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from price_keeper.dataplane import BEARER_VARIABLE
 from price_keeper.doctor.asking import Answered, Unreached, ask, host_of, plain_get
-from price_keeper.doctor.findings import Check, Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import NO_CREDENTIALS
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import Place, bedrock_places
@@ -24,11 +24,11 @@ from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
 _STALE = (b"Signature expired", b"Signature not yet current")
 
 
-def upstream_checks(context: DoctorContext) -> list[Check]:
+def upstream_checks(context: DoctorContext) -> list[DoctorCheck]:
     if context.is_simulated:
-        return [Check("Bedrock", _simulated)]
+        return [DoctorCheck("Bedrock", _simulated)]
     places = bedrock_places(context.config)
-    return [Check(f"Bedrock in {place.region}", partial(_look, place)) for place in places]
+    return [DoctorCheck(f"Bedrock in {place.region}", partial(_look, place)) for place in places]
 
 
 async def _simulated(_: DoctorContext) -> Finding:
