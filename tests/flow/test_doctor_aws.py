@@ -266,7 +266,7 @@ async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytes
     assert (found.status, "refused" in found.message, "upstream.endpoint" in found.remedy) == (FindingStatus.TROUBLE, True, True)
     found = await finding("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
     assert (found.status, "getent hosts nobody.invalid" in found.remedy) == (FindingStatus.TROUBLE, True)
-    monkeypatch.setattr(asking, "ASK_SECONDS", 0.3)
+    monkeypatch.setattr(asking, "PROBE_TIMEOUT_SECONDS", 0.3)
     async with answering({}, status=0) as port:
         found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
     assert (found.status, "no answer in 0.3 seconds" in found.message) == (FindingStatus.TROUBLE, True)

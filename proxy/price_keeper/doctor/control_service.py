@@ -7,10 +7,10 @@ from typing import Any
 
 from price_keeper.auth.jwks import public_halves
 from price_keeper.auth.keys import load_keys
-from price_keeper.doctor.asking import Answered, Unreached, ask, plain_get
+from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.doctor.reaching import unreached
+from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.forwarding.upstream import Endpoint
@@ -28,14 +28,14 @@ async def control_service(context: DoctorContext) -> Finding:
         return warning("there is none, so /credentials is answered with 403", _OTHER)
     endpoint = endpoint_of(auth.control_url)
     try:
-        health = await ask(endpoint, plain_get(endpoint, "/health"), context.clock)
-        keys = await ask(endpoint, plain_get(endpoint, _JWKS), context.clock)
-    except Unreached as failure:
-        return unreached(failure, endpoint, _KEY)
+        health = await send_probe(endpoint, build_get_request(endpoint, "/health"), context.clock)
+        keys = await send_probe(endpoint, build_get_request(endpoint, _JWKS), context.clock)
+    except EndpointUnreachable as failure:
+        return build_unreachable_finding(failure, endpoint, _KEY)
     return _judged(endpoint, health, keys, context)
 
 
-def _judged(endpoint: Endpoint, health: Answered, keys: Answered, context: DoctorContext) -> Finding:
+def _judged(endpoint: Endpoint, health: ProbeResponse, keys: ProbeResponse, context: DoctorContext) -> Finding:
     where = f"{endpoint.host}:{endpoint.port}"
     told = _json(health)
     if health.status != 200 or not isinstance(told, dict) or told.get("status") != "ok":
@@ -52,7 +52,7 @@ def _judged(endpoint: Endpoint, health: Answered, keys: Answered, context: Docto
     return _compared(where, theirs, _keys(public_halves(mine)) or {})
 
 
-def _json(answered: Answered) -> Any:
+def _json(answered: ProbeResponse) -> Any:
     try:
         return json.loads(answered.body)
     except (ValueError, RecursionError):

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from price_keeper.doctor.asking import Unreached, ask, plain_get
+from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import NO_CREDENTIALS
 from price_keeper.doctor.needs import Needs, needs_of
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.doctor.reaching import unreached
+from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.stores.contract import ConditionCheck, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
@@ -54,9 +54,9 @@ async def store_reached(context: DoctorContext) -> Finding:
         return skipped(_NOT_HERE)
     endpoint = endpoint_of((await context.dynamodb()).meta.endpoint_url)
     try:
-        await ask(endpoint, plain_get(endpoint), context.clock)
-    except Unreached as failure:
-        return unreached(failure, endpoint, _KEYS)
+        await send_probe(endpoint, build_get_request(endpoint), context.clock)
+    except EndpointUnreachable as failure:
+        return build_unreachable_finding(failure, endpoint, _KEYS)
     return ok(f"{endpoint.host}:{endpoint.port} answers")
 
 

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from price_keeper.calendar_days import known_zone
-from price_keeper.doctor.asking import Unreached, ask, plain_get
+from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import bedrock_places
@@ -38,14 +38,14 @@ async def clock_by_bedrock(context: DoctorContext) -> Finding:
 
 async def _compared(context: DoctorContext, endpoint: Endpoint, whose: str) -> Finding:
     try:
-        answered = await ask(endpoint, plain_get(endpoint), context.clock)
-    except Unreached:
+        answered = await send_probe(endpoint, build_get_request(endpoint), context.clock)
+    except EndpointUnreachable:
         return skipped(f"{whose} cannot be reached, as its own line says")
     try:
         told = parsedate_to_datetime(answered.headers.get("date", "")).timestamp()
     except ValueError:
         return skipped(f"what answers for {whose} does not tell the time")
-    return _judged(answered.at - told - 0.5, whose)  # whole seconds are told: half a one is the best guess
+    return _judged(answered.answered_at - told - 0.5, whose)  # whole seconds are told: half a one is the best guess
 
 
 def _judged(off: float, whose: str) -> Finding:

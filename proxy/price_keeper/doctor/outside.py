@@ -9,7 +9,7 @@ from yarl import URL
 
 from price_keeper.alerts.addresses import is_public
 from price_keeper.alerts.composed import secret_of
-from price_keeper.doctor.asking import ASK_SECONDS
+from price_keeper.doctor.asking import PROBE_TIMEOUT_SECONDS
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
@@ -20,7 +20,7 @@ async def price_list(context: DoctorContext) -> Finding:
     if not context.follows_prices:
         return skipped("Bedrock is simulated" if context.is_simulated else "every label has price_source: config")
     try:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
             await AwsPriceList(allow_insecure=context.config.upstream.allow_insecure).probe()
     except PriceListUnreadable as failure:
         return _prices_stay(str(failure))

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography import x509
 
 from price_keeper.config import Address
-from price_keeper.doctor.asking import Answered, Unreached, ask, plain_get
+from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
@@ -72,16 +72,16 @@ async def _taken(name: str, address: Address, context: DoctorContext) -> Finding
     mend = f"stop what has it (ss -ltnp 'sport = :{address.port}'), or set listen.{name} to another port"
     for is_tls in (False, True) if name == "data" else (False,):  # it may have been started with another configuration
         endpoint = Endpoint(host, address.port, is_tls)
-        with suppress(Unreached):
-            answered = await ask(
-                endpoint, plain_get(endpoint, "/health"), context.clock, _any_certificate(), LOCAL_SECONDS
+        with suppress(EndpointUnreachable):
+            answered = await send_probe(
+                endpoint, build_get_request(endpoint, "/health"), context.clock, _any_certificate(), LOCAL_SECONDS
             )
             if _is_ours(name, answered):
                 return ok(f"{address} is served by a sidecar that runs")
     return trouble(f"{address} is taken by another program", mend)
 
 
-def _is_ours(name: str, answered: Answered) -> bool:
+def _is_ours(name: str, answered: ProbeResponse) -> bool:
     if name == "data":  # it refuses what is no operation of Bedrock's, in AWS's form
         return 400 <= answered.status < 500 and "x-amzn-errortype" in answered.headers
     try:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from price_keeper.doctor.asking import Stage, Unreached
+from price_keeper.doctor.asking import ProbeStage, EndpointUnreachable
 from price_keeper.doctor.findings import Finding, trouble
 from price_keeper.forwarding.upstream import Endpoint
 
 
-def unreached(failure: Unreached, endpoint: Endpoint, keys: str) -> Finding:
+def build_unreachable_finding(failure: EndpointUnreachable, endpoint: Endpoint, keys: str) -> Finding:
     """`keys` are those of the configuration that say where it is."""
-    return trouble(str(failure), _mend(failure.stage, endpoint, keys))
+    return trouble(str(failure), _build_remedy(failure.stage, endpoint, keys))
 
 
-def _mend(stage: Stage, endpoint: Endpoint, keys: str) -> str:
+def _build_remedy(stage: ProbeStage, endpoint: Endpoint, keys: str) -> str:
     match stage:
-        case Stage.NAME:
+        case ProbeStage.NAME:
             return f"correct {keys}, or let this machine resolve the name: getent hosts {endpoint.host}"
-        case Stage.CONNECTION:
+        case ProbeStage.CONNECTION:
             way = "security group, firewall, NAT or VPC endpoint"
             return f"let this machine out to port {endpoint.port} of {endpoint.host} ({way}), or correct {keys}"
-        case Stage.TLS:
+        case ProbeStage.TLS:
             return f"trust its authority (SSL_CERT_FILE, or install ca-certificates), or correct {keys}"
-        case Stage.ANSWER:
+        case ProbeStage.ANSWER:
             return f"find out what listens there, or correct {keys}"

@@ -10,12 +10,12 @@ from functools import partial
 from urllib.parse import quote
 
 from price_keeper.dataplane import BEARER_VARIABLE
-from price_keeper.doctor.asking import Answered, Unreached, ask, host_of, plain_get
+from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_host_header, build_get_request
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import NO_CREDENTIALS
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import Place, bedrock_places
-from price_keeper.doctor.reaching import unreached
+from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import FixedCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Call, SignatureV4, Target
@@ -40,9 +40,9 @@ async def _look(place: Place, context: DoctorContext) -> Finding:
     authorizer = await _authorizer(context)
     lines = b"" if authorizer is None else _signed(authorizer, place, path)
     try:
-        answered = await ask(place.endpoint, plain_get(place.endpoint, path, lines), context.clock)
-    except Unreached as failure:
-        return unreached(failure, place.endpoint, place.keys)
+        answered = await send_probe(place.endpoint, build_get_request(place.endpoint, path, lines), context.clock)
+    except EndpointUnreachable as failure:
+        return build_unreachable_finding(failure, place.endpoint, place.keys)
     where = place.endpoint.host
     if authorizer is None:
         mend = NO_CREDENTIALS if context.signs_calls else f"set {BEARER_VARIABLE}"
@@ -68,10 +68,10 @@ async def _authorizer(context: DoctorContext) -> Authorizer | None:
 def _signed(authorizer: Authorizer, place: Place, path: str) -> bytes:
     target = Target(place.endpoint, place.region, "", path)
     call = Call("GET", "", (), lambda _: b"", (target,))
-    return authorizer.lines(call, target, host_of(place.endpoint), b"")
+    return authorizer.lines(call, target, build_host_header(place.endpoint), b"")
 
 
-def _judged(answered: Answered, place: Place, context: DoctorContext) -> Finding:
+def _judged(answered: ProbeResponse, place: Place, context: DoctorContext) -> Finding:
     where = place.endpoint.host
     kind = kind_of(answered.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
     if any(words in answered.body for words in _STALE):
