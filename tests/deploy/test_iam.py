@@ -15,8 +15,8 @@ import yaml
 from price_keeper.app import open_dynamodb
 from price_keeper.clock import SystemClock
 from price_keeper.config import StoreConfig
-from price_keeper.doctor.needs import needs_of
-from price_keeper.doctor.policies import OF_OPERATIONS, ROLES
+from price_keeper.doctor.needs import get_table_permissions
+from price_keeper.doctor.policies import ACTIONS_BY_OPERATION, ROLES
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.stores import tables
 
@@ -53,7 +53,7 @@ def test_the_files_are_those_that_the_code_makes() -> None:
 def test_a_role_may_do_with_each_table_what_it_needs_and_no_more(role: Any) -> None:
     found = allowed(policy(role), "dynamodb")
     prefix = "arn:aws:dynamodb:*:*:table/price-keeper-"
-    assert found == {(prefix + table, action) for table, actions in needs_of(role).items() for action in actions}
+    assert found == {(prefix + table, action) for table, actions in get_table_permissions(role).items() for action in actions}
 
 
 NAMED_BY_AWS = {"async-invoke", "guardrail", "guardrail-profile"}  # what these are called is not known before
@@ -94,8 +94,8 @@ def test_policy_allows_the_models_of_the_configurations_as_delivered_and_no_othe
 
 
 def test_every_operation_of_the_data_port_is_allowed_and_no_other_action_of_bedrock() -> None:
-    assert set(OF_OPERATIONS) == set(Operation)
-    wanted = {action for actions in OF_OPERATIONS.values() for action in actions}
+    assert set(ACTIONS_BY_OPERATION) == set(Operation)
+    wanted = {action for actions in ACTIONS_BY_OPERATION.values() for action in actions}
     for role in ("sidecar", "both"):
         assert {action for _, action in allowed(policy(role), "bedrock")} == wanted
         assert allowed(policy(role), "pricing") == {("*", "GetProducts")}

@@ -18,7 +18,7 @@ from price_keeper.config import Config
 from price_keeper.config.prices import EndpointConfig
 from price_keeper.doctor import asking
 from price_keeper.doctor.findings import FindingStatus
-from price_keeper.doctor.needs import needs_of
+from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.stores.schema import TABLES
 from price_keeper.surface.tls import local_authority
 
@@ -96,7 +96,7 @@ async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, ve
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[f"DynamoDB_20120810.{verb}\r\n".encode()] = dynamodb_error("AccessDeniedException")
         found = await finding("permissions", on_dynamodb(tmp_path, proxy.url))
-    tables = [table for table, actions in needs_of("both").items() if action in actions]
+    tables = [table for table, actions in get_table_permissions("both").items() if action in actions]
     assert found.message == f"not allowed: {action} on {', '.join(tables)}"
     arns = ", ".join(f"arn:aws:dynamodb:us-east-1:*:table/{PREFIX}{table}" for table in tables)
     assert found.remedy == f"allow dynamodb:{action} on {arns}"

@@ -18,7 +18,7 @@ from price_keeper import app
 from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.dataplane import tokens_of
-from price_keeper.doctor.needs import ACTIONS, needs_of
+from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 from price_keeper.stores.contract import ConditionCheck, Delete, Item, Key, Page, Put, Query, Update, Write
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore
@@ -172,11 +172,11 @@ async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeyp
 
 
 def _untried(role: app.Role, seen: Seen) -> Seen:
-    return {(table, action) for table, action in seen if action not in needs_of(role).get(table, ())}
+    return {(table, action) for table, action in seen if action not in get_table_permissions(role).get(table, ())}
 
 
 def test_no_role_is_asked_for_what_is_anothers() -> None:
-    sidecar, control, both = needs_of("sidecar"), needs_of("control"), needs_of("both")
+    sidecar, control, both = get_table_permissions("sidecar"), get_table_permissions("control"), get_table_permissions("both")
     for table in ("sessions", "audit", "secret-retrieval-tokens"):
         assert table not in sidecar
     assert sidecar["revoked-tokens"] == {"BatchGetItem"}  # it revokes nothing

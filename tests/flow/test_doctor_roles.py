@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.config.checks import Address
 from price_keeper.config.keys import IdentityConfig, KeyConfig
 from price_keeper.doctor.findings import FindingStatus
-from price_keeper.doctor.needs import ACTIONS, needs_of
+from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 
 from tests.support.commands import ROOT, called, sidecar
 from tests.support.doctor import answering, configured, finding, findings
@@ -225,7 +225,7 @@ async def test_each_role_tries_what_it_does_with_each_table(engines: Engines, tm
                 denied[action] = found.message.removeprefix(f"not allowed: {action} on ").split(", ")
                 assert f"table/{PREFIX}{denied[action][0]}" in found.remedy
     tried = {(table, action) for action, tables in denied.items() for table in tables}
-    assert tried == {(table, action) for table, actions in needs_of(role).items() for action in actions}
+    assert tried == {(table, action) for table, actions in get_table_permissions(role).items() for action in actions}
 
 
 # The command.

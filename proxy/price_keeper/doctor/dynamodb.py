@@ -14,7 +14,7 @@ from uuid import uuid4
 from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import NO_CREDENTIALS
-from price_keeper.doctor.needs import Needs, needs_of
+from price_keeper.doctor.needs import TablePermissions, get_table_permissions
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import StoreAccessDenied, StoreError
@@ -92,7 +92,7 @@ async def store_permissions(context: DoctorContext) -> Finding:
         return skipped(_NOT_HERE)
     from price_keeper.stores import dynamodb_errors as errors
 
-    client, asks = await context.dynamodb(), _asks(context.config.store.table_prefix, needs_of(context.role))
+    client, asks = await context.dynamodb(), _asks(context.config.store.table_prefix, get_table_permissions(context.role))
     try:
         codes = await asyncio.gather(*(_code(client, each) for each in asks))
     except errors.FAILURES as failure:
@@ -140,7 +140,7 @@ def _arns(context: DoctorContext, tables: Sequence[str]) -> list[str]:
     return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in tables]
 
 
-def _asks(prefix: str, needs: Needs) -> list[_Ask]:
+def _asks(prefix: str, needs: TablePermissions) -> list[_Ask]:
     name = f"DOCTOR#{uuid4()}"  # of an item that nobody has
     keys = [Key(table, name, "DOCTOR" if TABLES[table].has_sort_key else "") for table in needs]
     return [each for key in keys for each in _asks_of(key, prefix) if each.action in needs[key.table]]

@@ -13,10 +13,10 @@ from price_keeper.stores.schema import TABLES
 ACTIONS = ("GetItem", "BatchGetItem", "Query", "PutItem", "UpdateItem", "DeleteItem", "ConditionCheckItem")
 _GET, _BATCH, _QUERY, _PUT, _UPDATE, _DELETE, _CHECK = ACTIONS
 
-Needs = Mapping[str, frozenset[str]]  # by table
+TablePermissions = Mapping[str, frozenset[str]]  # by table
 
 # Whatever runs records spend, adds it up, knows how scopes stand and which tokens are revoked.
-_ALWAYS: Mapping[str, tuple[str, ...]] = {
+_ALL_ROLES: Mapping[str, tuple[str, ...]] = {
     "config": (_GET, _BATCH, _QUERY),
     "sticky-state": (_BATCH, _UPDATE),
     "usage-agg-sharded": (_BATCH, _UPDATE),
@@ -24,11 +24,11 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
     "request-dedup": (_QUERY, _PUT, _UPDATE),
     "revoked-tokens": (_BATCH,),
 }
-_OF_CALLS: Mapping[str, tuple[str, ...]] = {
+_CALL_ROLES: Mapping[str, tuple[str, ...]] = {
     "pricing-cache": (_QUERY, _PUT),
     "rate-buckets": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _CHECK),
 }
-_OF_CONTROL: Mapping[str, tuple[str, ...]] = {
+_CONTROL_ROLES: Mapping[str, tuple[str, ...]] = {
     "config": (_PUT, _UPDATE, _CHECK),
     "sticky-state": (_GET,),
     "request-dedup": (_GET,),
@@ -40,12 +40,12 @@ _OF_CONTROL: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def needs_of(role: Role) -> Needs:
+def get_table_permissions(role: Role) -> TablePermissions:
     """A table that is not there is none of this role's."""
-    parts = [_ALWAYS]
+    parts = [_ALL_ROLES]
     if role != "control":
-        parts.append(_OF_CALLS)
+        parts.append(_CALL_ROLES)
     if role != "sidecar":
-        parts.append(_OF_CONTROL)
-    found = {table: frozenset(action for part in parts for action in part.get(table, ())) for table in TABLES}
-    return {table: actions for table, actions in found.items() if actions}
+        parts.append(_CONTROL_ROLES)
+    by_table = {table: frozenset(action for part in parts for action in part.get(table, ())) for table in TABLES}
+    return {table: actions for table, actions in by_table.items() if actions}

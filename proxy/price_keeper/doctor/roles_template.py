@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from price_keeper.doctor.policies import MODELS, ROLES, creation_policy, policy
+from price_keeper.doctor.policies import DEMO_MODEL_ARNS, ROLES, build_creation_policy, build_policy
 from price_keeper.stores import cloudformation
 
-_IN_PODS = ("sidecar", "control")
+_POD_ROLES = ("sidecar", "control")
 
 
-def template() -> dict[str, Any]:
-    policies = {f"{role.capitalize()}Policy": _policy(role, policy(role, _arn, "", _MODELS)) for role in ROLES}
-    policies["TablesPolicy"] = _policy("tables", creation_policy(_arn, ""))
-    roles = {f"{role.capitalize()}Role": _role(role) for role in _IN_PODS}
+def build_roles_template() -> dict[str, Any]:
+    policies = {f"{role.capitalize()}Policy": _build_policy_resource(role, build_policy(role, _build_arn, "", _MODELS_PARAMETER)) for role in ROLES}
+    policies["TablesPolicy"] = _build_policy_resource("tables", build_creation_policy(_build_arn, ""))
+    roles = {f"{role.capitalize()}Role": _build_role_resource(role) for role in _POD_ROLES}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "What IAM has to allow Bedrock Price Keeper, by role, and roles for pods of EKS.",
@@ -36,7 +36,7 @@ _PARAMETERS: dict[str, dict[str, str]] = {
     **cloudformation.build_tables_template()["Parameters"],
     "Models": {
         "Type": "CommaDelimitedList",
-        "Default": ",".join(MODELS),
+        "Default": ",".join(DEMO_MODEL_ARNS),
         "Description": "ARNs of the models and inference profiles that may be called: those of your labels alone.",
     },
     "OidcProvider": {
@@ -56,25 +56,25 @@ _PARAMETERS: dict[str, dict[str, str]] = {
         "Description": "Of the control service.",
     },
 }
-_MODELS = {"Ref": "Models"}
+_MODELS_PARAMETER = {"Ref": "Models"}
 
 
-def _arn(service: str, what: str) -> dict[str, str]:
+def _build_arn(service: str, resource: str) -> dict[str, str]:
     """Tables are in the stack's own region; Bedrock may be called in several."""
     if service == "dynamodb":
-        name = what.replace("table/", "table/${TablePrefix}")
+        name = resource.replace("table/", "table/${TablePrefix}")
         return {"Fn::Sub": f"arn:${{AWS::Partition}}:dynamodb:${{AWS::Region}}:${{AWS::AccountId}}:{name}"}
-    return {"Fn::Sub": f"arn:${{AWS::Partition}}:{service}:*:${{AWS::AccountId}}:{what}"}
+    return {"Fn::Sub": f"arn:${{AWS::Partition}}:{service}:*:${{AWS::AccountId}}:{resource}"}
 
 
-def _policy(name: str, document: dict[str, Any]) -> dict[str, Any]:
+def _build_policy_resource(name: str, document: dict[str, Any]) -> dict[str, Any]:
     return {
         "Type": "AWS::IAM::ManagedPolicy",
         "Properties": {"Description": f"Bedrock Price Keeper: {name}", "PolicyDocument": document},
     }
 
 
-def _role(role: str) -> dict[str, Any]:
+def _build_role_resource(role: str) -> dict[str, Any]:
     name = role.capitalize()
     return {
         "Type": "AWS::IAM::Role",
@@ -82,25 +82,25 @@ def _role(role: str) -> dict[str, Any]:
             "Description": f"Bedrock Price Keeper: pods with the {role} role",
             "ManagedPolicyArns": [{"Ref": f"{name}Policy"}],
             "AssumeRolePolicyDocument": {
-                "Fn::If": ["UsesOidc", {"Fn::Sub": json.dumps(_by_oidc(name))}, _by_pod_identity(name)]
+                "Fn::If": ["UsesOidc", {"Fn::Sub": json.dumps(_build_oidc_trust(name))}, _build_pod_identity_trust(name)]
             },
         },
     }
 
 
-def _by_oidc(name: str) -> dict[str, Any]:
+def _build_oidc_trust(name: str) -> dict[str, Any]:
     """As text, since a template cannot make a key from a parameter."""
     provider = "arn:${AWS::Partition}:iam::${AWS::AccountId}:oidc-provider/${OidcProvider}"
     who = f"system:serviceaccount:${{Namespace}}:${{{name}ServiceAccount}}"
-    return _trust(
+    return _build_trust_policy(
         {"Federated": provider},
         ["sts:AssumeRoleWithWebIdentity"],
         {"${OidcProvider}:aud": "sts.amazonaws.com", "${OidcProvider}:sub": who},
     )
 
 
-def _by_pod_identity(name: str) -> dict[str, Any]:
-    return _trust(
+def _build_pod_identity_trust(name: str) -> dict[str, Any]:
+    return _build_trust_policy(
         {"Service": "pods.eks.amazonaws.com"},
         ["sts:AssumeRole", "sts:TagSession"],
         {
@@ -110,7 +110,7 @@ def _by_pod_identity(name: str) -> dict[str, Any]:
     )
 
 
-def _trust(principal: dict[str, str], actions: list[str], equals: dict[str, Any]) -> dict[str, Any]:
+def _build_trust_policy(principal: dict[str, str], actions: list[str], equals: dict[str, Any]) -> dict[str, Any]:
     statement = {
         "Effect": "Allow",
         "Principal": principal,
