@@ -203,7 +203,7 @@ async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.Mo
     config = configured(tmp_path)
     prepare_file(store_path(config))
     monkeypatch.setattr(store_file, "QUICK_CHECK_SECONDS", -1.0)
-    monkeypatch.setattr(store_file, "STEPS", 1)
+    monkeypatch.setattr(store_file, "PROGRESS_STEPS", 1)
     found = await finding("store is whole", config)
     assert (found.status, "quick_check" in found.remedy) == (FindingStatus.WARNING, True)
 

@@ -16,7 +16,7 @@ from price_keeper.config import Config
 from price_keeper.config.keys import parse_config
 from price_keeper.doctor.findings import Finding, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.doctor.table import checks_of
+from price_keeper.doctor.table import build_checks
 
 CONFIG = """
 labels:
@@ -57,7 +57,7 @@ async def findings(
 ) -> dict[str, Finding]:
     patient = DoctorContext(config, environ or {}, clock or SystemClock(), " --config config.yaml", role)
     try:
-        checks = [check for check in checks_of(patient) if only in check.name]
+        checks = [check for check in build_checks(patient) if only in check.name]
         assert checks, only
         return dict(await run_doctor_checks(checks, patient))
     finally:

@@ -20,7 +20,7 @@ from price_keeper.commands.shared import NotAsked, print_json, say
 from price_keeper.config import Config
 from price_keeper.doctor.findings import FindingStatus, CheckResult, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.doctor.table import checks_of
+from price_keeper.doctor.table import build_checks
 from price_keeper.reporting.letters import printable
 
 LEAST_ROOM = 20  # columns: narrower, and lines are as long as they are
@@ -59,7 +59,7 @@ async def _looked(patient: DoctorContext) -> list[CheckResult]:
     if patient.needs_aws:
         import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
     try:
-        return await run_doctor_checks(checks_of(patient), patient)
+        return await run_doctor_checks(build_checks(patient), patient)
     finally:
         await patient.close()
 

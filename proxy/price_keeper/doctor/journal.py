@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.doctor.store_file import nearest
+from price_keeper.doctor.store_file import find_existing_ancestor
 from price_keeper.errors import JournalUnusable
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.flush import KEEP_MARKERS_SECONDS
@@ -24,29 +24,29 @@ from price_keeper.recording.segment import SUFFIX
 from price_keeper.recording.sender import MARGIN_SECONDS
 from price_keeper.recording.ulid import is_ulid, made_at
 
-LITTLE_ROOM = 512 * 2**20  # bytes: at some hundred a call, what a busy sidecar writes in hours without a store
-NO_ROOM = 16 * 2**20  # where it may be over within a minute
-BEGINNING = 4096  # bytes: more than that is not there before the first call
+LOW_SPACE_BYTES = 512 * 2**20  # bytes: at some hundred a call, what a busy sidecar writes in hours without a store
+MIN_SPACE_BYTES = 16 * 2**20  # where it may be over within a minute
+MAX_HEADER_BYTES = 4096  # bytes: more than that is not there before the first call
 
 
-def journal_folder(context: DoctorContext) -> Finding:
+def check_journal_folder(context: DoctorContext) -> Finding:
     folder = Path(context.config.journal.dir)
-    mend = f"let this user write to {folder}, or name another folder on a local disk in journal.dir"
+    remedy = f"let this user write to {folder}, or name another folder on a local disk in journal.dir"
     if folder.is_dir() and is_held(folder):
         return ok(f"{folder} belongs to a sidecar that runs; nothing was written there")
     if not folder.exists():
-        around = nearest(folder)
-        if around.is_dir() and os.access(around, os.W_OK | os.X_OK):
+        ancestor = find_existing_ancestor(folder)
+        if ancestor.is_dir() and os.access(ancestor, os.W_OK | os.X_OK):
             return ok(f"{folder} is not there yet; the start of a sidecar makes it")
-        return trouble(f"{folder} is not there, and cannot be made in {around}", mend)
+        return trouble(f"{folder} is not there, and cannot be made in {ancestor}", remedy)
     try:
-        _try_to_write(folder)
+        _write_probe_file(folder)
     except OSError as failure:
-        return trouble(f"{folder} cannot be written to: {failure.strerror}", mend)
+        return trouble(f"{folder} cannot be written to: {failure.strerror}", remedy)
     return ok(f"{folder} can be written to")
 
 
-def _try_to_write(folder: Path) -> None:
+def _write_probe_file(folder: Path) -> None:
     """Under a name that no sidecar takes for a segment."""
     path = folder / f"doctor-{uuid4().hex}"
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -58,19 +58,19 @@ def _try_to_write(folder: Path) -> None:
         path.unlink()
 
 
-def journal_room(context: DoctorContext) -> Finding:
+def check_journal_space(context: DoctorContext) -> Finding:
     folder = Path(context.config.journal.dir)
     try:
-        free = shutil.disk_usage(nearest(folder)).free
+        free = shutil.disk_usage(find_existing_ancestor(folder)).free
     except OSError as failure:
         return trouble(f"the disk of {folder} does not say how full it is: {failure.strerror}", "look at: df")
-    found, mend = f"{_size(free)} free", f"make room on the disk of {folder}, or name another one in journal.dir"
-    if free < NO_ROOM:
-        return trouble(found, mend)
-    return ok(found) if free >= LITTLE_ROOM else warning(found, mend)
+    message, remedy = f"{_format_size(free)} free", f"make room on the disk of {folder}, or name another one in journal.dir"
+    if free < MIN_SPACE_BYTES:
+        return trouble(message, remedy)
+    return ok(message) if free >= LOW_SPACE_BYTES else warning(message, remedy)
 
 
-def journal_leftovers(context: DoctorContext) -> Finding:
+def check_unsent_segments(context: DoctorContext) -> Finding:
     folder = Path(context.config.journal.dir)
     if not folder.is_dir():
         return skipped("the folder is not there yet")
@@ -81,24 +81,24 @@ def journal_leftovers(context: DoctorContext) -> Finding:
     paths = [path for path in segments if _has_calls(path)]
     if not paths:
         return ok("nothing waits to be brought to the store")
-    left, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
-    found = f"segments that wait to be brought to the store: {len(left)}, {_size(size)}"
+    ulids, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
+    message = f"segments that wait to be brought to the store: {len(ulids)}, {_format_size(size)}"
     replay = f"price-keeper replay {folder}"
-    if context.clock.now() - made_at(left[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:
-        why = "some are so old that they might count twice"
-        return trouble(f"{found}; {why}", f"if they were surely never sent: {replay} --force{context.source}")
-    return warning(found, f"start the sidecar, which sends them, or: {replay}{context.source}")
+    if context.clock.now() - made_at(ulids[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:
+        reason = "some are so old that they might count twice"
+        return trouble(f"{message}; {reason}", f"if they were surely never sent: {replay} --force{context.source}")
+    return warning(message, f"start the sidecar, which sends them, or: {replay}{context.source}")
 
 
 def _has_calls(path: Path) -> bool:
     """A sidecar that ended in order leaves the beginning of a segment, and nothing in it."""
-    if path.stat().st_size > BEGINNING:
+    if path.stat().st_size > MAX_HEADER_BYTES:
         return True
     try:
-        found = read(path)
+        segment = read(path)
     except (OSError, JournalUnusable):
         return True
-    return bool(found.seal or found.open or found.spoilt or found.tally.requests)
+    return bool(segment.seal or segment.open or segment.spoilt or segment.tally.requests)
 
 
 def is_held(folder: Path) -> bool:
@@ -117,5 +117,5 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

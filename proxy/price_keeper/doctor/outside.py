@@ -16,43 +16,43 @@ from price_keeper.errors import ConfigError
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 
 
-async def price_list(context: DoctorContext) -> Finding:
+async def check_price_list(context: DoctorContext) -> Finding:
     if not context.follows_prices:
         return skipped("Bedrock is simulated" if context.is_simulated else "every label has price_source: config")
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
             await AwsPriceList(allow_insecure=context.config.upstream.allow_insecure).probe()
     except PriceListUnreadable as failure:
-        return _prices_stay(str(failure))
+        return _build_price_list_warning(str(failure))
     except TimeoutError:
-        return _prices_stay("no answer from the AWS Price List")
+        return _build_price_list_warning("no answer from the AWS Price List")
     return ok("the AWS Price List answers")
 
 
-def _prices_stay(why: str) -> Finding:
+def _build_price_list_warning(reason: str) -> Finding:
     """No more than a warning: a sidecar does all its work without."""
     allow = "allow pricing:GetProducts by IAM, and let this machine out to api.pricing.us-east-1.amazonaws.com"
-    mend = f"{allow}; or set price_source: config for every label"
-    return warning(f"{why}; the configuration's prices stay in force", mend)
+    remedy = f"{allow}; or set price_source: config for every label"
+    return warning(f"{reason}; the configuration's prices stay in force", remedy)
 
 
-async def webhook(context: DoctorContext) -> Finding:
-    chosen = context.config.alerts.webhook
-    if chosen is None:
+async def check_webhook(context: DoctorContext) -> Finding:
+    config = context.config.alerts.webhook
+    if config is None:
         return skipped("there is no alerts.webhook")
-    url = URL(chosen.url, encoded=True)
+    url = URL(config.url, encoded=True)
     host, port = url.host or "", url.port or 443
     try:
-        await asyncio.to_thread(secret_of, chosen, context.environ)
+        await asyncio.to_thread(secret_of, config, context.environ)
     except ConfigError as failure:
-        variable = chosen.secret_env or "alerts.webhook.secret_file"
+        variable = config.secret_env or "alerts.webhook.secret_file"
         return trouble("; ".join(failure.problems), f"set {variable}: openssl rand -base64 32")
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return trouble(f"{host}: the name does not resolve", f"correct alerts.webhook.url, or DNS: getent hosts {host}")
-    private = sorted({str(each[4][0]) for each in found if not is_public(str(each[4][0]))})
+    private = sorted({str(each[4][0]) for each in addresses if not is_public(str(each[4][0]))})
     if private:
-        mend = "alerts go to public addresses alone: name another receiver in alerts.webhook.url"
-        return trouble(f"{host} is at {', '.join(private)}, which is not public", mend)
+        remedy = "alerts go to public addresses alone: name another receiver in alerts.webhook.url"
+        return trouble(f"{host} is at {', '.join(private)}, which is not public", remedy)
     return ok(f"{host}:{port} is at a public address; nothing was sent")

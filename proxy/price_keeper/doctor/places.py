@@ -10,29 +10,29 @@ from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.forwarding.upstream import Endpoint
 
 
-class Place(NamedTuple):
+class BedrockEndpoint(NamedTuple):
     region: str
     endpoint: Endpoint
-    keys: str  # of the configuration, which say so
+    config_keys: str  # of the configuration, which say so
     labels: tuple[str, ...]  # that name it
 
 
-def bedrock_places(config: Config) -> list[Place]:
+def list_bedrock_endpoints(config: Config) -> list[BedrockEndpoint]:
     """The upstream's own first: what no label names goes there."""
-    own = config.upstream.endpoint
-    places = {(config.upstream.region, own): ["upstream"]}
+    default_url = config.upstream.endpoint
+    labels_by_endpoint = {(config.upstream.region, default_url): ["upstream"]}
     for name, label in config.labels.items():
         for each in label.endpoints:
-            places.setdefault((each.region, each.endpoint or own), []).append(name)
+            labels_by_endpoint.setdefault((each.region, each.endpoint or default_url), []).append(name)
     return [
-        _place(region, url, "upstream.endpoint and upstream.region" if number == 0 else _keys(labels[0]), labels)
-        for number, ((region, url), labels) in enumerate(places.items())
+        _build_bedrock_endpoint(region, url, "upstream.endpoint and upstream.region" if number == 0 else _format_config_key(labels[0]), labels)
+        for number, ((region, url), labels) in enumerate(labels_by_endpoint.items())
     ]
 
 
-def _place(region: str, url: str | None, keys: str, labels: list[str]) -> Place:
-    return Place(region, endpoint_of(url or regional_url(region)), keys, tuple(dict.fromkeys(labels)))
+def _build_bedrock_endpoint(region: str, url: str | None, keys: str, labels: list[str]) -> BedrockEndpoint:
+    return BedrockEndpoint(region, endpoint_of(url or regional_url(region)), keys, tuple(dict.fromkeys(labels)))
 
 
-def _keys(label: str) -> str:
+def _format_config_key(label: str) -> str:
     return f"labels.{label}.endpoints"

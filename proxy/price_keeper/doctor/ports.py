@@ -23,42 +23,42 @@ from price_keeper.forwarding.upstream import Endpoint
 from price_keeper.surface.tls import server_context
 
 RENEW_BEFORE = timedelta(days=30)
-LOCAL_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all
+LOCAL_TIMEOUT_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all
 
 
-def port_checks(context: DoctorContext) -> list[DoctorCheck]:
+def build_port_checks(context: DoctorContext) -> list[DoctorCheck]:
     listen = context.config.listen
     data = {"data": listen.data} if context.has_data_port else {}
     addresses: dict[str, Address | None] = {**data, "control": listen.control, "health": listen.health}
     return [
-        DoctorCheck(f"{name} port", partial(_look, name, address))
+        DoctorCheck(f"{name} port", partial(_check_port, name, address))
         for name, address in addresses.items()
         if address is not None
     ]
 
 
-async def _look(name: str, address: Address, context: DoctorContext) -> Finding:
+async def _check_port(name: str, address: Address, context: DoctorContext) -> Finding:
     if address.port == 0:
         return ok(f"{address}: any free one")
-    failure = _not_free(address)
+    failure = _try_to_bind(address)
     if failure is None:
         return ok(f"{address} is free")
     key = f"listen.{name}"
     if failure.errno == errno.EADDRINUSE:
-        return await _taken(name, address, context)
+        return await _identify_listener(name, address, context)
     if failure.errno == errno.EACCES:
         return trouble(
             f"{address} is not ours to take", f"set {key} to a port above 1023, or allow CAP_NET_BIND_SERVICE"
         )
-    why = os.strerror(failure.errno) if failure.errno else "no such host"
-    return trouble(f"{address} cannot be listened on: {why}", f"set {key} to an address of this machine")
+    reason = os.strerror(failure.errno) if failure.errno else "no such host"
+    return trouble(f"{address} cannot be listened on: {reason}", f"set {key} to an address of this machine")
 
 
-def _not_free(address: Address) -> OSError | None:
+def _try_to_bind(address: Address) -> OSError | None:
     """Bound and let go of again, without listening: nobody can have connected."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, where in found:
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in addresses:
             with socket.socket(family, kind, protocol) as bound:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind(where)
@@ -67,31 +67,31 @@ def _not_free(address: Address) -> OSError | None:
     return None
 
 
-async def _taken(name: str, address: Address, context: DoctorContext) -> Finding:
+async def _identify_listener(name: str, address: Address, context: DoctorContext) -> Finding:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - it is asked, not bound
-    mend = f"stop what has it (ss -ltnp 'sport = :{address.port}'), or set listen.{name} to another port"
+    remedy = f"stop what has it (ss -ltnp 'sport = :{address.port}'), or set listen.{name} to another port"
     for is_tls in (False, True) if name == "data" else (False,):  # it may have been started with another configuration
         endpoint = Endpoint(host, address.port, is_tls)
         with suppress(EndpointUnreachable):
-            answered = await send_probe(
-                endpoint, build_get_request(endpoint, "/health"), context.clock, _any_certificate(), LOCAL_SECONDS
+            response = await send_probe(
+                endpoint, build_get_request(endpoint, "/health"), context.clock, _build_unverified_context(), LOCAL_TIMEOUT_SECONDS
             )
-            if _is_ours(name, answered):
+            if _is_price_keeper(name, response):
                 return ok(f"{address} is served by a sidecar that runs")
-    return trouble(f"{address} is taken by another program", mend)
+    return trouble(f"{address} is taken by another program", remedy)
 
 
-def _is_ours(name: str, answered: ProbeResponse) -> bool:
+def _is_price_keeper(name: str, response: ProbeResponse) -> bool:
     if name == "data":  # it refuses what is no operation of Bedrock's, in AWS's form
-        return 400 <= answered.status < 500 and "x-amzn-errortype" in answered.headers
+        return 400 <= response.status < 500 and "x-amzn-errortype" in response.headers
     try:
-        told = json.loads(answered.body)
+        report = json.loads(response.body)
     except ValueError:
         return False
-    return answered.status == 200 and isinstance(told, dict) and told.get("status") == "ok"
+    return response.status == 200 and isinstance(report, dict) and report.get("status") == "ok"
 
 
-def _any_certificate() -> ssl.SSLContext:
+def _build_unverified_context() -> ssl.SSLContext:
     """Only who is there is asked: whether its certificate is to be trusted, the check of that tells."""
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -99,28 +99,28 @@ def _any_certificate() -> ssl.SSLContext:
     return context
 
 
-def certificate(context: DoctorContext) -> Finding:
+def check_certificate(context: DoctorContext) -> Finding:
     tls = context.config.listen.tls
     if tls is None:
         return skipped("the data port speaks plain HTTP")
-    mend = "name a certificate with its chain in listen.tls.certificate_file, and its key in listen.tls.key_file"
+    remedy = "name a certificate with its chain in listen.tls.certificate_file, and its key in listen.tls.key_file"
     try:
         server_context(Path(tls.certificate_file), Path(tls.key_file))
         chain = x509.load_pem_x509_certificates(Path(tls.certificate_file).read_bytes())
     except ConfigError as failure:
-        return trouble("; ".join(failure.problems), mend)
+        return trouble("; ".join(failure.problems), remedy)
     except (OSError, ValueError):
-        return trouble(f"{tls.certificate_file} cannot be read", mend)
+        return trouble(f"{tls.certificate_file} cannot be read", remedy)
     renew = f"renew it in {tls.certificate_file}, and restart the sidecar"
-    return _dated(chain, datetime.fromtimestamp(context.clock.now(), UTC), renew)
+    return _judge_validity(chain, datetime.fromtimestamp(context.clock.now(), UTC), renew)
 
 
-def _dated(chain: list[x509.Certificate], now: datetime, renew: str) -> Finding:
+def _judge_validity(chain: list[x509.Certificate], now: datetime, renew: str) -> Finding:
     begins = max(each.not_valid_before_utc for each in chain)
     ends = min(each.not_valid_after_utc for each in chain)
     if ends <= now:
         return trouble(f"it expired on {ends:%Y-%m-%d}", renew)
     if begins > now:
         return trouble(f"it is not good before {begins:%Y-%m-%d %H:%M} UTC", f"{renew}; or set the clock right")
-    found = f"matches its key, and is good until {ends:%Y-%m-%d}"
-    return warning(found, renew) if ends - now < RENEW_BEFORE else ok(found)
+    message = f"matches its key, and is good until {ends:%Y-%m-%d}"
+    return warning(message, renew) if ends - now < RENEW_BEFORE else ok(message)

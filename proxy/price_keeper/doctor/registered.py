@@ -12,7 +12,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.sqlite_file import has_item
 
 
-async def identity_org(context: DoctorContext) -> Finding:
+async def check_identity_org(context: DoctorContext) -> Finding:
     identity = context.config.auth.identity
     if identity is None:
         return skipped("every call brings a token, which names its org")

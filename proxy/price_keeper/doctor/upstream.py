@@ -12,50 +12,50 @@ from urllib.parse import quote
 from price_keeper.dataplane import BEARER_VARIABLE
 from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_host_header, build_get_request
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.identity import NO_CREDENTIALS
+from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.doctor.places import Place, bedrock_places
+from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import FixedCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Call, SignatureV4, Target
 from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
 
-_STALE = (b"Signature expired", b"Signature not yet current")
+_CLOCK_SKEW_TEXTS = (b"Signature expired", b"Signature not yet current")
 
 
-def upstream_checks(context: DoctorContext) -> list[DoctorCheck]:
+def build_bedrock_checks(context: DoctorContext) -> list[DoctorCheck]:
     if context.is_simulated:
-        return [DoctorCheck("Bedrock", _simulated)]
-    places = bedrock_places(context.config)
-    return [DoctorCheck(f"Bedrock in {place.region}", partial(_look, place)) for place in places]
+        return [DoctorCheck("Bedrock", _skip_simulated)]
+    endpoints = list_bedrock_endpoints(context.config)
+    return [DoctorCheck(f"Bedrock in {place.region}", partial(_check_bedrock, place)) for place in endpoints]
 
 
-async def _simulated(_: DoctorContext) -> Finding:
+async def _skip_simulated(_: DoctorContext) -> Finding:
     return skipped("Bedrock is simulated; nothing leaves this machine")
 
 
-async def _look(place: Place, context: DoctorContext) -> Finding:
-    path = _path_of_nothing(place.region)
-    authorizer = await _authorizer(context)
-    lines = b"" if authorizer is None else _signed(authorizer, place, path)
+async def _check_bedrock(bedrock: BedrockEndpoint, context: DoctorContext) -> Finding:
+    path = _build_missing_job_path(bedrock.region)
+    authorizer = await _build_authorizer(context)
+    lines = b"" if authorizer is None else _sign(authorizer, bedrock, path)
     try:
-        answered = await send_probe(place.endpoint, build_get_request(place.endpoint, path, lines), context.clock)
+        response = await send_probe(bedrock.endpoint, build_get_request(bedrock.endpoint, path, lines), context.clock)
     except EndpointUnreachable as failure:
-        return build_unreachable_finding(failure, place.endpoint, place.keys)
-    where = place.endpoint.host
+        return build_unreachable_finding(failure, bedrock.endpoint, bedrock.config_keys)
+    where = bedrock.endpoint.host
     if authorizer is None:
-        mend = NO_CREDENTIALS if context.signs_calls else f"set {BEARER_VARIABLE}"
-        return warning(f"{where} answers; nothing was asked, without credentials", mend)
-    return _judged(answered, place, context)
+        remedy = CREDENTIALS_REMEDY if context.signs_calls else f"set {BEARER_VARIABLE}"
+        return warning(f"{where} answers; nothing was asked, without credentials", remedy)
+    return _judge_response(response, bedrock, context)
 
 
-def _path_of_nothing(region: str) -> str:
+def _build_missing_job_path(region: str) -> str:
     arn = f"arn:aws:bedrock:{region}:000000000000:async-invoke/doctor000000"
     return f"/async-invoke/{quote(arn, safe='')}"
 
 
-async def _authorizer(context: DoctorContext) -> Authorizer | None:
+async def _build_authorizer(context: DoctorContext) -> Authorizer | None:
     if context.signs_calls:
         keys = (await context.credentials()).keys
         return None if keys is None else SignatureV4(FixedCredentials(keys), context.clock.now)
@@ -65,30 +65,30 @@ async def _authorizer(context: DoctorContext) -> Authorizer | None:
         return None
 
 
-def _signed(authorizer: Authorizer, place: Place, path: str) -> bytes:
-    target = Target(place.endpoint, place.region, "", path)
+def _sign(authorizer: Authorizer, bedrock: BedrockEndpoint, path: str) -> bytes:
+    target = Target(bedrock.endpoint, bedrock.region, "", path)
     call = Call("GET", "", (), lambda _: b"", (target,))
-    return authorizer.lines(call, target, build_host_header(place.endpoint), b"")
+    return authorizer.lines(call, target, build_host_header(bedrock.endpoint), b"")
 
 
-def _judged(answered: ProbeResponse, place: Place, context: DoctorContext) -> Finding:
-    where = place.endpoint.host
-    kind = kind_of(answered.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
-    if any(words in answered.body for words in _STALE):
+def _judge_response(response: ProbeResponse, bedrock: BedrockEndpoint, context: DoctorContext) -> Finding:
+    where = bedrock.endpoint.host
+    kind = kind_of(response.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
+    if any(words in response.body for words in _CLOCK_SKEW_TEXTS):
         return trouble(f"{where} refuses our signature: its time is off", "set the clock of this machine right")
     if kind in NOT_OUR_CREDENTIALS:
-        return trouble(f"{where} refuses our credentials: {kind}", _renew(context))
+        return trouble(f"{where} refuses our credentials: {kind}", _build_renewal_remedy(context))
     if kind == "AccessDeniedException":
         actions = "bedrock:InvokeModel, bedrock:InvokeModelWithResponseStream and bedrock:GetAsyncInvoke"
         return warning(f"{where} knows us, and may not be asked for a job: {kind}", f"allow {actions} by IAM")
-    if "x-amzn-requestid" not in answered.headers:
-        return warning(f"{where} answers {answered.status}, but not as Bedrock does", f"correct {place.keys}")
-    if answered.status >= 500 or answered.status == 429:
-        return warning(f"{where} answers {answered.status} {kind}".rstrip(), "try again; see health.aws.amazon.com")
+    if "x-amzn-requestid" not in response.headers:
+        return warning(f"{where} answers {response.status}, but not as Bedrock does", f"correct {bedrock.config_keys}")
+    if response.status >= 500 or response.status == 429:
+        return warning(f"{where} answers {response.status} {kind}".rstrip(), "try again; see health.aws.amazon.com")
     return ok(f"{where} answers, and takes our {'signature' if context.signs_calls else 'API key'}")
 
 
-def _renew(context: DoctorContext) -> str:
+def _build_renewal_remedy(context: DoctorContext) -> str:
     if context.signs_calls:
         return "renew the AWS credentials, or name others: aws sts get-caller-identity tells whose they are"
     return f"set {BEARER_VARIABLE} to a Bedrock API key that is good"
