@@ -42,7 +42,7 @@ from price_keeper.metering.price_updates import add_to as add_prices
 from price_keeper.offer import Offer
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.composed import Recording, opened_recording
-from price_keeper.reloading import Read, Reloading, of_standings
+from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
 from price_keeper.selection.notebook import Notebook
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.standings import Standings
@@ -159,7 +159,7 @@ async def run(
     clock: Clock | None = None,
     role: Role = "both",
     place: Place = ALONE,
-    read: Read | None = None,
+    read: ReadConfig | None = None,
     *,
     is_refused: bool = False,
 ) -> None:
@@ -167,7 +167,7 @@ async def run(
     read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
     clock, adoption, journal = clock or SystemClock(), adoption_in(config, place), Path(config.journal.dir)
     config, notebook = place.configured(config), Notebook(journal, clock, place.number, place.count)
-    stop, reloading = Stop(place.lifeline), Reloading(config, read, clock, is_refused=is_refused)
+    stop, reloading = Stop(place.lifeline), ConfigReloader(config, read, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(Aside())
     tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
     if role == "control" and not tokens.can_mint:
@@ -187,9 +187,9 @@ async def run(
         core = await _core(
             config, environ, clock, tokens, telemetry, tasks, store, recording, leasing, notebook.notes, running
         )
-        reloading.add_to(telemetry)
+        reloading.register_metrics(telemetry)
         data = None if bedrock is None else await _data_port(core, bedrock, role, place.count, reloading, running)
-        reloading.add(of_standings(core.standings))
+        reloading.add_step(build_budget_reload(core.standings))
         gc.freeze()  # what is here now stays; the collector need not look at it again
         gc.set_threshold(*COLLECTED_AFTER)
         core.recording.start(config, tasks)
@@ -200,10 +200,10 @@ async def run(
             parts = _parts(core)
             core.recording.aggregator.on_total = parts.page.history.learn
             parts.add_to(core.telemetry)
-            reloading.add(parts.prepared)
+            reloading.add_step(parts.prepared)
             served.started(parts)
-        readiness.started({**_checks(core, data), **crew.checks()}, reloading.checks)
-        reloading.started(tasks)
+        readiness.started({**_checks(core, data), **crew.checks()}, reloading.build_checks)
+        reloading.start(tasks)
         await on_started(Started(None if data is None else data.address, control, tokens, store))
         await stop.comes()
         reloading.stop()
@@ -310,7 +310,7 @@ async def _data_port(
     bedrock: dataplane.Bedrock,
     role: Role,
     workers: int,
-    reloading: Reloading,
+    reloading: ConfigReloader,
     running: AsyncExitStack,
 ) -> _DataPort:
     credentials = await _handing_out(core, role, running)
@@ -351,7 +351,7 @@ async def _data_port(
         tasks,
     )
     add_prices(core.telemetry, lambda: offer.tariffs)
-    reloading.add(offer.prepared)
+    reloading.add_step(offer.prepared)
     tracing = await running.enter_async_context(dataplane.traces(config, core.telemetry))
     listener, port = await dataplane.listening(handler, config, clock, tasks, outbox, workers, tracing)
     measured.add_to(core.telemetry, handler.traffic, handler.joining, listener, forwarder)

@@ -26,162 +26,162 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import Telemetry
 
 # Raises ConfigError; None if nothing is new. Runs in a thread: the larger the file, the longer it takes.
-Read: TypeAlias = "Callable[[], Config | None]"
-TakeOn: TypeAlias = "Callable[[], None]"
-Prepared: TypeAlias = "Callable[[Config], Awaitable[TakeOn]]"
+ReadConfig: TypeAlias = "Callable[[], Config | None]"
+ApplyConfig: TypeAlias = "Callable[[], None]"
+PrepareConfig: TypeAlias = "Callable[[Config], Awaitable[ApplyConfig]]"
 
-REFUSED: Final = "the configuration that was read last is refused, and the one before holds"
+CONFIG_REFUSED_TEXT: Final = "the configuration that was read last is refused, and the one before holds"
 
-SWITCH_SECONDS: Final = 0.0005
+THREAD_SWITCH_SECONDS: Final = 0.0005
 
 log = logging.getLogger("price_keeper.reloading")
 
 
-class _Found(NamedTuple):
+class _LoadedConfig(NamedTuple):
     config: Config  # to be in force
     changes: str
-    fixed: list[str]
+    restart_keys: list[str]
 
 
-class Reloading:
+class ConfigReloader:
     """Heeds SIGHUP from when it is made; what comes before `started` is done then."""
 
-    def __init__(self, config: Config, read: Read | None, clock: Clock, *, is_refused: bool = False) -> None:
+    def __init__(self, config: Config, read_config: ReadConfig | None, clock: Clock, *, is_refused: bool = False) -> None:
         """`read` is None where there is nothing to read again. `is_refused`: what was read last, before this process
         began, is not what it begins with."""
         self.config = config
-        self._read = read
+        self._read_config = read_config
         self._clock = clock
         self._tasks: Tasks | None = None
-        self._prepared: list[Prepared] = []
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.ask)
-        self._is_asked = hangups.taken()
-        self._is_at_it = self._is_over = False
-        self._last_good = clock.now()
+        self._prepare_steps: list[PrepareConfig] = []
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.request_reload)
+        self._is_requested = hangups.taken()
+        self._is_reloading = self._is_stopped = False
+        self._last_applied_at = clock.now()
         self._is_refused = is_refused
         self._results = {"taken": 0, "refused": 0}
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def register_metrics(self, telemetry: Telemetry) -> None:
         telemetry.add(metrics.RELOADS, lambda: [({"result": each}, count) for each, count in self._results.items()])
         telemetry.add(metrics.CONFIG_REFUSED, lambda: float(self._is_refused))
-        telemetry.add(metrics.CONFIG_TAKEN, lambda: self._last_good)
+        telemetry.add(metrics.CONFIG_TAKEN, lambda: self._last_applied_at)
 
-    def add(self, prepared: Prepared) -> None:
+    def add_step(self, prepare: PrepareConfig) -> None:
         """In the order in which they are to take it on."""
-        self._prepared.append(prepared)
+        self._prepare_steps.append(prepare)
 
-    def checks(self) -> Checks:
+    def build_checks(self) -> Checks:
         """For readiness: the process goes on with what it has, and says so."""
 
         async def refused() -> str:
-            return REFUSED
+            return CONFIG_REFUSED_TEXT
 
         return {"configuration": refused} if self._is_refused else {}
 
-    def started(self, tasks: Tasks) -> None:
+    def start(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._begin()
+        self._start_if_requested()
 
     def stop(self) -> None:
         """What it has is good enough for its last calls."""
-        self._is_over = True
+        self._is_stopped = True
 
-    def ask(self) -> None:
-        if self._is_over:
+    def request_reload(self) -> None:
+        if self._is_stopped:
             log.warning("SIGHUP: the process is stopping, so it takes on nothing more")
         else:
-            self._is_asked = True
-            self._begin()
+            self._is_requested = True
+            self._start_if_requested()
 
-    def _begin(self) -> None:
+    def _start_if_requested(self) -> None:
         """One at a time; who asks meanwhile may have another file in mind, so it is read once more after it."""
-        if self._is_asked and self._tasks is not None and not self._is_at_it and not self._is_over:
-            self._is_at_it, self._is_asked = True, False
+        if self._is_requested and self._tasks is not None and not self._is_reloading and not self._is_stopped:
+            self._is_reloading, self._is_requested = True, False
             self._tasks.once(self._reload())
 
     async def _reload(self) -> None:
         try:
-            await self._tried()
+            await self._try_reload()
         finally:
-            self._is_at_it = False
-            self._begin()
+            self._is_reloading = False
+            self._start_if_requested()
 
-    async def _tried(self) -> None:
-        if self._read is None:
+    async def _try_reload(self) -> None:
+        if self._read_config is None:
             log.warning("SIGHUP: there is no file to read again, so nothing changes")
             return
         try:
-            with _loop_first():
-                found = await asyncio.to_thread(_found, self._read, self.config)
-                if found is None:
+            with _prioritize_event_loop():
+                loaded = await asyncio.to_thread(_load_changes, self._read_config, self.config)
+                if loaded is None:
                     return
-                ready = [await prepared(found.config) for prepared in self._prepared]
+                apply_steps = [await prepared(loaded.config) for prepared in self._prepare_steps]
         except ConfigError as failure:
-            self._refuse(failure.problems)
+            self._reject(failure.problems)
             return
         except Exception as failure:  # of whatever kind: what it has must stay in force
-            if self._is_over:
+            if self._is_stopped:
                 return
-            self._refuse([f"it cannot be taken on: {type(failure).__name__}: {failure}"])
+            self._reject([f"it cannot be taken on: {type(failure).__name__}: {failure}"])
             return
-        if self._is_over:
+        if self._is_stopped:
             return
-        self.config = found.config
-        for take_on in ready:
-            take_on()
-        self._is_refused, self._last_good = False, self._clock.now()
+        self.config = loaded.config
+        for apply in apply_steps:
+            apply()
+        self._is_refused, self._last_applied_at = False, self._clock.now()
         self._results["taken"] += 1
-        log.warning("SIGHUP: labels and prices are taken on: %s", found.changes)
-        tell_fixed(found.fixed)
+        log.warning("SIGHUP: labels and prices are taken on: %s", loaded.changes)
+        log_restart_keys(loaded.restart_keys)
 
-    def _refuse(self, problems: Sequence[str]) -> None:
+    def _reject(self, problems: Sequence[str]) -> None:
         self._is_refused = True
         self._results["refused"] += 1
-        tell_refused(problems)
+        log_rejection(problems)
 
 
-def _found(read: Read, running: Config) -> _Found | None:
-    found = read()
-    if found is None:
+def _load_changes(read_config: ReadConfig, running: Config) -> _LoadedConfig | None:
+    loaded = read_config()
+    if loaded is None:
         return None
-    whole = apply_reloadable(running, found)
-    return _Found(whole, str(compare_catalogs(running, whole)), list_restart_keys(running, found))
+    effective = apply_reloadable(running, loaded)
+    return _LoadedConfig(effective, str(compare_catalogs(running, effective)), list_restart_keys(running, loaded))
 
 
 @contextmanager
-def _loop_first() -> Iterator[None]:
+def _prioritize_event_loop() -> Iterator[None]:
     """A thread that works, and never waits, lets the loop go on after a tenth of the usual time: to read the largest
     file takes seconds, in which each turn of the loop would come five milliseconds late."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
+    normal_interval = sys.getswitchinterval()
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     try:
         yield
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(normal_interval)
 
 
-def tell_refused(problems: Sequence[str]) -> None:
+def log_rejection(problems: Sequence[str]) -> None:
     for problem in problems:
         log.error("SIGHUP: the configuration is refused, and the one before holds: %s", problem)
 
 
-def tell_fixed(keys: list[str]) -> None:
+def log_restart_keys(keys: list[str]) -> None:
     if keys:
         log.warning("SIGHUP: only a restart takes on what is another now in: %s", join_few(keys))
 
 
-def of_standings(standings: Standings) -> Prepared:
+def build_budget_reload(budgets: Standings) -> PrepareConfig:
     """Whoever names a label in a chain that is none any more is told of: its budget goes by the rest of the chain."""
 
-    async def prepared(config: Config) -> TakeOn:
-        return lambda: _take_on(standings, config)
+    async def prepare(config: Config) -> ApplyConfig:
+        return lambda: _apply_to_budgets(budgets, config)
 
-    return prepared
+    return prepare
 
 
-def _take_on(standings: Standings, config: Config) -> None:
-    gone = standings.labels.keys() - config.labels.keys()
-    standings.take_on(config.labels)
-    for label, named in standings.naming(gone).items():
-        told = "SIGHUP: %s is no label any more, and is passed over in the model_ordering of %s"
-        log.warning(told, label, join_few(standing.scope.key for standing in named))
+def _apply_to_budgets(budgets: Standings, config: Config) -> None:
+    removed = budgets.labels.keys() - config.labels.keys()
+    budgets.take_on(config.labels)
+    for label, users in budgets.naming(removed).items():
+        message = "SIGHUP: %s is no label any more, and is passed over in the model_ordering of %s"
+        log.warning(message, label, join_few(standing.scope.key for standing in users))

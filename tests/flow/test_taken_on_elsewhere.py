@@ -18,7 +18,7 @@ from price_keeper.metering.price_updates import CLAIM_SECONDS
 from price_keeper.metering.profiles import Own
 from price_keeper.model import Caller, client_id_of
 from price_keeper.recording.recorder import Recorder
-from price_keeper.reloading import of_standings
+from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.plan import plan_of
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
@@ -51,7 +51,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def take_on(api: Rig, whole: Config) -> None:
-    for prepared in (of_standings(api.parts.standings), api.parts.prepared):
+    for prepared in (build_budget_reload(api.parts.standings), api.parts.prepared):
         (await prepared(whole))()
 
 
@@ -165,7 +165,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
         for number in range(MANY):
             org = str(UUID(int=number))
             standings._introduce(Caller(org, "web", client_id_of(org, "web")), plan, is_known=True, is_settled=True)
-        take_on = await of_standings(standings)(whole)
+        take_on = await build_budget_reload(standings)(whole)
         began = time.process_time()
         take_on()
         assert time.process_time() - began < TURN_SECONDS

@@ -29,7 +29,7 @@ from price_keeper.limits.store_time import StoreTime
 from price_keeper.offer import Offer
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Counter
-from price_keeper.reloading import of_standings
+from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
@@ -75,7 +75,7 @@ class DataPort:
     async def take_on(self, **sold: Any) -> None:
         """As SIGHUP does it."""
         self.config = replace(self.config, **sold)
-        ready = [await prepared(self.config) for prepared in (self.offer.prepared, of_standings(self.standings))]
+        ready = [await prepared(self.config) for prepared in (self.offer.prepared, build_budget_reload(self.standings))]
         for take_on in ready:
             take_on()
 

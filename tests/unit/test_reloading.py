@@ -15,7 +15,7 @@ import pytest
 from price_keeper import hangups
 from price_keeper.config import Config
 from price_keeper.errors import ConfigError
-from price_keeper.reloading import REFUSED, SWITCH_SECONDS, Reloading
+from price_keeper.reloading import CONFIG_REFUSED_TEXT, THREAD_SWITCH_SECONDS, ConfigReloader
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import Telemetry
 
@@ -29,7 +29,7 @@ CONFIG = Config.development()
 class Rig:
     clock: ManualClock
     tasks: Tasks
-    reloading: Reloading
+    reloading: ConfigReloader
     reads: list[Any] = field(default_factory=list)  # what the next ones come to
     read: int = 0
     taken: list[tuple[str, Config]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Rig:
                 raise failure
             return lambda: self.taken.append((name, config))
 
-        self.reloading.add(prepared)
+        self.reloading.add_step(prepared)
 
     async def asked(self) -> None:
         before = self.read
@@ -63,11 +63,11 @@ class Rig:
         await self.over()
 
     async def over(self) -> None:
-        await eventually(lambda: not self.reloading._is_at_it and not self.reloading._is_asked)
+        await eventually(lambda: not self.reloading._is_reloading and not self.reloading._is_requested)
 
     def told(self) -> dict[str, float]:
         telemetry = Telemetry()
-        self.reloading.add_to(telemetry)
+        self.reloading.register_metrics(telemetry)
         lines = [line for line in telemetry.text().splitlines() if line[0] != "#"]
         return {line.split()[0].removeprefix("price_keeper_"): float(line.split()[1]) for line in lines}
 
@@ -78,7 +78,7 @@ async def rig() -> AsyncIterator[Rig]:
     async with Tasks(clock) as tasks:
         rig = Rig(clock, tasks, None)  # type: ignore[arg-type]
         rig.gate.set()
-        rig.reloading = Reloading(CONFIG, rig.found, clock)
+        rig.reloading = ConfigReloader(CONFIG, rig.found, clock)
         rig.part("one")
         rig.part("two", lambda: rig.trouble)
         yield rig
@@ -90,7 +90,7 @@ def priced(usd: int) -> Config:
 
 
 async def test_all_parts_take_on_what_was_read(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     began = rig.clock.now()
     await rig.clock.advance(7)
     rig.reads = [replace(priced(1), on_store_down="refuse")]
@@ -98,7 +98,7 @@ async def test_all_parts_take_on_what_was_read(rig: Rig, caplog: pytest.LogCaptu
     await rig.asked()
     assert rig.taken == [("one", priced(1)), ("two", priced(1))]
     assert rig.reloading.config == priced(1)
-    assert (rig.intervals, sys.getswitchinterval()) == ([pytest.approx(SWITCH_SECONDS)], usual)
+    assert (rig.intervals, sys.getswitchinterval()) == ([pytest.approx(THREAD_SWITCH_SECONDS)], usual)
     assert rig.told() == {
         'reloads_total{result="taken"}': 1,
         'reloads_total{result="refused"}': 0,
@@ -123,7 +123,7 @@ async def test_all_parts_take_on_what_was_read(rig: Rig, caplog: pytest.LogCaptu
 async def test_what_fails_anywhere_changes_nothing_anywhere(
     rig: Rig, trouble: Exception, whose: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     if whose == "reading":
         rig.reads = [trouble]
     else:
@@ -135,33 +135,33 @@ async def test_what_fails_anywhere_changes_nothing_anywhere(
     assert len(caplog.records) == len(problems)
     assert all(problem in record.getMessage() for problem, record in zip(problems, caplog.records, strict=True))
     assert all(record.levelno == logging.ERROR and record.exc_info is None for record in caplog.records)
-    checks = rig.reloading.checks()
-    assert await checks["configuration"]() == REFUSED
+    checks = rig.reloading.build_checks()
+    assert await checks["configuration"]() == CONFIG_REFUSED_TEXT
     assert rig.told()["configuration_refused"] == 1
     rig.trouble = None
     await rig.asked()
-    assert (rig.reloading.checks(), rig.told()["configuration_refused"]) == ({}, 0)
-    assert sys.getswitchinterval() > SWITCH_SECONDS
+    assert (rig.reloading.build_checks(), rig.told()["configuration_refused"]) == ({}, 0)
+    assert sys.getswitchinterval() > THREAD_SWITCH_SECONDS
 
 
 async def test_one_that_begins_behind_a_refusal_says_so_until_a_file_is_taken_on(rig: Rig) -> None:
-    rig.reloading = Reloading(CONFIG, rig.found, rig.clock, is_refused=True)
-    rig.reloading.started(rig.tasks)
-    assert await rig.reloading.checks()["configuration"]() == REFUSED
+    rig.reloading = ConfigReloader(CONFIG, rig.found, rig.clock, is_refused=True)
+    rig.reloading.start(rig.tasks)
+    assert await rig.reloading.build_checks()["configuration"]() == CONFIG_REFUSED_TEXT
     assert (rig.told()["configuration_refused"], rig.told()['reloads_total{result="refused"}']) == (1, 0)
     await rig.asked()
-    assert (rig.reloading.checks(), rig.told()["configuration_refused"]) == ({}, 0)
+    assert (rig.reloading.build_checks(), rig.told()["configuration_refused"]) == ({}, 0)
 
 
 async def test_who_asks_while_it_is_read_has_it_read_once_more_however_many_they_are(rig: Rig) -> None:
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     rig.gate.clear()
     rig.reads = [priced(1), priced(2), priced(3)]
     signal.raise_signal(signal.SIGHUP)
     await eventually(lambda: rig.read == 1)
     for _ in range(5):
         signal.raise_signal(signal.SIGHUP)
-    await eventually(lambda: rig.reloading._is_asked)
+    await eventually(lambda: rig.reloading._is_requested)
     rig.gate.set()
     await rig.over()
     assert [config for _, config in rig.taken] == [priced(1), priced(1), priced(2), priced(2)]
@@ -169,9 +169,9 @@ async def test_who_asks_while_it_is_read_has_it_read_once_more_however_many_they
 
 async def test_what_is_asked_before_the_start_is_over_is_done_after_it(rig: Rig) -> None:
     signal.raise_signal(signal.SIGHUP)
-    await eventually(lambda: rig.reloading._is_asked)
+    await eventually(lambda: rig.reloading._is_requested)
     assert rig.read == 0
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     await rig.over()
     assert rig.read == 1
 
@@ -182,8 +182,8 @@ async def test_what_came_before_there_was_a_loop_counts(rig: Rig) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         hangups.noted()
         signal.raise_signal(signal.SIGHUP)
-        reloading = Reloading(CONFIG, rig.found, rig.clock)
-        reloading.started(rig.tasks)
+        reloading = ConfigReloader(CONFIG, rig.found, rig.clock)
+        reloading.start(rig.tasks)
         await eventually(lambda: rig.read == 1)
         assert not hangups.taken()
     finally:
@@ -192,7 +192,7 @@ async def test_what_came_before_there_was_a_loop_counts(rig: Rig) -> None:
 
 
 async def test_once_it_stops_nothing_is_taken_on(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     rig.gate.clear()
     rig.reads = [priced(1)]
     signal.raise_signal(signal.SIGHUP)
@@ -210,21 +210,21 @@ async def test_once_it_stops_nothing_is_taken_on(rig: Rig, caplog: pytest.LogCap
 
 async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: Rig) -> None:
     """Nothing begins while the loop ends."""
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     rig.gate.clear()
     signal.raise_signal(signal.SIGHUP)
     await eventually(lambda: rig.read == 1)
     signal.raise_signal(signal.SIGHUP)
-    await eventually(lambda: rig.reloading._is_asked)
+    await eventually(lambda: rig.reloading._is_requested)
     rig.reloading.stop()
     rig.gate.set()
-    await eventually(lambda: not rig.reloading._is_at_it)
+    await eventually(lambda: not rig.reloading._is_reloading)
     assert not rig.tasks._short
     assert (rig.read, rig.taken) == (1, [])
 
 
 async def test_nothing_new_is_neither_taken_nor_refused(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.reloading.started(rig.tasks)
+    rig.reloading.start(rig.tasks)
     rig.reads = [None]
     await rig.asked()
     assert (rig.taken, caplog.text) == ([], "")

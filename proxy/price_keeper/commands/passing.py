@@ -14,7 +14,7 @@ from pathlib import Path
 from price_keeper.config import Config, parse_config, read_config_file
 from price_keeper.config.renewal import compare_catalogs, list_restart_keys, apply_reloadable
 from price_keeper.errors import ConfigError
-from price_keeper.reloading import log, tell_fixed, tell_refused
+from price_keeper.reloading import log, log_restart_keys, log_rejection
 
 _NAME = "configuration"
 
@@ -39,14 +39,14 @@ class Passing:
             found = parse_config(text, str(self._path), self._environ)
             self._tell_workers(text, is_good=True)
         except ConfigError as failure:
-            tell_refused(failure.problems)
+            log_rejection(failure.problems)
             return self._are_told_of_refusal()
         except Exception as failure:  # of whatever kind
-            tell_refused([f"it cannot be passed on: {type(failure).__name__}: {failure}"])
+            log_rejection([f"it cannot be passed on: {type(failure).__name__}: {failure}"])
             return False
         before, self.config = self.config, apply_reloadable(self.config, found)
         log.warning("SIGHUP: labels and prices are passed on to the workers: %s", compare_catalogs(before, self.config))
-        tell_fixed(list_restart_keys(self.config, found))
+        log_restart_keys(list_restart_keys(self.config, found))
         return True
 
     def _are_told_of_refusal(self) -> bool:
