@@ -167,7 +167,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
         opened_recording(config, store, clock) as recording,
     ):
         await store.put(Put(schema.org_config_key(CALLER.org), quotas))
-        tariffs = await dataplane.prices(config, store, clock, tasks)
+        tariffs = await dataplane.load_price_tables(config, store, clock, tasks)
         standings = Standings(config, store, recording.recorder, clock, tasks)
         await standings.learned(CALLER)
         labels = Labels(config.labels, lets_others_through=False)

@@ -169,7 +169,7 @@ async def run(
     config, notebook = place.configured(config), Notebook(journal, clock, place.number, place.count)
     stop, reloading = Stop(place.lifeline), ConfigReloader(config, read, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(Aside())
-    tokens = dataplane.tokens_of(config, environ, clock, mints=role != "sidecar")
+    tokens = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not tokens.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
     async with AsyncExitStack() as running, stop.breaks_off_the_start():
@@ -254,7 +254,7 @@ async def _core(
     if recording.adoption is not None:
         recording.adoption.on_alerts = alerts.found
     standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notes)
-    revocation = dataplane.revocation(config, store, clock, tasks)
+    revocation = dataplane.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)
     standings.add_to(telemetry)
     revocation.add_to(telemetry)
@@ -307,7 +307,7 @@ class _DataPort:
 
 async def _data_port(
     core: _Core,
-    bedrock: dataplane.Bedrock,
+    bedrock: dataplane.BedrockAccess,
     role: Role,
     workers: int,
     reloading: ConfigReloader,
@@ -315,14 +315,14 @@ async def _data_port(
 ) -> _DataPort:
     credentials = await _handing_out(core, role, running)
     config, clock, tasks = core.config, core.clock, core.tasks
-    tariffs = await dataplane.prices(config, core.store, clock, tasks)
+    tariffs = await dataplane.load_price_tables(config, core.store, clock, tasks)
     outbox = Outbox()
-    forwarder = dataplane.forwarding(bedrock, clock, tasks, outbox)
-    admitting = dataplane.admitting(config, core.store, clock, tasks, core.leasing, core.standings.notes)
+    forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
+    admitting = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.leasing, core.standings.notes)
     admitting.add_to(core.telemetry)
-    hard = dataplane.hard_budgets(config, core.store, clock, tasks, core.recording, core.standings, tariffs, forwarder)
+    hard = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.standings, tariffs, forwarder)
     hard.add_to(core.telemetry)
-    handler = dataplane.pipeline(
+    handler = dataplane.build_handler(
         config,
         core.store,
         core.tokens,
@@ -352,8 +352,8 @@ async def _data_port(
     )
     add_prices(core.telemetry, lambda: offer.tariffs)
     reloading.add_step(offer.prepared)
-    tracing = await running.enter_async_context(dataplane.traces(config, core.telemetry))
-    listener, port = await dataplane.listening(handler, config, clock, tasks, outbox, workers, tracing)
+    tracing = await running.enter_async_context(dataplane.open_traces(config, core.telemetry))
+    listener, port = await dataplane.open_data_port(handler, config, clock, tasks, outbox, workers, tracing)
     measured.add_to(core.telemetry, handler.traffic, handler.joining, listener, forwarder)
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
@@ -378,7 +378,7 @@ async def _handing_out(core: _Core, role: Role, running: AsyncExitStack) -> Hand
 
 async def _bedrock(
     config: Config, environ: Mapping[str, str], clock: Clock, tasks: Tasks, running: AsyncExitStack
-) -> dataplane.Bedrock:
+) -> dataplane.BedrockAccess:
     if config.upstream.endpoint == dataplane.SIMULATED:
-        return await running.enter_async_context(dataplane.simulated(clock))
-    return await dataplane.real(config.upstream, environ, clock, tasks)
+        return await running.enter_async_context(dataplane.open_simulated_bedrock(clock))
+    return await dataplane.build_bedrock_access(config.upstream, environ, clock, tasks)

@@ -64,19 +64,19 @@ from price_keeper.traffic import Traffic
 if TYPE_CHECKING:
     from price_keeper.tracing import Tracing
 
-PRICES_WAIT_SECONDS = 0.25  # of a start, for the day's prices
-CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
-PATHS_REMEMBERED = 1024  # labels times operations are a few dozen; ids of async calls come and go
-BEARER_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
+PRICES_TIMEOUT_SECONDS = 0.25  # of a start, for the day's prices
+UPSTREAM_CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
+MAX_CACHED_TARGETS = 1024  # labels times operations are a few dozen; ids of async calls come and go
+BEARER_TOKEN_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
 SIMULATED = "simulated"
 SIMULATED_PREFIX = b"x-simulate-"
-_NO_PACKAGES = "traces need the extra otel (pip install 'bedrock-price-keeper[otel]')"
+_OTEL_MISSING = "traces need the extra otel (pip install 'bedrock-price-keeper[otel]')"
 
 _log = logging.getLogger("price_keeper.dataplane")
 
 
 @dataclass(frozen=True, slots=True)
-class Bedrock:
+class BedrockAccess:
     """Where calls go unless a label says otherwise, and how they prove who sends them."""
 
     url: str | None  # None: each region's own
@@ -86,72 +86,72 @@ class Bedrock:
 
 
 @asynccontextmanager
-async def simulated(clock: Clock) -> AsyncIterator[Bedrock]:
+async def open_simulated_bedrock(clock: Clock) -> AsyncIterator[BedrockAccess]:
     from bedrock_simulator import DEFAULT_KEYS, simulated_bedrock  # brings botocore along
 
-    async with simulated_bedrock(clock=clock) as stand_in:
+    async with simulated_bedrock(clock=clock) as simulator:
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
-        yield Bedrock(stand_in.url, SignatureV4(keys, clock.now), SIMULATED_PREFIX)
+        yield BedrockAccess(simulator.url, SignatureV4(keys, clock.now), SIMULATED_PREFIX)
 
 
-async def real(config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> Bedrock:
+async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> BedrockAccess:
     if config.auth == "bearer":
-        if not environ.get(BEARER_VARIABLE):
-            raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_VARIABLE} is not set"])
-        return Bedrock(config.endpoint, BearerKey(environ[BEARER_VARIABLE]))
+        if not environ.get(BEARER_TOKEN_VARIABLE):
+            raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_TOKEN_VARIABLE} is not set"])
+        return BedrockAccess(config.endpoint, BearerKey(environ[BEARER_TOKEN_VARIABLE]))
     credentials = ProvidedCredentials()
     await credentials.renew()
     tasks.every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
     tasks.every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
-    return Bedrock(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
+    return BedrockAccess(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
 
 
-def forwarding(bedrock: Bedrock, clock: Clock, tasks: Tasks, outbox: Outbox) -> Forwarder:
+def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_batcher: Outbox) -> Forwarder:
     """Whoever asks for it closes it, when nothing is under way any more."""
-    forwarder = Forwarder(bedrock.authorizer, clock, put=outbox.put)
+    forwarder = Forwarder(bedrock.authorizer, clock, put=write_batcher.put)
     if bedrock.credentials is not None:
         bedrock.credentials.on_renewed = forwarder.reach.renewed
-    tasks.every("time of upstream calls", CHECK_SECONDS, forwarder.check_time)
+    tasks.every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_time)
     return forwarder
 
 
-def tokens_of(config: Config, environ: Mapping[str, str], clock: Clock, *, mints: bool = True) -> Tokens:
+def build_token_service(config: Config, environ: Mapping[str, str], clock: Clock, *, can_mint: bool = True) -> Tokens:
     auth = config.auth
     keys = load_keys(auth.keys, environ)
-    if not mints:
+    if not can_mint:
         keys = tuple(replace(key, signs_with=None) for key in keys)
     return Tokens(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
 
 
-def revocation(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revocation:
+def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revocation:
     return Revocation(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
 
 
-async def prices(config: Config, store: Store, clock: Clock, tasks: Tasks, before: Tariffs | None = None) -> Tariffs:
+async def load_price_tables(config: Config, store: Store, clock: Clock, tasks: Tasks, previous: Tariffs | None = None) -> Tariffs:
     """Looked at before the first call. Somebody else has them looked at again from time to time."""
 
-    def made() -> Tariffs:
+    def create() -> Tariffs:
         is_simulated = config.upstream.endpoint == SIMULATED
         follows = any(label.price_source == "aws" for label in config.labels.values())
         is_read = follows and not is_simulated
         price_list = AwsPriceList(allow_insecure=config.upstream.allow_insecure) if is_read else None
         return Tariffs(config, store, price_list, clock)
 
-    tariffs = await asyncio.to_thread(made)  # to import what reads the list takes longer than calls can wait
-    if before is not None:
-        tariffs.succeed(before)
-    await _begun(tariffs, tasks)
-    return tariffs
+    price_tables = await asyncio.to_thread(create)  # to import what reads the list takes longer than calls can wait
+    if previous is not None:
+        price_tables.succeed(previous)
+    await _start_price_refresh(price_tables, tasks)
+    return price_tables
 
 
-async def _begun(tariffs: Tariffs, tasks: Tasks) -> None:
+async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
     """What the store knows is there in no time. To read AWS's list takes seconds, once a day for a fleet, and longer
     where there is no way to it: meanwhile the prices of the configuration hold."""
     is_done = asyncio.Event()
 
     async def refresh() -> None:
         try:
-            await tariffs.refresh()
+            await price_tables.refresh()
         except Exception as failure:  # of whatever kind: in time they are looked at again, if they are in force
             _log.error("the first look at prices failed: %s", type(failure).__name__, extra={"where": where(failure)})
         finally:
@@ -159,137 +159,137 @@ async def _begun(tariffs: Tariffs, tasks: Tasks) -> None:
 
     tasks.start("first look at prices", refresh)
     with suppress(TimeoutError):
-        async with asyncio.timeout(PRICES_WAIT_SECONDS):
+        async with asyncio.timeout(PRICES_TIMEOUT_SECONDS):
             await is_done.wait()
 
 
-def admitting(
-    config: Config, store: Store, clock: Clock, tasks: Tasks, leasing: Leasing, notes: Notes | None = None
+def build_rate_limiter(
+    config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: Leasing, snapshot: Notes | None = None
 ) -> Admitting:
-    kept = LimitsKept(store, clock, tasks, notes or Notes(clock.now))
-    return Admitting(kept, leasing, serves_alone=config.on_store_down == "serve")
+    limit_cache = LimitsKept(store, clock, tasks, snapshot or Notes(clock.now))
+    return Admitting(limit_cache, lease_manager, serves_alone=config.on_store_down == "serve")
 
 
-def hard_budgets(
+def build_hard_budgets(
     config: Config,
     store: Store,
     clock: Clock,
     tasks: Tasks,
     recording: Recording,
-    standings: Standings,
-    tariffs: Tariffs,
+    budgets: Standings,
+    price_tables: Tariffs,
     forwarder: Forwarder,
 ) -> HardBudgets:
     """What is held is given back when the recording is finished."""
-    purses = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
-    purses.start()
-    standings.on_spent_elsewhere = lambda counter: purses.spent_elsewhere(Name(*counter[:3]))
-    return HardBudgets(config, purses, tariffs, Counting(forwarder))
+    leases = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
+    leases.start()
+    budgets.on_spent_elsewhere = lambda counter: leases.spent_elsewhere(Name(*counter[:3]))
+    return HardBudgets(config, leases, price_tables, Counting(forwarder))
 
 
-def pipeline(
+def build_handler(
     config: Config,
     store: Store,
     tokens: Tokens,
     revocation: Revocation,
-    bedrock: Bedrock,
+    bedrock: BedrockAccess,
     clock: Clock,
     forwarder: Forwarder,
     recorder: Recorder,
-    tariffs: Tariffs,
-    standings: Standings,
+    price_tables: Tariffs,
+    budgets: Standings,
     tasks: Tasks,
-    admitting: Admitting,
-    hard: HardBudgets,
-    credentials: HandsOut | None = None,
+    rate_limiter: Admitting,
+    hard_budgets: HardBudgets,
+    credential_issuer: HandsOut | None = None,
 ) -> RequestHandler:
-    traffic = Traffic((*config.labels, *PSEUDO_LABELS))
-    joining = Joining(clock.monotonic)
-    tasks.every("answers kept for retries", CHECK_SECONDS, joining.check_time)
-    forwarder.knows(endpoints_of(config, bedrock))
-    metering = Metering(config, recorder.journal, tariffs, clock)
+    request_stats = Traffic((*config.labels, *PSEUDO_LABELS))
+    retry_joiner = Joining(clock.monotonic)
+    tasks.every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.check_time)
+    forwarder.knows(list_endpoints(config, bedrock))
+    meters = Metering(config, recorder.journal, price_tables, clock)
     return RequestHandler(
-        identify=_identify(config, tokens, revocation),
-        admitting=admitting,
-        choosing=choosing(config, bedrock, recorder, standings, metering, hard, traffic),
+        identify=_build_authenticator(config, tokens, revocation),
+        admitting=rate_limiter,
+        choosing=build_label_selector(config, bedrock, recorder, budgets, meters, hard_budgets, request_stats),
         forwarder=forwarder,
-        joining=joining,
-        credentials=credentials
+        joining=retry_joiner,
+        credentials=credential_issuer
         or ContainerCredentials(
             Clients(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
         ),
         simulated_prefix=bedrock.simulated_prefix,
         tells_who_calls=config.upstream.request_metadata,
-        traffic=traffic,
+        traffic=request_stats,
     )
 
 
-def choosing(
+def build_label_selector(
     config: Config,
-    bedrock: Bedrock,
+    bedrock: BedrockAccess,
     recorder: Recorder,
-    standings: Standings,
-    metering: Metering,
-    hard: HardBudgets,
-    traffic: Traffic,
+    budgets: Standings,
+    meters: Metering,
+    hard_budgets: HardBudgets,
+    request_stats: Traffic,
 ) -> Choosing:
     labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
-    return Choosing(labels, standings, metering, _targets(config, bedrock), recorder.admit, hard, traffic)
+    return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
 
 
-def _identify(config: Config, tokens: Tokens, revocation: Revocation) -> Identify:
-    bound = config.auth.identity
-    return ByToken(tokens, revocation) if bound is None else Bound(bound.org, bound.app)
+def _build_authenticator(config: Config, tokens: Tokens, revocation: Revocation) -> Identify:
+    identity = config.auth.identity
+    return ByToken(tokens, revocation) if identity is None else Bound(identity.org, identity.app)
 
 
-def regional_url(region: str) -> str:
+def build_regional_url(region: str) -> str:
     return f"https://bedrock-runtime.{region}.amazonaws.com"
 
 
-def endpoints_of(config: Config, bedrock: Bedrock) -> set[Endpoint]:
+def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[Endpoint]:
     """Where calls of models go that are no app's own label's."""
     labels = config.labels.values()
-    found = {_place(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints}
+    endpoints = {_locate_endpoint(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints}
     if config.unlabelled == "meter" or not all(label.endpoints for label in labels):
-        found.add(_place(config.upstream.region, bedrock.url)[0])
-    return found
+        endpoints.add(_locate_endpoint(config.upstream.region, bedrock.url)[0])
+    return endpoints
 
 
-def _place(region: str, url: str | None) -> tuple[Endpoint, str]:
-    return endpoint_of(url or regional_url(region)), region
+def _locate_endpoint(region: str, url: str | None) -> tuple[Endpoint, str]:
+    return endpoint_of(url or build_regional_url(region)), region
 
 
-def _targets(config: Config, bedrock: Bedrock) -> Targets:
+def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
     """What is asked again and again is put together once: a label, an operation, and so its paths."""
 
-    def places_of(label: LabelConfig) -> list[tuple[Endpoint, str, str]]:
+    def list_places(label: LabelConfig) -> list[tuple[Endpoint, str, str]]:
         return [
-            (*_place(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
+            (*_locate_endpoint(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
         ]
 
-    default = _place(config.upstream.region, bedrock.url)
-    places = {name: places_of(label) for name, label in config.labels.items()}
+    default = _locate_endpoint(config.upstream.region, bedrock.url)
+    places = {name: list_places(label) for name, label in config.labels.items()}
 
-    def targets(choice: Choice, asked: Asked) -> list[Target]:
-        label = choice.profile if type(choice) is OwnChoice else choice.label
-        if asked.operation not in OF_A_MODEL:
-            return made(label, choice.model, asked.target.path, None)
-        return made(label, choice.model, "", asked.operation)
+    def find_targets(resolved: Choice, call: Asked) -> list[Target]:
+        label = resolved.profile if type(resolved) is OwnChoice else resolved.label
+        if call.operation not in OF_A_MODEL:
+            return build_targets(label, resolved.model, call.target.path, None)
+        return build_targets(label, resolved.model, "", call.operation)
 
-    @lru_cache(PATHS_REMEMBERED)
-    def made(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[Target]:
-        known = places.get(label) if isinstance(label, str) else places_of(label.label)
-        chosen = known or [(*default, model)]
+    @lru_cache(MAX_CACHED_TARGETS)
+    def build_targets(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[Target]:
+        places_of_label = places.get(label) if isinstance(label, str) else list_places(label.label)
+        serving_places = places_of_label or [(*default, model)]
         return [
             Target(endpoint, region, own, path or model_path.Target(cast(Operation, operation), own).path)
-            for endpoint, region, own in chosen
+            for endpoint, region, own in serving_places
         ]
 
-    return targets
+    return find_targets
 
 
 @asynccontextmanager
-async def traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing | None]:
+async def open_traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing | None]:
     """None where nobody is to be told. Raises ConfigError."""
     if config.telemetry.otlp_endpoint is None:
         telemetry.add(SPANS, lambda: ())
@@ -298,24 +298,24 @@ async def traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing 
     try:
         from price_keeper.tracing import opened_tracing  # its packages are an extra
     except ImportError as missing:
-        raise ConfigError([f"telemetry.otlp_endpoint: {_NO_PACKAGES}: {missing.name} is not installed"]) from None
+        raise ConfigError([f"telemetry.otlp_endpoint: {_OTEL_MISSING}: {missing.name} is not installed"]) from None
     async with opened_tracing(config.telemetry) as tracing:
         telemetry.add(SPANS, tracing.samples)
         yield tracing
 
 
-async def listening(
+async def open_data_port(
     handler: RequestHandler,
     config: Config,
     clock: Clock,
     tasks: Tasks,
-    outbox: Outbox,
+    write_batcher: Outbox,
     workers: int = 1,
     tracing: Tracing | None = None,
 ) -> tuple[Listener, int]:
     """`workers` are the processes that share the port."""
     tls = config.listen.tls
-    context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
+    tls_context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
     limits = within(fitting(raised_descriptors()), memory.allowed(), workers, requests_bytes, is_tls=tls is not None)
     handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
@@ -326,9 +326,9 @@ async def listening(
         limits,
         refused_at_head=handler.refused_at_head,
         new_request_id=handler.new_request_id,
-        outbox=outbox,
+        outbox=write_batcher,
         refuses=handler.traffic.refuses,
     )
     data = config.listen.data
-    port = await listener.listen(data.host, data.port, context, is_shared=workers > 1)
+    port = await listener.listen(data.host, data.port, tls_context, is_shared=workers > 1)
     return listener, port

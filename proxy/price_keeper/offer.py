@@ -11,7 +11,7 @@ from price_keeper import dataplane
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.dataplane import Bedrock
+from price_keeper.dataplane import BedrockAccess
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.handler import RequestHandler
@@ -30,7 +30,7 @@ class Offer:
         self,
         tariffs: Tariffs,
         pipeline: RequestHandler,
-        bedrock: Bedrock,
+        bedrock: BedrockAccess,
         forwarder: Forwarder,
         recorder: Recorder,
         standings: Standings,
@@ -54,14 +54,14 @@ class Offer:
 
     async def prepared(self, config: Config) -> Callable[[], None]:
         """What takes it on, in one go. Until then nothing is another than before."""
-        tariffs = await dataplane.prices(config, self._store, self._clock, self._tasks, self.tariffs)
+        tariffs = await dataplane.load_price_tables(config, self._store, self._clock, self._tasks, self.tariffs)
 
         def take_on() -> None:
             pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
             metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.choosing.metering)
             hard = HardBudgets(config, self._purses, tariffs, Counting(self._forwarder))
-            choosing = dataplane.choosing(config, self._bedrock, recorder, standings, metering, hard, pipeline.traffic)
-            endpoints = dataplane.endpoints_of(config, self._bedrock)
+            choosing = dataplane.build_label_selector(config, self._bedrock, recorder, standings, metering, hard, pipeline.traffic)
+            endpoints = dataplane.list_endpoints(config, self._bedrock)
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
             pipeline.traffic.tell_apart(labels)

@@ -17,7 +17,7 @@ import pytest
 from price_keeper import app
 from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
-from price_keeper.dataplane import tokens_of
+from price_keeper.dataplane import build_token_service
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 from price_keeper.stores.contract import ConditionCheck, Delete, Item, Key, Page, Put, Query, Update, Write
 from price_keeper.stores.schema import TABLES
@@ -160,7 +160,7 @@ async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeyp
     assert _untried("control", control) == set()
     sidecar: Seen = set()
     config = fleet(tmp_path, "sidecar")
-    shown = f"Bearer {tokens_of(config, ENVIRON, SystemClock()).mint(ORG, 'shop').token}"
+    shown = f"Bearer {build_token_service(config, ENVIRON, SystemClock()).mint(ORG, 'shop').token}"
     body = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     async with running(config, "sidecar", sidecar, monkeypatch) as started:
         for label, status in {"premium": 200, "economy": 200, "nobodys": 400}.items():

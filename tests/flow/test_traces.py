@@ -354,7 +354,7 @@ async def test_where_its_packages_are_missing_the_start_says_so() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
     missing = {"price_keeper.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
-        async with dataplane.traces(parse_config(text, "test", {}), Telemetry()):
+        async with dataplane.open_traces(parse_config(text, "test", {}), Telemetry()):
             pass
 
 

@@ -195,12 +195,12 @@ class Life:
         journal = recording.recorder.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
         tariffs = Tariffs(config, store, None, clock)
-        admitting = dataplane.admitting(config, store, clock, tasks, self.leasing, self.standings.notes)
-        hard = dataplane.hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
+        admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.notes)
+        hard = dataplane.build_hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
         self.hard = hard
-        bedrock = dataplane.Bedrock("http://bedrock", cast(Any, None))
-        with mock.patch.object(dataplane, "_identify", return_value=ByHeader(world.setup.callers)):
-            self.pipeline = dataplane.pipeline(
+        bedrock = dataplane.BedrockAccess("http://bedrock", cast(Any, None))
+        with mock.patch.object(dataplane, "_build_authenticator", return_value=ByHeader(world.setup.callers)):
+            self.pipeline = dataplane.build_handler(
                 config,
                 store,
                 cast(Any, None),

@@ -140,17 +140,17 @@ async def data_port(
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         wire = await stack.enter_async_context(way(stand_in.url))
         url = stand_in.url if wire is None else wire.url
-        bedrock = dataplane.Bedrock(url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
+        bedrock = dataplane.BedrockAccess(url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
         async with opened_recording(whole, store, clock) as recording:
-            tariffs = await dataplane.prices(whole, store, clock, tasks)
+            tariffs = await dataplane.load_price_tables(whole, store, clock, tasks)
             standings = Standings(whole, store, recording.recorder, clock, tasks)
             outbox = Outbox()
-            forwarder = dataplane.forwarding(bedrock, clock, tasks, outbox)
-            revocation = dataplane.revocation(whole, store, clock, tasks)
+            forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
+            revocation = dataplane.build_revocation_list(whole, store, clock, tasks)
             leasing = Leasing(Limiter(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.every("leases", SWEEP_SECONDS, leasing.sweep)
-            hard = dataplane.hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder)
-            pipeline = dataplane.pipeline(
+            hard = dataplane.build_hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder)
+            pipeline = dataplane.build_handler(
                 whole,
                 store,
                 tokens,
@@ -162,10 +162,10 @@ async def data_port(
                 tariffs,
                 standings,
                 tasks,
-                dataplane.admitting(whole, store, clock, tasks, leasing),
+                dataplane.build_rate_limiter(whole, store, clock, tasks, leasing),
                 hard,
             )
-            listener, port = await dataplane.listening(pipeline, whole, clock, tasks, outbox)
+            listener, port = await dataplane.open_data_port(pipeline, whole, clock, tasks, outbox)
             token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
             offer = Offer(
                 tariffs,

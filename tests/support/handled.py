@@ -50,7 +50,7 @@ class Lane:
 @asynccontextmanager
 async def lane(folder: Path, **config: Any) -> AsyncIterator[Lane]:
     found: list[Listener] = []
-    real = dataplane.listening
+    real = dataplane.open_data_port
 
     async def noted(*arguments: Any) -> tuple[Listener, int]:
         listener, number = await real(*arguments)
@@ -58,6 +58,6 @@ async def lane(folder: Path, **config: Any) -> AsyncIterator[Lane]:
         return listener, number
 
     async with AsyncExitStack() as running:
-        with patch.object(dataplane, "listening", noted):
+        with patch.object(dataplane, "open_data_port", noted):
             port = await running.enter_async_context(data_port(folder, **config))
         yield Lane(port, found[0])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from price_keeper.auth.keys import SigningKey, load_keys
 from price_keeper.control.access import SHORTEST_KEY, load_admin_key
-from price_keeper.dataplane import BEARER_VARIABLE
+from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
@@ -88,11 +88,11 @@ async def check_aws_credentials(context: DoctorContext) -> Finding:
 def check_bedrock_key(context: DoctorContext) -> Finding:
     if context.is_simulated or context.signs_calls:
         return skipped("calls to Bedrock carry no API key" if context.signs_calls else "Bedrock is simulated")
-    remedy = f"set {BEARER_VARIABLE} to a Bedrock API key, or upstream.auth to sigv4"
-    if not context.environ.get(BEARER_VARIABLE):
-        return trouble(f"the variable {BEARER_VARIABLE} is not set", remedy)
+    remedy = f"set {BEARER_TOKEN_VARIABLE} to a Bedrock API key, or upstream.auth to sigv4"
+    if not context.environ.get(BEARER_TOKEN_VARIABLE):
+        return trouble(f"the variable {BEARER_TOKEN_VARIABLE} is not set", remedy)
     try:
-        BearerKey(context.environ[BEARER_VARIABLE])
+        BearerKey(context.environ[BEARER_TOKEN_VARIABLE])
     except ConfigError as failure:
         return trouble("; ".join(failure.problems), remedy)
-    return ok(f"from the variable {BEARER_VARIABLE}")
+    return ok(f"from the variable {BEARER_TOKEN_VARIABLE}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from urllib.parse import quote
 
-from price_keeper.dataplane import BEARER_VARIABLE
+from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
 from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_host_header, build_get_request
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import CREDENTIALS_REMEDY
@@ -45,7 +45,7 @@ async def _check_bedrock(bedrock: BedrockEndpoint, context: DoctorContext) -> Fi
         return build_unreachable_finding(failure, bedrock.endpoint, bedrock.config_keys)
     where = bedrock.endpoint.host
     if authorizer is None:
-        remedy = CREDENTIALS_REMEDY if context.signs_calls else f"set {BEARER_VARIABLE}"
+        remedy = CREDENTIALS_REMEDY if context.signs_calls else f"set {BEARER_TOKEN_VARIABLE}"
         return warning(f"{where} answers; nothing was asked, without credentials", remedy)
     return _judge_response(response, bedrock, context)
 
@@ -60,7 +60,7 @@ async def _build_authorizer(context: DoctorContext) -> Authorizer | None:
         keys = (await context.credentials()).keys
         return None if keys is None else SignatureV4(FixedCredentials(keys), context.clock.now)
     try:
-        return BearerKey(context.environ.get(BEARER_VARIABLE, ""))
+        return BearerKey(context.environ.get(BEARER_TOKEN_VARIABLE, ""))
     except ConfigError:
         return None
 
@@ -91,4 +91,4 @@ def _judge_response(response: ProbeResponse, bedrock: BedrockEndpoint, context: 
 def _build_renewal_remedy(context: DoctorContext) -> str:
     if context.signs_calls:
         return "renew the AWS credentials, or name others: aws sts get-caller-identity tells whose they are"
-    return f"set {BEARER_VARIABLE} to a Bedrock API key that is good"
+    return f"set {BEARER_TOKEN_VARIABLE} to a Bedrock API key that is good"
