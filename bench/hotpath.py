@@ -129,14 +129,14 @@ class Wires:
 def _looking_in() -> Iterator[list[app._DataPort]]:
     """At the running parts, which nobody else needs to get at."""
     found: list[app._DataPort] = []
-    composed = app._data_port
+    composed = app._open_data_port
 
     async def kept(*parts: object) -> app._DataPort:
         port: app._DataPort = await composed(*parts)  # type: ignore[arg-type]
         found.append(port)
         return port
 
-    with patch.object(app, "_data_port", kept):
+    with patch.object(app, "_open_data_port", kept):
         yield found
 
 
@@ -145,7 +145,7 @@ async def warm(folder: Path, then: Then, clock: Clock, body: bytes) -> None:
     await prepared(folder / "store.db")
     done = asyncio.Event()
 
-    async def started(_: app.Started) -> None:
+    async def started(_: app.StartedServer) -> None:
         port = found[0]
         running = Running(port.address.port, headers={"authorization": f"Bearer {token(text)}"})
         asked = question(running, body=body)

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import cast
 
 from price_keeper import dataplane
-from price_keeper.app import opened_store
+from price_keeper.app import open_store
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import JournalConfig
@@ -163,7 +163,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     quotas: dict[str, Value] = {"model_ordering": list(config.labels), "quotas": dict.fromkeys(config.labels, 10**15)}
     async with (
         Tasks(clock) as tasks,
-        opened_store(StoreConfig(path=str(folder / "store.db")), clock, tasks) as store,
+        open_store(StoreConfig(path=str(folder / "store.db")), clock, tasks) as store,
         opened_recording(config, store, clock) as recording,
     ):
         await store.put(Put(schema.org_config_key(CALLER.org), quotas))

@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore
 
 PURGE_INTERVAL_SECONDS = 300.0
-FILE_LOOK_SECONDS = 5.0  # within these a file that was deleted or replaced is noticed though nobody writes
+FILE_CHECK_SECONDS = 5.0  # within these a file that was deleted or replaced is noticed though nobody writes
 PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
 DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
 
 # Objects more than were let go. What a call makes is in no cycle, so nothing waits for the collector, and to have it
 # look at the calls under way again and again would cost each of them a fortieth.
-COLLECTED_AFTER = (20_000, 20, 20)
+GC_THRESHOLDS = (20_000, 20, 20)
 
 # A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
@@ -79,7 +79,7 @@ async def open_sqlite(config: StoreConfig, clock: Clock) -> SqliteStore:
     return await SqliteStore(Path(config.path), clock.now).open()
 
 
-async def open_dynamodb(config: StoreConfig, clock: Clock, time: StoreTime | None = None) -> DynamoStore:
+async def open_dynamodb(config: StoreConfig, clock: Clock, store_time: StoreTime | None = None) -> DynamoStore:
     """`time` learns from its answers."""
     from price_keeper.stores.dynamodb import DynamoStore  # 50 MB and 0.2 s that SQLite's users need not pay
 
@@ -89,23 +89,23 @@ async def open_dynamodb(config: StoreConfig, clock: Clock, time: StoreTime | Non
         endpoint=config.endpoint,
         allow_insecure=config.allow_insecure,
         sleep=clock.sleep,
-        **({} if time is None else {"asking": time.asking}),
+        **({} if store_time is None else {"asking": store_time.asking}),
     )
     return await store.open()
 
 
 @asynccontextmanager
-async def opened_store(
-    config: StoreConfig, clock: Clock, tasks: Tasks, time: StoreTime | None = None
+async def open_store(
+    config: StoreConfig, clock: Clock, tasks: Tasks, store_time: StoreTime | None = None
 ) -> AsyncIterator[Store]:
     store: Store
     if config.engine == "sqlite":
-        embedded = await open_sqlite(config, clock)
-        tasks.every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge(embedded, clock), jitter=0.2)
-        tasks.every("store file", FILE_LOOK_SECONDS, lambda: _look(embedded), jitter=0.2)
-        store = embedded
+        sqlite_store = await open_sqlite(config, clock)
+        tasks.every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge_expired(sqlite_store, clock), jitter=0.2)
+        tasks.every("store file", FILE_CHECK_SECONDS, lambda: _check_store_file(sqlite_store), jitter=0.2)
+        store = sqlite_store
     else:
-        store = await open_dynamodb(config, clock, time)
+        store = await open_dynamodb(config, clock, store_time)
     try:
         yield store
     finally:
@@ -113,43 +113,43 @@ async def opened_store(
         await store.close()
 
 
-async def _look(store: SqliteStore) -> None:
+async def _check_store_file(store: SqliteStore) -> None:
     with suppress(StoreError):  # which the log has been told of
         await store.check_file()
 
 
-async def _purge(store: SqliteStore, clock: Clock) -> None:
+async def _purge_expired(store: SqliteStore, clock: Clock) -> None:
     while await store.purge(clock.now() - PURGE_MARGIN_SECONDS):
         pass
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedServer:
     """What a process that has just started can tell: where it listens, and how to get a token from it."""
 
-    data: Address | None  # a control service has no data port
-    control: Address
-    tokens: Tokens
+    data_address: Address | None  # a control service has no data port
+    control_address: Address
+    token_service: Tokens
     store: Store
 
 
 @dataclass(frozen=True, slots=True)
-class _Core:
+class _CoreServices:
     """What runs in every role."""
 
     config: Config
     environ: Mapping[str, str]
     clock: Clock
-    tokens: Tokens
+    token_service: Tokens
     telemetry: Telemetry
     tasks: Tasks
     store: Store
     recording: Recording
-    standings: Standings
-    revocation: Revocation
-    clients: Clients
-    wrong_secrets: WrongSecrets
-    leasing: Leasing
+    budgets: Standings
+    revocation_list: Revocation
+    client_verifier: Clients
+    login_throttle: WrongSecrets
+    lease_manager: Leasing
 
 
 async def run(
@@ -158,142 +158,142 @@ async def run(
     on_started: OnStarted,
     clock: Clock | None = None,
     role: Role = "both",
-    place: Place = ALONE,
-    read: ReadConfig | None = None,
+    slot: Place = ALONE,
+    read_config: ReadConfig | None = None,
     *,
     is_refused: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
     read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
-    clock, adoption, journal = clock or SystemClock(), adoption_in(config, place), Path(config.journal.dir)
-    config, notebook = place.configured(config), Notebook(journal, clock, place.number, place.count)
-    stop, reloading = Stop(place.lifeline), ConfigReloader(config, read, clock, is_refused=is_refused)
+    clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
+    config, snapshot_file = slot.configured(config), Notebook(journal, clock, slot.number, slot.count)
+    stop_signal, reloader = Stop(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(Aside())
-    tokens = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
-    if role == "control" and not tokens.can_mint:
+    token_service = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
+    if role == "control" and not token_service.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
-    async with AsyncExitStack() as running, stop.breaks_off_the_start():
-        crew = await running.enter_async_context(opened_crew(place))
-        readiness, telemetry = Readiness(clock), telemetry_of(place, crew)
-        served = Control(api.routes(readiness, telemetry, role), clock.now)
-        control = await _control_ports(config, place, served, probes(readiness, telemetry), clock, running)
-        tasks = await running.enter_async_context(Tasks(clock))
-        time = StoreTime(clock)
-        store = await running.enter_async_context(opened_store(config.store, clock, tasks, time))
-        bedrock = None if role == "control" else await _bedrock(config, environ, clock, tasks, running)
-        leasing = leases(store, clock, tasks, time)
-        recording = await running.enter_async_context(opened_recording(config, store, clock, adoption))
-        await notebook.open()
-        core = await _core(
-            config, environ, clock, tokens, telemetry, tasks, store, recording, leasing, notebook.notes, running
+    async with AsyncExitStack() as exit_stack, stop_signal.breaks_off_the_start():
+        worker_group = await exit_stack.enter_async_context(opened_crew(slot))
+        readiness, telemetry = Readiness(clock), telemetry_of(slot, worker_group)
+        dispatcher = Control(api.routes(readiness, telemetry, role), clock.now)
+        control_address = await _open_control_ports(config, slot, dispatcher, probes(readiness, telemetry), clock, exit_stack)
+        tasks = await exit_stack.enter_async_context(Tasks(clock))
+        store_time = StoreTime(clock)
+        store = await exit_stack.enter_async_context(open_store(config.store, clock, tasks, store_time))
+        bedrock = None if role == "control" else await _open_bedrock_access(config, environ, clock, tasks, exit_stack)
+        lease_manager = build_lease_manager(store, clock, tasks, store_time)
+        recording = await exit_stack.enter_async_context(opened_recording(config, store, clock, orphans))
+        await snapshot_file.open()
+        core = await _build_core_services(
+            config, environ, clock, token_service, telemetry, tasks, store, recording, lease_manager, snapshot_file.notes, exit_stack
         )
-        reloading.register_metrics(telemetry)
-        data = None if bedrock is None else await _data_port(core, bedrock, role, place.count, reloading, running)
-        reloading.add_step(build_budget_reload(core.standings))
+        reloader.register_metrics(telemetry)
+        data_port = None if bedrock is None else await _open_data_port(core, bedrock, role, slot.count, reloader, exit_stack)
+        reloader.add_step(build_budget_reload(core.budgets))
         gc.freeze()  # what is here now stays; the collector need not look at it again
-        gc.set_threshold(*COLLECTED_AFTER)
+        gc.set_threshold(*GC_THRESHOLDS)
         core.recording.start(config, tasks)
-        notebook.start(tasks)
-        if place.shares_port and config.on_store_down == "serve":
-            core.standings.recollect = notebook.look_again
-        if role != "sidecar" and place.is_first:
-            parts = _parts(core)
-            core.recording.aggregator.on_total = parts.page.history.learn
-            parts.add_to(core.telemetry)
-            reloading.add_step(parts.prepared)
-            served.started(parts)
-        readiness.started({**_checks(core, data), **crew.checks()}, reloading.build_checks)
-        reloading.start(tasks)
-        await on_started(Started(None if data is None else data.address, control, tokens, store))
-        await stop.comes()
-        reloading.stop()
+        snapshot_file.start(tasks)
+        if slot.shares_port and config.on_store_down == "serve":
+            core.budgets.recollect = snapshot_file.look_again
+        if role != "sidecar" and slot.is_first:
+            services = _build_control_services(core)
+            core.recording.aggregator.on_total = services.page.history.learn
+            services.add_to(core.telemetry)
+            reloader.add_step(services.prepared)
+            dispatcher.started(services)
+        readiness.started({**_build_readiness_checks(core, data_port), **worker_group.checks()}, reloader.build_checks)
+        reloader.start(tasks)
+        await on_started(StartedServer(None if data_port is None else data_port.address, control_address, token_service, store))
+        await stop_signal.comes()
+        reloader.stop()
         readiness.stop()
-        served.stop()
-        if data is not None:
-            await data.listener.drain(DRAIN_SECONDS, data.forwarder.close)
+        dispatcher.stop()
+        if data_port is not None:
+            await data_port.listener.drain(DRAIN_SECONDS, data_port.forwarder.close)
         try:
             await core.recording.finish()
-            await notebook.write()
+            await snapshot_file.write()
         finally:
-            await core.leasing.stop()
+            await core.lease_manager.stop()
 
 
-def adoption_in(config: Config, place: Place) -> Adoption | None:
+def find_orphaned_journals(config: Config, slot: Place) -> Adoption | None:
     """By the first worker alone, whose folder those of the others lie in."""
-    return Adoption(Path(config.journal.dir), place.count) if place.is_first else None
+    return Adoption(Path(config.journal.dir), slot.count) if slot.is_first else None
 
 
-async def _control_ports(
-    config: Config, place: Place, served: Control, few: Sequence[Route], clock: Clock, running: AsyncExitStack
+async def _open_control_ports(
+    config: Config, slot: Place, dispatcher: Control, probe_routes: Sequence[Route], clock: Clock, exit_stack: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
     address, limits = config.listen.control, fitting(raised_descriptors())
-    if not place.is_first:
-        own = listening_within(Control(few, clock.now), place.socket_of(place.number), clock)
-        await running.enter_async_context(own)
+    if not slot.is_first:
+        worker_port = listening_within(Control(probe_routes, clock.now), slot.socket_of(slot.number), clock)
+        await exit_stack.enter_async_context(worker_port)
         return address
     if config.listen.health is not None:
-        await running.enter_async_context(listening(Control(few, clock.now), config.listen.health, clock, limits))
-    return await running.enter_async_context(listening(served, address, clock, limits))
+        await exit_stack.enter_async_context(listening(Control(probe_routes, clock.now), config.listen.health, clock, limits))
+    return await exit_stack.enter_async_context(listening(dispatcher, address, clock, limits))
 
 
-async def _core(
+async def _build_core_services(
     config: Config,
     environ: Mapping[str, str],
     clock: Clock,
-    tokens: Tokens,
+    token_service: Tokens,
     telemetry: Telemetry,
     tasks: Tasks,
     store: Store,
     recording: Recording,
-    leasing: Leasing,
-    notes: Notes,
-    running: AsyncExitStack,
-) -> _Core:
-    alerts = await running.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
+    lease_manager: Leasing,
+    snapshot: Notes,
+    exit_stack: AsyncExitStack,
+) -> _CoreServices:
+    alerts = await exit_stack.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
     if recording.adoption is not None:
         recording.adoption.on_alerts = alerts.found
-    standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notes)
-    revocation = dataplane.build_revocation_list(config, store, clock, tasks)
+    budgets = Standings(config, store, recording.recorder, clock, tasks, alerts, snapshot)
+    revocation_list = dataplane.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)
-    standings.add_to(telemetry)
-    revocation.add_to(telemetry)
+    budgets.add_to(telemetry)
+    revocation_list.add_to(telemetry)
     add_alerts(telemetry, alerts)
-    return _Core(
+    return _CoreServices(
         config,
         environ,
         clock,
-        tokens,
+        token_service,
         telemetry,
         tasks,
         store,
         recording,
-        standings,
-        revocation,
-        Clients(store, clock.now, Lookups(clock), clock.monotonic, tokens.marks),
+        budgets,
+        revocation_list,
+        Clients(store, clock.now, Lookups(clock), clock.monotonic, token_service.marks),
         WrongSecrets(clock.monotonic),
-        leasing,
+        lease_manager,
     )
 
 
-def leases(store: Store, clock: Clock, tasks: Tasks, time: StoreTime) -> Leasing:
-    leasing = Leasing(Limiter(store, time.now_ms, clock), clock, tasks)
-    tasks.every("leases", SWEEP_SECONDS, leasing.sweep, jitter=0.2)
-    return leasing
+def build_lease_manager(store: Store, clock: Clock, tasks: Tasks, store_time: StoreTime) -> Leasing:
+    lease_manager = Leasing(Limiter(store, store_time.now_ms, clock), clock, tasks)
+    tasks.every("leases", SWEEP_SECONDS, lease_manager.sweep, jitter=0.2)
+    return lease_manager
 
 
-def _parts(core: _Core) -> Parts:
+def _build_control_services(core: _CoreServices) -> Parts:
     return parts_of(
         core.config,
         core.environ,
         core.store,
         core.clock,
-        core.standings,
-        core.tokens,
-        core.revocation,
-        core.clients,
-        leasing=core.leasing,
-        wrong_secrets=core.wrong_secrets,
+        core.budgets,
+        core.token_service,
+        core.revocation_list,
+        core.client_verifier,
+        leasing=core.lease_manager,
+        wrong_secrets=core.login_throttle,
         limits=fitting(raised_descriptors()),
     )
 
@@ -305,80 +305,80 @@ class _DataPort:
     forwarder: Forwarder
 
 
-async def _data_port(
-    core: _Core,
+async def _open_data_port(
+    core: _CoreServices,
     bedrock: dataplane.BedrockAccess,
     role: Role,
     workers: int,
-    reloading: ConfigReloader,
-    running: AsyncExitStack,
+    reloader: ConfigReloader,
+    exit_stack: AsyncExitStack,
 ) -> _DataPort:
-    credentials = await _handing_out(core, role, running)
+    credential_issuer = await _build_credential_issuer(core, role, exit_stack)
     config, clock, tasks = core.config, core.clock, core.tasks
-    tariffs = await dataplane.load_price_tables(config, core.store, clock, tasks)
-    outbox = Outbox()
-    forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
-    admitting = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.leasing, core.standings.notes)
-    admitting.add_to(core.telemetry)
-    hard = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.standings, tariffs, forwarder)
-    hard.add_to(core.telemetry)
+    price_tables = await dataplane.load_price_tables(config, core.store, clock, tasks)
+    write_batcher = Outbox()
+    forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
+    rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.notes)
+    rate_limiter.add_to(core.telemetry)
+    hard_budgets = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder)
+    hard_budgets.add_to(core.telemetry)
     handler = dataplane.build_handler(
         config,
         core.store,
-        core.tokens,
-        core.revocation,
+        core.token_service,
+        core.revocation_list,
         bedrock,
         clock,
         forwarder,
         core.recording.recorder,
-        tariffs,
-        core.standings,
+        price_tables,
+        core.budgets,
         tasks,
-        admitting,
-        hard,
-        credentials,
+        rate_limiter,
+        hard_budgets,
+        credential_issuer,
     )
-    offer = Offer(
-        tariffs,
+    catalog = Offer(
+        price_tables,
         handler,
         bedrock,
         forwarder,
         core.recording.recorder,
-        core.standings,
-        hard.purses,
+        core.budgets,
+        hard_budgets.purses,
         core.store,
         clock,
         tasks,
     )
-    add_prices(core.telemetry, lambda: offer.tariffs)
-    reloading.add_step(offer.prepared)
-    tracing = await running.enter_async_context(dataplane.open_traces(config, core.telemetry))
-    listener, port = await dataplane.open_data_port(handler, config, clock, tasks, outbox, workers, tracing)
+    add_prices(core.telemetry, lambda: catalog.tariffs)
+    reloader.add_step(catalog.prepared)
+    tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
+    listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
     measured.add_to(core.telemetry, handler.traffic, handler.joining, listener, forwarder)
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 
-def _checks(core: _Core, data: _DataPort | None) -> dict[str, Check]:
+def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) -> dict[str, Check]:
     checks: dict[str, Check] = {
         "store": core.store.probe,
         "journal": core.recording.recorder.check,
-        "revocation": core.revocation.check,
+        "revocation": core.revocation_list.check,
     }
-    return checks if data is None else checks | {"bedrock": data.forwarder.reach.check}
+    return checks if data_port is None else checks | {"bedrock": data_port.forwarder.reach.check}
 
 
-async def _handing_out(core: _Core, role: Role, running: AsyncExitStack) -> HandsOut:
-    is_revoked = core.revocation.is_revoked
+async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: AsyncExitStack) -> HandsOut:
+    is_revoked = core.revocation_list.is_revoked
     if role != "sidecar":
-        return ContainerCredentials(core.clients, core.tokens, core.clock.now, is_revoked, core.wrong_secrets)
+        return ContainerCredentials(core.client_verifier, core.token_service, core.clock.now, is_revoked, core.login_throttle)
     url = core.config.auth.control_url
-    ask = None if url is None else await running.enter_async_context(control_service(url))
-    return RelayedCredentials(ask, core.tokens, core.clock, is_revoked, core.wrong_secrets)
+    ask_control_service = None if url is None else await exit_stack.enter_async_context(control_service(url))
+    return RelayedCredentials(ask_control_service, core.token_service, core.clock, is_revoked, core.login_throttle)
 
 
-async def _bedrock(
-    config: Config, environ: Mapping[str, str], clock: Clock, tasks: Tasks, running: AsyncExitStack
+async def _open_bedrock_access(
+    config: Config, environ: Mapping[str, str], clock: Clock, tasks: Tasks, exit_stack: AsyncExitStack
 ) -> dataplane.BedrockAccess:
     if config.upstream.endpoint == dataplane.SIMULATED:
-        return await running.enter_async_context(dataplane.open_simulated_bedrock(clock))
+        return await exit_stack.enter_async_context(dataplane.open_simulated_bedrock(clock))
     return await dataplane.build_bedrock_access(config.upstream, environ, clock, tasks)

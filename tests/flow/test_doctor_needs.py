@@ -77,16 +77,16 @@ class Watched(SqliteStore):
 @asynccontextmanager
 async def running(
     config: Config, role: app.Role, seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[app.Started]:
+) -> AsyncIterator[app.StartedServer]:
     async def watched(store: Any, clock: Any) -> SqliteStore:
         made = Watched(Path(store.path), clock.now)
         made.seen = seen
         return await made.open()
 
     monkeypatch.setattr(app, "open_sqlite", watched)
-    begun: asyncio.Future[app.Started] = asyncio.get_running_loop().create_future()
+    begun: asyncio.Future[app.StartedServer] = asyncio.get_running_loop().create_future()
 
-    async def tell(told: app.Started) -> None:
+    async def tell(told: app.StartedServer) -> None:
         begun.set_result(told)
 
     process = asyncio.ensure_future(app.run(config, ENVIRON, tell, role=role))
@@ -154,7 +154,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control: Seen = set()
     async with running(fleet(tmp_path, "control"), "control", control, monkeypatch) as started:
-        await administered(f"http://{started.control}")
+        await administered(f"http://{started.control_address}")
         await until(lambda: ("daily-total", "PutItem") in control)
     assert {("secret-retrieval-tokens", "DeleteItem"), ("audit", "PutItem"), ("sessions", "Query")} <= control
     assert _untried("control", control) == set()
@@ -164,7 +164,7 @@ async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeyp
     body = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     async with running(config, "sidecar", sidecar, monkeypatch) as started:
         for label, status in {"premium": 200, "economy": 200, "nobodys": 400}.items():
-            await asked(f"http://{started.data}", "POST", f"/model/{label}/converse", body, status, Authorization=shown)
+            await asked(f"http://{started.data_address}", "POST", f"/model/{label}/converse", body, status, Authorization=shown)
         await until(lambda: {("daily-total", "PutItem"), ("usage-agg-sharded", "UpdateItem")} <= sidecar)
     assert ("revoked-tokens", "BatchGetItem") in sidecar
     assert _untried("sidecar", sidecar) == set()

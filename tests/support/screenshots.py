@@ -100,18 +100,18 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
         aggregator=dataclasses.replace(config.aggregator, interval_secs=5),
         journal=dataclasses.replace(config.journal, flush_interval_max_secs=1.0),
     )
-    begun: asyncio.Future[app.Started] = asyncio.get_running_loop().create_future()
+    begun: asyncio.Future[app.StartedServer] = asyncio.get_running_loop().create_future()
 
-    async def tell(started: app.Started) -> None:
+    async def tell(started: app.StartedServer) -> None:
         begun.set_result(started)
 
     running = asyncio.create_task(app.run(config, os.environ, tell, clock))
     await asyncio.wait({begun, running}, return_when=asyncio.FIRST_COMPLETED)
     started = begun.result()
-    tokens = {name: started.tokens.mint(ORG, name, 48 * 3600).token for name in APPS}
+    tokens = {name: started.token_service.mint(ORG, name, 48 * 3600).token for name in APPS}
     async with aiohttp.ClientSession() as session:
         key = (folder / dev.ADMIN_KEY).read_text()
-        yield Stage(f"http://{started.control}", f"http://{started.data}", key, tokens, clock, session)
+        yield Stage(f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session)
     signal.raise_signal(signal.SIGTERM)
     await running
 

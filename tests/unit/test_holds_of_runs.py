@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
-from price_keeper.app import opened_store
+from price_keeper.app import open_store
 from price_keeper.commands.replay import _replayed
 from price_keeper.config import Config
 from price_keeper.config.keys import StoreConfig as StoreConfig
@@ -175,14 +175,14 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
 async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock, name = SystemPace(), a_name()
     config = replace(config_of(tmp_path), store=StoreConfig(path=str(tmp_path / "store.db")))
-    async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+    async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
         await store.put(rows.made(name, 1000, 1, [], 0, 0))
         async with run_of(tmp_path, store, clock) as dead:
             spend(dead, await taken_for(dead, name, 500), 100, 20)
     for told in (True, False):
         assert await _replayed(config, tmp_path / "journal", clock, force=False) == 0
         assert ("given back" in capsys.readouterr().out) is told
-    async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+    async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
         assert (await bucket_of(store, name)).left == 980
 
 

@@ -114,8 +114,8 @@ class _Serving:
         self._on_served(str(listen.data), told["control"])
 
     def work(self, place: Place, tell: Tell) -> None:
-        async def on_started(started: app.Started) -> None:
-            tell({"control": str(started.control)})
+        async def on_started(started: app.StartedServer) -> None:
+            tell({"control": str(started.control_address)})
 
         logs.of_worker(place.number)
         passing = self._passing
@@ -129,7 +129,7 @@ class _Serving:
             os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
             return apply_reloadable(own, found)
 
-        run = partial(app.run, role=self._role, place=place, read=read, is_refused=passing.is_refused)
+        run = partial(app.run, role=self._role, slot=place, read_config=read, is_refused=passing.is_refused)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, self._environ, on_started))

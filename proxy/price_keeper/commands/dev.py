@@ -91,9 +91,9 @@ def dev(chosen: Namespace) -> int:
     secret = _kept(folder / "demo-secret", new_secret)
     authority, tls = _tls(folder) if chosen.tls else (None, None)
 
-    async def tell(started: app.Started) -> None:
+    async def tell(started: app.StartedServer) -> None:
         await _make_demo_client(started.store, secret)
-        token = started.tokens.mint(ORG, APP, TOKEN_SECONDS).token
+        token = started.token_service.mint(ORG, APP, TOKEN_SECONDS).token
         ready = _Ready(started, secret, authority, folder, token)
         print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
 
@@ -132,7 +132,7 @@ def config_in(folder: Path, data_port: int, control_port: int, tls: TlsConfig | 
 class _Ready:
     """What whoever tries it needs to know."""
 
-    started: app.Started
+    started: app.StartedServer
     secret: str
     authority: Path | None
     folder: Path
@@ -140,11 +140,11 @@ class _Ready:
 
     @property
     def data(self) -> str:
-        return f"{'https' if self.authority else 'http'}://{self.started.data}"
+        return f"{'https' if self.authority else 'http'}://{self.started.data_address}"
 
     @property
     def control(self) -> str:
-        return f"http://{self.started.control}"
+        return f"http://{self.started.control_address}"
 
     def guide(self) -> str:
         authority = shlex.quote(str(self.authority))

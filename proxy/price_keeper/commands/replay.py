@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from price_keeper.app import opened_store
+from price_keeper.app import open_store
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commands.places import loaded
 from price_keeper.commands.progress import Progress
@@ -58,7 +58,7 @@ async def _replayed(
                 )
         progress.tell(f"reading the journal in {folder}")
         left = [await asyncio.to_thread(_recovered, each) for each in folders]
-        async with Tasks(clock) as tasks, opened_store(config.store, clock, tasks) as store:
+        async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
             sender, back, whole = Sender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
             for each, found in zip(folders, left, strict=True):
                 back += await _brought(each, found, sender, store, clock, _telling(progress, sender, whole))

@@ -30,8 +30,8 @@ def serve(chosen: Namespace) -> int:
     if chosen.workers > 1:
         return crew.served(config, chosen.config, os.environ, tell, chosen.role, chosen.workers)
 
-    async def on_started(started: app.Started) -> None:
-        tell(None if started.data is None else str(started.data), str(started.control))
+    async def on_started(started: app.StartedServer) -> None:
+        tell(None if started.data_address is None else str(started.data_address), str(started.control_address))
 
     run_until_stopped(config, os.environ, on_started, chosen.role, read)
     return 0
@@ -73,6 +73,6 @@ def run_until_stopped(
 ) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(app.run(config, environ, tell, role=role, read=read))
+            runner.run(app.run(config, environ, tell, role=role, read_config=read))
     finally:
         hangups.ignored()
