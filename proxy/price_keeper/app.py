@@ -52,7 +52,7 @@ from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.surface import measured
 from price_keeper.surface.limits import raised_descriptors
 from price_keeper.surface.listener import Listener
-from price_keeper.surface.outbox import Outbox
+from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import Telemetry
 from price_keeper.workers.crew import opened_crew, telemetry_of
@@ -316,7 +316,7 @@ async def _open_data_port(
     credential_issuer = await _build_credential_issuer(core, role, exit_stack)
     config, clock, tasks = core.config, core.clock, core.tasks
     price_tables = await dataplane.load_price_tables(config, core.store, clock, tasks)
-    write_batcher = Outbox()
+    write_batcher = WriteBatcher()
     forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
     rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.notes)
     rate_limiter.add_to(core.telemetry)

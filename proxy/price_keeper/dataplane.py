@@ -55,7 +55,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.surface.calls import OF_A_MODEL, Asked
 from price_keeper.surface.limits import fitting, raised_descriptors, within
 from price_keeper.surface.listener import Listener
-from price_keeper.surface.outbox import Outbox
+from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.surface.tls import server_context
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import SPANS, Telemetry
@@ -106,9 +106,9 @@ async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str
     return BedrockAccess(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
 
 
-def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_batcher: Outbox) -> Forwarder:
+def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_batcher: WriteBatcher) -> Forwarder:
     """Whoever asks for it closes it, when nothing is under way any more."""
-    forwarder = Forwarder(bedrock.authorizer, clock, put=write_batcher.put)
+    forwarder = Forwarder(bedrock.authorizer, clock, put=write_batcher.write)
     if bedrock.credentials is not None:
         bedrock.credentials.on_renewed = forwarder.reach.renewed
     tasks.every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_time)
@@ -309,7 +309,7 @@ async def open_data_port(
     config: Config,
     clock: Clock,
     tasks: Tasks,
-    write_batcher: Outbox,
+    write_batcher: WriteBatcher,
     workers: int = 1,
     tracing: Tracing | None = None,
 ) -> tuple[Listener, int]:
@@ -326,7 +326,7 @@ async def open_data_port(
         limits,
         refused_at_head=handler.refused_at_head,
         new_request_id=handler.new_request_id,
-        outbox=write_batcher,
+        write_batcher=write_batcher,
         refuses=handler.traffic.refuses,
     )
     data = config.listen.data

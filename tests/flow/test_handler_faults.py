@@ -21,7 +21,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.surface.limits import DEFAULT
 from price_keeper.surface.listener import MOST_AT_ONCE
-from price_keeper.surface.outbox import AT_ONCE_BYTES
+from price_keeper.surface.outbox import MAX_BATCH_BYTES
 
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
@@ -277,15 +277,15 @@ async def test_a_half_closed_client_gets_the_answer_that_waits_in_the_outbox(is_
 
 def always_waits(rig: Rig, before: Callable[[], object] = lambda: None) -> None:
     """Whatever is put; and this happens before it is written."""
-    outbox = rig.listener.outbox
-    put = outbox.put
+    outbox = rig.listener.write_batcher
+    put = outbox.write
 
     def waits(write: Callable[[bytes], None], data: bytes) -> None:
         outbox.is_busy = True
         asyncio.get_running_loop().call_soon(before)
         put(write, data)
 
-    outbox.put = waits  # type: ignore[method-assign]
+    outbox.write = waits  # type: ignore[method-assign]
 
 
 @replaces_a_method
@@ -302,10 +302,10 @@ async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
 @on_both_loops
 async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
     """However much of what he asked for could be written in one turn."""
-    answer = bytes(AT_ONCE_BYTES // 2)
+    answer = bytes(MAX_BATCH_BYTES // 2)
 
     async def handler(_: Request, responder: Responder) -> None:
-        rig.listener.outbox.is_busy = True
+        rig.listener.write_batcher.is_busy = True
         responder.start(200, (), len(answer))
         responder.write(answer)
         responder.finish()
@@ -317,7 +317,7 @@ async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
         await wire.send(ask() * DEFAULT.pipelined)
         await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
         (behind,) = [each._transport.get_write_buffer_size() for each in rig.listener._connections]  # type: ignore[attr-defined]
-        assert behind < 2 * AT_ONCE_BYTES
+        assert behind < 2 * MAX_BATCH_BYTES
         for _ in range(DEFAULT.pipelined):
             assert (await wire.answer()).body == answer
 

@@ -35,7 +35,7 @@ from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.surface.listener import Listener
-from price_keeper.surface.outbox import Outbox
+from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
@@ -144,7 +144,7 @@ async def data_port(
         async with opened_recording(whole, store, clock) as recording:
             tariffs = await dataplane.load_price_tables(whole, store, clock, tasks)
             standings = Standings(whole, store, recording.recorder, clock, tasks)
-            outbox = Outbox()
+            outbox = WriteBatcher()
             forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
             revocation = dataplane.build_revocation_list(whole, store, clock, tasks)
             leasing = Leasing(Limiter(store, StoreTime(clock).now_ms, clock), clock, tasks)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from price_keeper.surface.outbox import AT_ONCE, AT_ONCE_BYTES, Outbox
+from price_keeper.surface.outbox import MAX_BATCH_WRITES, MAX_BATCH_BYTES, WriteBatcher
 
 Written = list[tuple[str, bytes]]
 
@@ -17,26 +17,26 @@ def place(written: Written, name: str) -> Callable[[bytes], None]:
     return lambda data: written.append((name, data))
 
 
-def busy() -> Outbox:
-    outbox = Outbox()
+def busy() -> WriteBatcher:
+    outbox = WriteBatcher()
     outbox.is_busy = True
     return outbox
 
 
 async def test_with_little_to_do_nothing_waits() -> None:
-    outbox, written = Outbox(), Written()
-    outbox.put(place(written, "a"), b"1")
+    outbox, written = WriteBatcher(), Written()
+    outbox.write(place(written, "a"), b"1")
     assert written == [("a", b"1")]
 
 
 async def test_otherwise_it_waits_for_the_end_of_its_turn() -> None:
     outbox, written = busy(), Written()
-    outbox.put(place(written, "a"), b"1")
-    outbox.put(place(written, "b"), b"2")
+    outbox.write(place(written, "a"), b"1")
+    outbox.write(place(written, "b"), b"2")
     assert written == []
     await asyncio.sleep(0)
     assert written == [("a", b"1"), ("b", b"2")]
-    outbox.put(place(written, "a"), b"3")  # and so in every turn
+    outbox.write(place(written, "a"), b"3")  # and so in every turn
     await asyncio.sleep(0)
     assert written[2:] == [("a", b"3")]
 
@@ -44,36 +44,36 @@ async def test_otherwise_it_waits_for_the_end_of_its_turn() -> None:
 async def test_what_comes_when_there_is_little_to_do_again_overtakes_nothing() -> None:
     outbox, written = busy(), Written()
     write = place(written, "a")
-    outbox.put(write, b"1")
+    outbox.write(write, b"1")
     outbox.is_busy = False
-    outbox.put(write, b"2")
+    outbox.write(write, b"2")
     assert written == []
     outbox.flush()
     assert written == [("a", b"1"), ("a", b"2")]
-    outbox.put(write, b"3")
+    outbox.write(write, b"3")
     assert written[2:] == [("a", b"3")]
 
 
 async def test_no_more_wait_than_are_good_for_the_first() -> None:
     outbox, written = busy(), Written()
-    for number in range(AT_ONCE + 1):
+    for number in range(MAX_BATCH_WRITES + 1):
         assert written == []
-        outbox.put(place(written, "a"), b"%d" % number)
-        if number + 1 == AT_ONCE:
+        outbox.write(place(written, "a"), b"%d" % number)
+        if number + 1 == MAX_BATCH_WRITES:
             break
-    assert [data for _, data in written] == [b"%d" % number for number in range(AT_ONCE)]
-    outbox.put(place(written, "b"), b"the next")  # and the flush that was due at the end is not the last one
+    assert [data for _, data in written] == [b"%d" % number for number in range(MAX_BATCH_WRITES)]
+    outbox.write(place(written, "b"), b"the next")  # and the flush that was due at the end is not the last one
     await asyncio.sleep(0)
     assert written[-1] == ("b", b"the next")
 
 
 async def test_nor_more_than_a_reader_may_be_behind() -> None:
     outbox, written = busy(), Written()
-    half = bytes(AT_ONCE_BYTES // 2)
+    half = bytes(MAX_BATCH_BYTES // 2)
     for number in range(6):
-        outbox.put(place(written, "a"), half)
+        outbox.write(place(written, "a"), half)
         assert len(written) == number + number % 2
-    outbox.put(place(written, "b"), b"short")  # what was written counts no more
+    outbox.write(place(written, "b"), b"short")  # what was written counts no more
     assert len(written) == 6
     await asyncio.sleep(0)
     assert written[-1] == ("b", b"short")
@@ -87,7 +87,7 @@ async def test_one_who_is_gone_keeps_nothing_from_the_others(failure: type[Excep
         raise failure
 
     for write in (place(written, "a"), gone, place(written, "b")):
-        outbox.put(write, b"x")
+        outbox.write(write, b"x")
     outbox.flush()
     assert written == [("a", b"x"), ("b", b"x")]
     outbox.flush()
@@ -100,9 +100,9 @@ async def test_what_is_put_while_others_are_written_is_written_too() -> None:
     def answers(data: bytes) -> None:
         written.append(("a", data))
         if data == b"1":
-            outbox.put(answers, b"2")
+            outbox.write(answers, b"2")
 
-    outbox.put(answers, b"1")
+    outbox.write(answers, b"1")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert written == [("a", b"1"), ("a", b"2")]
@@ -110,7 +110,7 @@ async def test_what_is_put_while_others_are_written_is_written_too() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_each_place_gets_all_of_its_own_in_order(seed: int) -> None:
-    chance, outbox, written, expected = random.Random(seed), Outbox(), Written(), Written()
+    chance, outbox, written, expected = random.Random(seed), WriteBatcher(), Written(), Written()
     for number in range(300):
         name, data = chance.choice("abc"), b"%d" % number
         what = chance.randrange(10)
@@ -125,9 +125,9 @@ async def test_each_place_gets_all_of_its_own_in_order(seed: int) -> None:
             expected.append((name, data))
             assert written == expected
         else:
-            outbox.put(place(written, name), data)
+            outbox.write(place(written, name), data)
             expected.append((name, data))
             assert written == expected[: len(written)]
-            assert len(expected) - len(written) < AT_ONCE
+            assert len(expected) - len(written) < MAX_BATCH_WRITES
     outbox.flush()
     assert written == expected

@@ -40,7 +40,7 @@ class Http1Connection(asyncio.Protocol):
         self.open_streams = 0
         self._listener = listener
         self._limits = listener.limits
-        self.outbox = listener.outbox
+        self.write_batcher = listener.write_batcher
         self._is_surplus = is_surplus
         self._slice = min(SLICE_BYTES, self._limits.head_bytes)
         self._requests = RequestReader(self, listener)
@@ -85,7 +85,7 @@ class Http1Connection(asyncio.Protocol):
             self._read_on()
 
     def eof_received(self) -> bool:
-        self.outbox.flush()  # there may be an answer to it, and what is not answered now is closed by the event loop
+        self.write_batcher.flush()  # there may be an answer to it, and what is not answered now is closed by the event loop
         # A client may close its half after its last request and still wait for the answer; not so over TLS.
         self._requests.drop()
         self._is_deaf = True
@@ -140,7 +140,7 @@ class Http1Connection(asyncio.Protocol):
             self._close()
 
     def cut(self) -> None:
-        self.outbox.flush()
+        self.write_batcher.flush()
         reset(self._transport)
 
     # What the reader of requests calls.
@@ -168,7 +168,7 @@ class Http1Connection(asyncio.Protocol):
         """Tells a client that waits for it to go on, as soon as it is its turn."""
         if self._requests.owes_continue and self._can_serve():
             self._requests.owes_continue = False
-            self.outbox.flush()
+            self.write_batcher.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # From bytes to answers.
@@ -297,7 +297,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.close()
 
     def _hear_no_more(self) -> None:
-        self.outbox.flush()
+        self.write_batcher.flush()
         self._is_deaf = True
         self._requests.drop()
         self._keep_unread(b"")

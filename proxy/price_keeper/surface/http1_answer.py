@@ -19,14 +19,14 @@ _NO_BODY: Final = (204, 304)
 class Answer:
     """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
 
-    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_outbox", "_takes_chunks", "_transport",
+    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_write_batcher", "_takes_chunks", "_transport",
                  "flow", "has_started", "is_gone", "keeps_alive")  # fmt: skip
 
     def __init__(
         self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool
     ) -> None:
         self._connection = connection
-        self._outbox = connection.outbox
+        self._write_batcher = connection.write_batcher
         self._transport = transport
         self._length: int | None = None
         self.keeps_alive = keeps_alive
@@ -71,7 +71,7 @@ class Answer:
             data = self._head + data
             self._head = b""
             if is_all and self.keeps_alive:
-                self._outbox.put(self._transport.write, data)
+                self._write_batcher.write(self._transport.write, data)
                 return
         self._send(data)
 
@@ -81,7 +81,7 @@ class Answer:
             self._head = b""
 
     def _send(self, data: bytes) -> None:
-        self._outbox.flush()  # where something of an answer before this one may be
+        self._write_batcher.flush()  # where something of an answer before this one may be
         self._transport.write(data)
 
     def finish(self) -> None:

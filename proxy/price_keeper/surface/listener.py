@@ -15,7 +15,7 @@ from price_keeper.errors import Busy, Refusal
 from price_keeper.exchange import Handler, Request, Responder, request_ids
 from price_keeper.surface.doors import Door, PlainDoor, TlsDoor
 from price_keeper.surface.limits import DEFAULT, Limits
-from price_keeper.surface.outbox import MUCH, Outbox
+from price_keeper.surface.outbox import BATCHING_THRESHOLD, WriteBatcher
 from price_keeper.surface.sockets import bound, elsewhere
 from price_keeper.tasks import Tasks
 
@@ -63,12 +63,12 @@ class Listener:
         *,
         refused_at_head: Callable[[Request], Refusal | None] = _is_none_refused,
         new_request_id: Callable[[], bytes] | None = None,
-        outbox: Outbox | None = None,
+        write_batcher: WriteBatcher | None = None,
         refuses: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         """`refuses` hears of what does not come to the handler."""
         self._handler = handler
-        self.outbox = outbox or Outbox()
+        self.write_batcher = write_batcher or WriteBatcher()
         self._refuses = refuses
         self._clock = clock
         self._tasks = tasks
@@ -183,7 +183,7 @@ class Listener:
             return
         before = self.under_way
         self.under_way = before + 1
-        self.outbox.is_busy = before + 1 >= MUCH
+        self.write_batcher.is_busy = before + 1 >= BATCHING_THRESHOLD
         request.taken_at = self.now()
         request.room, request.weight = self, weight
         if self._answered_at_once >= MOST_AT_ONCE:
