@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
-from price_keeper.surface.reset import reset
+from price_keeper.surface.reset import reset_connection
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD = 9
@@ -69,7 +69,7 @@ class _Side(asyncio.Protocol):
     def connection_lost(self, failure: Exception | None) -> None:
         self._door.sides.discard(self)
         if self.other is not None:
-            reset(self._there) if failure else self._there.close()
+            reset_connection(self._there) if failure else self._there.close()
 
     def pause_writing(self) -> None:
         self._there.pause_reading()

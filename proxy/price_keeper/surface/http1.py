@@ -12,8 +12,8 @@ from price_keeper.exchange import Request
 from price_keeper.surface.http1_answer import Answer, BodilessAnswer
 from price_keeper.surface.http1_request import RequestReader
 from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
-from price_keeper.surface.reading import Reading
-from price_keeper.surface.reset import reset
+from price_keeper.surface.reading import WriteStallDetector
+from price_keeper.surface.reset import reset_connection
 from price_keeper.surface.sockets import peer_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Http1Connection(asyncio.Protocol):
         self._is_cut_short = False  # the client was stopped in the middle of what it had to say
         self._is_closed = False
         self.is_write_paused = False
-        self._reading: Reading | None = None  # what we wait for the client to read, if so
+        self._write_stall: WriteStallDetector | None = None  # what we wait for the client to read, if so
         self._since = listener.now()  # when the present wait began: for a head, a body, the next request
 
     # What the event loop calls.
@@ -94,14 +94,14 @@ class Http1Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self._reading = Reading(self._transport, self._listener.now())
+        self._write_stall = WriteStallDetector(self._transport, self._listener.now())
         if self._answer is not None and self._answer.flow is not None:
             self._answer.flow.pause()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
         if not self._is_closed:
-            self._reading = None
+            self._write_stall = None
         if self._answer is None:
             if not self._is_closed:
                 self.begin_wait()
@@ -111,17 +111,17 @@ class Http1Connection(asyncio.Protocol):
 
     def check_time(self, now: float) -> None:
         """Called every second or so: ends what has waited too long."""
-        if self._reading is not None:
-            self._check_reading(self._reading.waited(now))
+        if self._write_stall is not None:
+            self._check_write_stall(self._write_stall.measure_stall(now))
         elif self._answer is None and not self._is_closed:
             self._check_request(now - self._since)
 
-    def _check_reading(self, waited: float) -> None:
+    def _check_write_stall(self, stalled: float) -> None:
         is_lingering = self._is_closed and not self._transport.is_closing()
-        if waited > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
-            reset(self._transport)
+        if stalled > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
+            reset_connection(self._transport)
         elif self._answer is not None and self._answer.flow is not None:
-            self._answer.flow.waits(waited)
+            self._answer.flow.waits(stalled)
 
     def _check_request(self, waited: float) -> None:
         if self._requests.has_begun:
@@ -141,7 +141,7 @@ class Http1Connection(asyncio.Protocol):
 
     def cut(self) -> None:
         self.write_batcher.flush()
-        reset(self._transport)
+        reset_connection(self._transport)
 
     # What the reader of requests calls.
 
@@ -282,12 +282,12 @@ class Http1Connection(asyncio.Protocol):
         self._answer = None
         self._is_closed = True
         self._hear_no_more()
-        reset(self._transport)
+        reset_connection(self._transport)
 
     def _close(self) -> None:
         self._is_closed = True
         self._hear_no_more()
-        self._reading = Reading(self._transport, self._since)
+        self._write_stall = WriteStallDetector(self._transport, self._since)
         if self._is_cut_short and self._transport.can_write_eof():
             # It may still be sending, and closing now would destroy the answer on its way to it.
             with suppress(OSError):  # the client may just have gone

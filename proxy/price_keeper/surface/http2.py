@@ -17,7 +17,7 @@ from price_keeper.exchange import Header
 from price_keeper.surface.http2_protocol import Protocol
 from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
 from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
-from price_keeper.surface.reading import Reading
+from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.sockets import peer_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_resting = False  # until then
         self._waiting_bytes = 0  # of half a head, of a partial frame, or unread, as far as they are counted
         self._windows_grown: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
-        self._reading: Reading | None = None  # what we wait for the client to read, if so
+        self._write_stall: WriteStallDetector | None = None  # what we wait for the client to read, if so
 
     # What the event loop calls.
 
@@ -165,29 +165,29 @@ class Http2Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self._reading = Reading(self._transport, self.now())
+        self._write_stall = WriteStallDetector(self._transport, self.now())
         for stream in self._streams.values():
             stream.pause()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
         if not self._is_closed:
-            self._reading = None
+            self._write_stall = None
         for stream in tuple(self._streams.values()):
             stream.pump()
 
     def check_time(self, now: float) -> None:
-        waited = self._reading.waited(now) if self._reading is not None else 0.0
+        stalled = self._write_stall.measure_stall(now) if self._write_stall is not None else 0.0
         if self._is_closed:
-            if waited > self.limits.lingering_seconds:
+            if stalled > self.limits.lingering_seconds:
                 self._transport.abort()
             return
         # Until a connection has taken what was written to it, no stream can be blamed for its own wait.
-        connection_waits = waited if self.is_write_paused else None
+        connection_stalled = stalled if self.is_write_paused else None
         for stream in tuple(self._streams.values()):
-            stream.check_time(now, connection_waits)
+            stream.check_time(now, connection_stalled)
         if self.is_write_paused:
-            if waited > self.limits.stalled_seconds:
+            if stalled > self.limits.stalled_seconds:
                 self.cut()
         elif not self._streams and now - self._heard > self.limits.idle_seconds:
             self._say_goodbye(ErrorCodes.NO_ERROR)
@@ -341,7 +341,7 @@ class Http2Connection(asyncio.Protocol):
     def _close(self) -> None:
         if not self._is_closed:
             self._send()
-            self._reading = Reading(self._transport, self.now())
+            self._write_stall = WriteStallDetector(self._transport, self.now())
             self._transport.close()
             self._forget_all()
 

@@ -107,14 +107,14 @@ class Stream:
         self._body = b""
         self._connection.listener.begin(self._request, self, self._weight)
 
-    def check_time(self, now: float, connection_waits: float | None) -> None:
+    def check_time(self, now: float, connection_stalled: float | None) -> None:
         waited = now - self._since
         if not self._is_whole:
             if waited > self._limits.body_seconds:
                 self.refuse(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
             return
-        if connection_waits is not None:
-            waited = min(waited, connection_waits)
+        if connection_stalled is not None:
+            waited = min(waited, connection_stalled)
         if self.outgoing and waited > self._limits.stalled_seconds:
             self._break()
         elif self._is_flow_paused and self._flow is not None:

@@ -9,30 +9,30 @@ import termios
 from contextlib import suppress
 
 
-class Reading:
+class WriteStallDetector:
     """A wait for one client to take what was written to it; looked at every second or so."""
 
-    __slots__ = ("_since", "_transport", "_unsent")
+    __slots__ = ("_progress_at", "_transport", "_unsent_bytes")
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
-        self._since = now
-        self._unsent = _unsent(transport)
+        self._progress_at = now
+        self._unsent_bytes = _count_unsent_bytes(transport)
 
-    def waited(self, now: float) -> float:
+    def measure_stall(self, now: float) -> float:
         """For how long the client has taken nothing at all."""
-        unsent = _unsent(self._transport)
-        if unsent < self._unsent:
-            self._since = now
-        self._unsent = unsent
-        return now - self._since
+        unsent = _count_unsent_bytes(self._transport)
+        if unsent < self._unsent_bytes:
+            self._progress_at = now
+        self._unsent_bytes = unsent
+        return now - self._progress_at
 
 
-def _unsent(transport: asyncio.Transport) -> int:
+def _count_unsent_bytes(transport: asyncio.Transport) -> int:
     """In our buffer and in the kernel's, which on this machine may hold megabytes and moves them in large steps."""
-    in_kernel = 0
-    kernel = transport.get_extra_info("socket")
-    if kernel is not None:
+    kernel_bytes = 0
+    connected_socket = transport.get_extra_info("socket")
+    if connected_socket is not None:
         with suppress(OSError, ValueError):  # it is closed, or this system does not tell
-            (in_kernel,) = struct.unpack("i", fcntl.ioctl(kernel.fileno(), termios.TIOCOUTQ, b"\0" * 4))
-    return transport.get_write_buffer_size() + in_kernel
+            (kernel_bytes,) = struct.unpack("i", fcntl.ioctl(connected_socket.fileno(), termios.TIOCOUTQ, b"\0" * 4))
+    return transport.get_write_buffer_size() + kernel_bytes
