@@ -25,7 +25,7 @@ from price_keeper.config import parse_config
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.upstream import Connection, Endpoint
 from price_keeper.surface.listener import Listener
-from price_keeper.surface.newcomer import Newcomer
+from price_keeper.surface.newcomer import ProtocolDetector
 
 from bench.speed.contenders import KEEPER, Running, keeper_config, prepared, question, token
 from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID
@@ -100,7 +100,7 @@ class Wires:
 
     def _caller(self, listener: Listener) -> asyncio.BaseProtocol:
         transport = Wire(self._hears)
-        newcomer = Newcomer(listener)
+        newcomer = ProtocolDetector(listener)
         newcomer.connection_made(transport)
         newcomer.data_received(self.asked)
         assert transport.protocol is not None

@@ -15,7 +15,7 @@ from price_keeper.exchange import Request, Responder
 from price_keeper.surface.calls import refused_at_head
 from price_keeper.surface.limits import Limits
 from price_keeper.surface.listener import Listener
-from price_keeper.surface.newcomer import Newcomer
+from price_keeper.surface.newcomer import ProtocolDetector
 from price_keeper.tasks import Tasks
 
 from tests.fuzz.oracle import same
@@ -138,7 +138,7 @@ async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
             handler, clock, tasks, limits, refused_at_head=_refused_at_head, new_request_id=lambda: b"1"
         )
         wire = Wire()
-        wire.protocol = Newcomer(listener)
+        wire.protocol = ProtocolDetector(listener)
         wire.protocol.connection_made(wire)
         yield wire
         await wire.settle()

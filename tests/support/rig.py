@@ -272,7 +272,7 @@ async def port(
                 await rig.is_empty()
                 await listener.drain(0)
             finally:
-                for door in listener._doors:
+                for door in listener._acceptors:
                     door.close()
                 for connection in tuple(listener._connections):
                     connection.cut()

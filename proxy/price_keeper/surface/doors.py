@@ -8,98 +8,98 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
-from price_keeper.surface.newcomer import Newcomer
+from price_keeper.surface.newcomer import ProtocolDetector
 from price_keeper.surface.sockets import BACKLOG
 from price_keeper.tasks import Tasks
 
 if TYPE_CHECKING:
     from price_keeper.surface.listener import Listener
 
-ACCEPTED_AT_ONCE = 16  # handshakes begun in one turn of the loop, so that those under way get on too
-AGAIN_SECONDS = 1.0  # after the process has run out of descriptors
+MAX_ACCEPTS_PER_TURN = 16  # handshakes begun in one turn of the loop, so that those under way get on too
+ACCEPT_RETRY_SECONDS = 1.0  # after the process has run out of descriptors
 
 _log = logging.getLogger("price_keeper.surface")
 
 
-class Door(Protocol):
+class Acceptor(Protocol):
     async def open(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class PlainDoor:
-    def __init__(self, listener: Listener, kernel: socket.socket) -> None:
+class PlainAcceptor:
+    def __init__(self, listener: Listener, listening_socket: socket.socket) -> None:
         self._listener = listener
-        self._kernel = kernel
+        self._socket = listening_socket
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Newcomer(self._listener), sock=self._kernel, backlog=BACKLOG)
+        self._server = await loop.create_server(lambda: ProtocolDetector(self._listener), sock=self._socket, backlog=BACKLOG)
 
     def close(self) -> None:
         self._server.close()
 
 
-class TlsDoor:
+class TlsAcceptor:
     """The event loop tells of a connection when its handshake is done, so it must not be the one that accepts it."""
 
-    def __init__(self, listener: Listener, kernel: socket.socket, context: ssl.SSLContext, tasks: Tasks) -> None:
+    def __init__(self, listener: Listener, listening_socket: socket.socket, context: ssl.SSLContext, tasks: Tasks) -> None:
         self._listener = listener
-        self._kernel = kernel
+        self._socket = listening_socket
         self._context = context
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._handshakes: dict[Newcomer, None] = {}  # the oldest first
+        self._handshakes: dict[ProtocolDetector, None] = {}  # the oldest first
         self._is_open = False
 
     async def open(self) -> None:
-        self._kernel.listen(BACKLOG)
+        self._socket.listen(BACKLOG)
         self._is_open = True
-        self._accept_on()
+        self._resume_accepting()
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._loop.remove_reader(self._kernel.fileno())
-            self._kernel.close()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
 
-    def _accept_on(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._is_open:
-            self._loop.add_reader(self._kernel.fileno(), self._accept)
+            self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+        for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
-                kernel, _ = self._kernel.accept()
+                client_socket, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as failure:
                 _log.error("cannot accept connections: %s", failure.strerror)
-                self._loop.remove_reader(self._kernel.fileno())
-                self._loop.call_later(AGAIN_SECONDS, self._accept_on)
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.call_later(ACCEPT_RETRY_SECONDS, self._resume_accepting)
                 return
-            self._greet(kernel)
+            self._start_handshake(client_socket)
 
-    def _greet(self, kernel: socket.socket) -> None:
-        kernel.setblocking(False)
-        newcomer = Newcomer(self._listener, kernel)
-        if newcomer.is_unheard:
-            self._listener.left(newcomer)
-            kernel.close()
+    def _start_handshake(self, client_socket: socket.socket) -> None:
+        client_socket.setblocking(False)
+        detector = ProtocolDetector(self._listener, client_socket)
+        if detector.must_abort:
+            self._listener.left(detector)
+            client_socket.close()
             return
         if len(self._handshakes) >= self._listener.limits.handshakes:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
             oldest.cut()
-        self._handshakes[newcomer] = None
-        self._tasks.once(self._shake_hands(newcomer, kernel))
+        self._handshakes[detector] = None
+        self._tasks.once(self._run_handshake(detector, client_socket))
 
-    async def _shake_hands(self, newcomer: Newcomer, kernel: socket.socket) -> None:
+    async def _run_handshake(self, detector: ProtocolDetector, client_socket: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: newcomer, kernel, ssl=self._context)
+            await self._loop.connect_accepted_socket(lambda: detector, client_socket, ssl=self._context)
         except OSError:  # which all failures of a handshake are; and it is the client's
             pass
         finally:
-            self._handshakes.pop(newcomer, None)
-            if not newcomer.has_shaken_hands:
-                self._listener.left(newcomer)
+            self._handshakes.pop(detector, None)
+            if not detector.is_handshake_done:
+                self._listener.left(detector)

@@ -13,7 +13,7 @@ from price_keeper.answers import answer_failure, refuse
 from price_keeper.clock import Clock
 from price_keeper.errors import Busy, Refusal
 from price_keeper.exchange import Handler, Request, Responder, request_ids
-from price_keeper.surface.doors import Door, PlainDoor, TlsDoor
+from price_keeper.surface.doors import Acceptor, PlainAcceptor, TlsAcceptor
 from price_keeper.surface.limits import DEFAULT, Limits
 from price_keeper.surface.outbox import BATCHING_THRESHOLD, WriteBatcher
 from price_keeper.surface.sockets import bound, elsewhere
@@ -80,7 +80,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self._networks: dict[Connection, Hashable] = {}  # of those that are not from this machine
         self._of: Counter[Hashable] = Counter()
-        self._doors: list[Door] = []
+        self._acceptors: list[Acceptor] = []
         self._is_full_told = False
         self.under_way = 0  # requests that are handled, whether or not their callers still wait
         self._answered_at_once = 0  # in this turn
@@ -93,13 +93,13 @@ class Listener:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
         """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
         sockets = await bound(host, port, is_shared=is_shared)
-        for each in sockets:
-            door: Door = PlainDoor(self, each) if tls is None else TlsDoor(self, each, tls, self._tasks)
-            self._doors.append(door)
-            await door.open()
+        for listening_socket in sockets:
+            acceptor: Acceptor = PlainAcceptor(self, listening_socket) if tls is None else TlsAcceptor(self, listening_socket, tls, self._tasks)
+            self._acceptors.append(acceptor)
+            await acceptor.open()
         self._tasks.every("time of connections", CHECK_SECONDS, self._check_time)
-        taken: int = sockets[0].getsockname()[1]
-        return taken
+        bound_port: int = sockets[0].getsockname()[1]
+        return bound_port
 
     async def drain(self, seconds: float, give_up: Callable[[], None] | None = None) -> None:
         """Takes no more, lets what is under way end, and cuts what has not after so many seconds.
@@ -107,8 +107,8 @@ class Listener:
         That an answer's caller has left does not end it, as its usage comes last; `give_up` does, at the end.
         """
         self.is_draining = True
-        for door in self._doors:
-            door.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in tuple(self._connections):
             connection.drain()
         await self._emptied(seconds)

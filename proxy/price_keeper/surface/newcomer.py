@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-class Newcomer(asyncio.Protocol):
+class ProtocolDetector(asyncio.Protocol):
     """Over TLS it is counted and timed from before its handshake, of which the event loop tells nothing."""
 
-    def __init__(self, listener: Listener, shaking_hands: socket.socket | None = None) -> None:
+    def __init__(self, listener: Listener, handshake_socket: socket.socket | None = None) -> None:
         self.protocol = "unknown"
         self.open_streams = 0
         self._listener = listener
-        self._shaking_hands = shaking_hands
-        self._since = listener.now()
+        self._handshake_socket = handshake_socket
+        self._connected_at = listener.now()
         self._data = b""
-        if shaking_hands is not None:
-            self._arrive(_peer(shaking_hands))
+        if handshake_socket is not None:
+            self._register(_read_peer_address(handshake_socket))
 
-    def _arrive(self, peer: str) -> None:
+    def _register(self, peer: str) -> None:
         surplus = self._listener.surplus(peer)
         self._is_surplus = surplus > 0
-        self.is_unheard = surplus > self._listener.limits.surplus or self._listener.is_draining
+        self.must_abort = surplus > self._listener.limits.surplus or self._listener.is_draining
         self._listener.joined(self, peer)
 
     @property
-    def has_shaken_hands(self) -> bool:
-        return self._shaking_hands is None
+    def is_handshake_done(self) -> bool:
+        return self._handshake_socket is None
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
-        if self._shaking_hands is None:
-            self._arrive(peer_of(transport))
-        self._shaking_hands = None
-        if self.is_unheard:
+        if self._handshake_socket is None:
+            self._register(peer_of(transport))
+        self._handshake_socket = None
+        if self.must_abort:
             self._transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -56,13 +56,13 @@ class Newcomer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
-        begun = self._data[: len(HTTP2_PREFACE)]
-        if begun == HTTP2_PREFACE:
-            self._become(_http2(self._listener, self._is_surplus))
-        elif not HTTP2_PREFACE.startswith(begun):
-            self._become(Http1Connection(self._listener, self._is_surplus))
+        prefix = self._data[: len(HTTP2_PREFACE)]
+        if prefix == HTTP2_PREFACE:
+            self._hand_over(_create_http2_connection(self._listener, self._is_surplus))
+        elif not HTTP2_PREFACE.startswith(prefix):
+            self._hand_over(Http1Connection(self._listener, self._is_surplus))
 
-    def _become(self, connection: Http1Connection | Http2Connection) -> None:
+    def _hand_over(self, connection: Http1Connection | Http2Connection) -> None:
         self._listener.left(self)
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
@@ -71,28 +71,28 @@ class Newcomer(asyncio.Protocol):
     # What the listener calls.
 
     def check_time(self, now: float) -> None:
-        if now - self._since > self._listener.limits.head_seconds:
+        if now - self._connected_at > self._listener.limits.head_seconds:
             self.cut()
 
     def drain(self) -> None:
         self.cut()
 
     def cut(self) -> None:
-        if self._shaking_hands is None:
+        if self._handshake_socket is None:
             self._transport.abort()
         else:
             with suppress(OSError):  # the client may just have gone
-                self._shaking_hands.shutdown(socket.SHUT_RDWR)  # and so the handshake fails
+                self._handshake_socket.shutdown(socket.SHUT_RDWR)  # and so the handshake fails
 
 
-def _peer(kernel: socket.socket) -> str:
+def _read_peer_address(connected_socket: socket.socket) -> str:
     try:
-        return str(kernel.getpeername()[0])
+        return str(connected_socket.getpeername()[0])
     except OSError:  # the client has just gone
         return ""
 
 
-def _http2(listener: Listener, is_surplus: bool) -> Http2Connection:
+def _create_http2_connection(listener: Listener, is_surplus: bool) -> Http2Connection:
     from price_keeper.surface.http2 import Http2Connection  # its library is a tenth of a start that has no use for it
 
     return Http2Connection(listener, is_surplus)
