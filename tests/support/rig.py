@@ -275,7 +275,7 @@ async def port(
                 for door in listener._acceptors:
                     door.close()
                 for connection in tuple(listener._connections):
-                    connection.cut()
+                    connection.abort()
                 for wire in rig.wires:
                     wire.close()
         assert log.lines == []

@@ -90,7 +90,7 @@ class TlsAcceptor:
         if len(self._handshakes) >= self._listener.limits.handshakes:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
-            oldest.cut()
+            oldest.abort()
         self._handshakes[detector] = None
         self._tasks.once(self._run_handshake(detector, client_socket))
 

@@ -109,7 +109,7 @@ class Http1Connection(asyncio.Protocol):
         elif self._answer.flow is not None:
             self._answer.flow.resume()
 
-    def check_time(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """Called every second or so: ends what has waited too long."""
         if self._write_stall is not None:
             self._check_write_stall(self._write_stall.measure_stall(now))
@@ -139,7 +139,7 @@ class Http1Connection(asyncio.Protocol):
         elif not (self._requests.is_in_body or self._requests.head_bytes):
             self._close()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self.write_batcher.flush()
         reset_connection(self._transport)
 

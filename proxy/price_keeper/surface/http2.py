@@ -127,7 +127,7 @@ class Http2Connection(asyncio.Protocol):
         self._count_waiting()
         self._send()
         if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
-            self.cut()
+            self.abort()
 
     @property
     def open_streams(self) -> int:
@@ -176,7 +176,7 @@ class Http2Connection(asyncio.Protocol):
         for stream in tuple(self._streams.values()):
             stream.pump()
 
-    def check_time(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         stalled = self._write_stall.measure_stall(now) if self._write_stall is not None else 0.0
         if self._is_closed:
             if stalled > self.limits.lingering_seconds:
@@ -185,10 +185,10 @@ class Http2Connection(asyncio.Protocol):
         # Until a connection has taken what was written to it, no stream can be blamed for its own wait.
         connection_stalled = stalled if self.is_write_paused else None
         for stream in tuple(self._streams.values()):
-            stream.check_time(now, connection_stalled)
+            stream.check_timeouts(now, connection_stalled)
         if self.is_write_paused:
             if stalled > self.limits.stalled_seconds:
-                self.cut()
+                self.abort()
         elif not self._streams and now - self._heard > self.limits.idle_seconds:
             self._say_goodbye(ErrorCodes.NO_ERROR)
             self._close()
@@ -199,7 +199,7 @@ class Http2Connection(asyncio.Protocol):
         self._say_goodbye(ErrorCodes.NO_ERROR)
         self._close_if_done()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self._is_closed = True
         self._transport.abort()
 

@@ -107,7 +107,7 @@ class Stream:
         self._body = b""
         self._connection.listener.begin(self._request, self, self._weight)
 
-    def check_time(self, now: float, connection_stalled: float | None) -> None:
+    def check_timeouts(self, now: float, connection_stalled: float | None) -> None:
         waited = now - self._since
         if not self._is_whole:
             if waited > self._limits.body_seconds:

@@ -19,8 +19,8 @@ from price_keeper.surface.outbox import BATCHING_THRESHOLD, WriteBatcher
 from price_keeper.surface.sockets import bound, elsewhere
 from price_keeper.tasks import Tasks
 
-CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
-CUT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
+TIMEOUT_CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
+ABORT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
 
 # Answers in one turn of the loop that wait for nobody. Somebody who sends ever more to be refused must leave others
 # their turn, so behind these each request has a task, and those behind it on its connection wait for that.
@@ -32,18 +32,18 @@ FULL: Final = "the requests under way fill the memory set aside for them"
 _log = logging.getLogger("price_keeper.surface")
 
 
-class Connection(Protocol):
+class ServerConnection(Protocol):
     protocol: str
 
     @property
     def open_streams(self) -> int:
         """Of HTTP/2."""
 
-    def check_time(self, now: float) -> None: ...
+    def check_timeouts(self, now: float) -> None: ...
 
     def drain(self) -> None: ...
 
-    def cut(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 def _is_none_refused(_: Request) -> None:
@@ -77,8 +77,8 @@ class Listener:
         self._new_request_id = new_request_id or request_ids()
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
-        self._connections: set[Connection] = set()
-        self._networks: dict[Connection, Hashable] = {}  # of those that are not from this machine
+        self._connections: set[ServerConnection] = set()
+        self._networks: dict[ServerConnection, Hashable] = {}  # of those that are not from this machine
         self._of: Counter[Hashable] = Counter()
         self._acceptors: list[Acceptor] = []
         self._is_full_told = False
@@ -97,7 +97,7 @@ class Listener:
             acceptor: Acceptor = PlainAcceptor(self, listening_socket) if tls is None else TlsAcceptor(self, listening_socket, tls, self._tasks)
             self._acceptors.append(acceptor)
             await acceptor.open()
-        self._tasks.every("time of connections", CHECK_SECONDS, self._check_time)
+        self._tasks.every("time of connections", TIMEOUT_CHECK_SECONDS, self._check_timeouts)
         bound_port: int = sockets[0].getsockname()[1]
         return bound_port
 
@@ -113,10 +113,10 @@ class Listener:
             connection.drain()
         await self._emptied(seconds)
         for connection in tuple(self._connections):
-            connection.cut()
+            connection.abort()
         if give_up is not None:
             give_up()
-        await self._emptied(CUT_SECONDS)
+        await self._emptied(ABORT_SECONDS)
 
     async def _emptied(self, seconds: float) -> None:
         deadline = self.now() + seconds
@@ -134,14 +134,14 @@ class Listener:
 
     # What connections call.
 
-    def joined(self, connection: Connection, peer: str) -> None:
+    def joined(self, connection: ServerConnection, peer: str) -> None:
         self._connections.add(connection)
         network = elsewhere(peer)
         if network is not None:
             self._networks[connection] = network
             self._of[network] += 1
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
         network = self._networks.pop(connection, None)
         if network is not None:
@@ -216,9 +216,9 @@ class Listener:
         self.under_way -= 1
         self.held_bytes -= request.weight
 
-    async def _check_time(self) -> None:
+    async def _check_timeouts(self) -> None:
         now = self.now()
         if len(self._connections) < self.limits.connections // 2:
             self._is_full_told = False
         for connection in tuple(self._connections):
-            connection.check_time(now)
+            connection.check_timeouts(now)

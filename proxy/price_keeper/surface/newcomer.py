@@ -70,14 +70,14 @@ class ProtocolDetector(asyncio.Protocol):
 
     # What the listener calls.
 
-    def check_time(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         if now - self._connected_at > self._listener.limits.head_seconds:
-            self.cut()
+            self.abort()
 
     def drain(self) -> None:
-        self.cut()
+        self.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         if self._handshake_socket is None:
             self._transport.abort()
         else:
