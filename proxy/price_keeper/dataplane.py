@@ -327,7 +327,7 @@ async def open_data_port(
         refused_at_head=handler.refused_at_head,
         new_request_id=handler.new_request_id,
         write_batcher=write_batcher,
-        refuses=handler.traffic.refuses,
+        on_refusal=handler.traffic.refuses,
     )
     data = config.listen.data
     port = await listener.listen(data.host, data.port, tls_context, is_shared=workers > 1)

@@ -45,7 +45,7 @@ async def answered_in(port: DataPort, room: float, path: str, body: dict[str, ob
         session.post(port.url + path, headers=headers, data=orjson.dumps(body)) as answer,
     ):
         told = await answer.text()
-    await eventually(lambda: port.listener.held_bytes == 0)
+    await eventually(lambda: port.listener.reserved_bytes == 0)
     return answer.status, told
 
 

@@ -20,7 +20,7 @@ from price_keeper.recording.metering import Metering
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.surface.limits import DEFAULT
-from price_keeper.surface.listener import MOST_AT_ONCE
+from price_keeper.surface.listener import MAX_IMMEDIATE_ANSWERS
 from price_keeper.surface.outbox import MAX_BATCH_BYTES
 
 from tests.support.compiled import replaces_a_method
@@ -245,8 +245,8 @@ async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool
             await wire.send(b"".join(ask(b"%d" % number) for number in range(requests)))
             for number in range(requests):
                 assert (await wire.answer()).body == b"%d" % number
-    assert sum(in_turns) >= MOST_AT_ONCE
-    assert max(in_turns) <= MOST_AT_ONCE + 1
+    assert sum(in_turns) >= MAX_IMMEDIATE_ANSWERS
+    assert max(in_turns) <= MAX_IMMEDIATE_ANSWERS + 1
 
 
 # The outbox.

@@ -125,13 +125,13 @@ async def test_trailers_are_counted_until_their_request_is_over() -> None:
     async with port(echo, requests_bytes=30_000) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
-        await eventually(lambda: rig.listener.held_bytes)
-        before = rig.listener.held_bytes
+        await eventually(lambda: rig.listener.reserved_bytes)
+        before = rig.listener.reserved_bytes
         await wire.send(b"x: " + b"y" * 9997)
-        await eventually(lambda: rig.listener.held_bytes == before + 10_000)
+        await eventually(lambda: rig.listener.reserved_bytes == before + 10_000)
         await wire.send(b"y" * 20_000)
         assert "memory" in said(await wire.answer(), 503, "ServiceUnavailableException")
-        await eventually(lambda: rig.listener.held_bytes == 0)
+        await eventually(lambda: rig.listener.reserved_bytes == 0)
 
 
 @on_both_loops
@@ -154,7 +154,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
     async with port(echo) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n")
-        await eventually(lambda: rig.listener.held_bytes > 0)
+        await eventually(lambda: rig.listener.reserved_bytes > 0)
         (connection,) = rig.listener._connections
         connection.data_received(b"1\r\nx\r\n" * 40_000)  # type: ignore[attr-defined]
         taken = connection._requests._body_bytes  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
         assert (await other.answer()).body == b"mine"
         await wire.send(b"0\r\n\r\n")
         assert (await wire.answer()).body == b"x" * 40_000
-        await eventually(lambda: rig.listener.held_bytes == 0)
+        await eventually(lambda: rig.listener.reserved_bytes == 0)
 
 
 @on_both_loops
@@ -193,17 +193,17 @@ async def test_all_requests_share_one_room() -> None:
         under_way, coming, late = [await rig.connect() for _ in range(3)]
         await under_way.send(ask(b"x" * 300) + ask(b"x" * 300))
         await coming.send(ask(b"x" * 300)[:-1])
-        await eventually(lambda: rig.listener.held_bytes == three - 1)
+        await eventually(lambda: rig.listener.reserved_bytes == three - 1)
         await late.send(ask(b"x" * 102))
         assert "memory" in await refused(late, 503, "ServiceUnavailableException")
-        assert rig.listener.held_bytes == three - 1
+        assert rig.listener.reserved_bytes == three - 1
         coming.close()
-        await eventually(lambda: rig.listener.held_bytes == 2 * weight(300))
+        await eventually(lambda: rig.listener.reserved_bytes == 2 * weight(300))
         again = await rig.connect()
         await again.send(ask(b"x" * 400))
-        await eventually(lambda: rig.listener.held_bytes == three + 100)
+        await eventually(lambda: rig.listener.reserved_bytes == three + 100)
         under_way.reset()
-        await eventually(lambda: rig.listener.held_bytes == three + 100 - weight(300))  # one is under way
+        await eventually(lambda: rig.listener.reserved_bytes == three + 100 - weight(300))  # one is under way
         handler.gate.set()
         assert (await again.answer()).body == b"x" * 400
 
@@ -214,13 +214,13 @@ async def test_heads_weigh_too_whole_or_not() -> None:
     async with port(echo, requests_bytes=40_000) as rig:
         long, many, late = [await rig.connect() for _ in range(3)]
         await long.send(head_of(12_000)[:-4], b"\r\nx1: y")
-        await eventually(lambda: 12_000 <= rig.listener.held_bytes < 13_000)
+        await eventually(lambda: 12_000 <= rig.listener.reserved_bytes < 13_000)
         await many.send(b"GET / HTTP/1.1\r\n", b"".join(b"a%d:\r\n" % number for number in range(100)))
-        await eventually(lambda: rig.listener.held_bytes > 12_000 + 100 * HEADER_BYTES)
+        await eventually(lambda: rig.listener.reserved_bytes > 12_000 + 100 * HEADER_BYTES)
         await late.send(head_of(15_000))
         assert "memory" in await refused(late, 503, "ServiceUnavailableException")
         many.close()
-        await eventually(lambda: rig.listener.held_bytes < 13_000)
+        await eventually(lambda: rig.listener.reserved_bytes < 13_000)
         again = await rig.connect()
         await again.send(head_of(15_000))
         assert (await again.answer()).status == 200
@@ -235,14 +235,14 @@ async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: p
     async with port(handler, pipelined=2, requests_bytes=30_000) as rig:
         wire = await rig.connect()
         await wire.send(b"".join(head_of(250) for _ in range(100)))
-        await eventually(lambda: rig.listener.held_bytes > 20_000)
+        await eventually(lambda: rig.listener.reserved_bytes > 20_000)
         other = await rig.connect()
         await other.send(ask(b"x" * 10_000))
         assert "memory" in await refused(other, 503, "ServiceUnavailableException")
         handler.gate.set()
         for _ in range(100):
             assert (await wire.answer()).status == 200
-        assert rig.listener.held_bytes == 0
+        assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops

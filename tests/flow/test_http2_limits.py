@@ -81,7 +81,7 @@ async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> No
         await client.body(number, b"x" * 1_900_000, ends=False)
         (connection,) = rig.listener._connections
         await eventually(lambda: connection._streams[number]._unsent == 1_100_000)  # type: ignore[attr-defined]
-        assert rig.listener.held_bytes < STREAM_BYTES + 1000  # none of it is kept
+        assert rig.listener.reserved_bytes < STREAM_BYTES + 1000  # none of it is kept
         await client.body(number, b"x" * 100_000, ends=False)
         assert "nobody" in said(await client.answer(number), 403, "AccessDeniedException")
         await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
@@ -101,12 +101,12 @@ async def test_all_requests_share_one_room() -> None:
         held, part = [client.open(ends=False) for _ in range(2)]
         await client.body(held, b"x" * 600)
         await client.body(part, b"x" * 300, ends=False)
-        await eventually(lambda: rig.listener.held_bytes == three - weight(100))
+        await eventually(lambda: rig.listener.reserved_bytes == three - weight(100))
         assert "memory" in said(await client.call(body=b"x" * 101), 503, "ServiceUnavailableException")
-        await eventually(lambda: rig.listener.held_bytes == three - weight(100))
+        await eventually(lambda: rig.listener.reserved_bytes == three - weight(100))
         client.h2.reset_stream(part)
         await client.flush()
-        await eventually(lambda: rig.listener.held_bytes == weight(600))
+        await eventually(lambda: rig.listener.reserved_bytes == weight(600))
         other = await rig.connect()
         await other.send(ask(b"x" * (three - weight(600))))
         said(await other.answer(), 503, "ServiceUnavailableException")
@@ -137,18 +137,18 @@ async def test_heads_weigh_too() -> None:
         client = await rig.connect2()
         held = [client.open(more=sized(3000), ends=False) for _ in range(3)]
         await client.flush()
-        await eventually(lambda: rig.listener.held_bytes > 9000 + 3 * STREAM_BYTES)
+        await eventually(lambda: rig.listener.reserved_bytes > 9000 + 3 * STREAM_BYTES)
         heard = await client.call(more=sized(3000))
         assert "memory" in said(heard, 503, "ServiceUnavailableException")
         assert heard[b"x-price-keeper-request-id"]
         client.h2.reset_stream(held[0])
         await client.flush()
-        await eventually(lambda: rig.listener.held_bytes < 9000 + 3 * STREAM_BYTES)
+        await eventually(lambda: rig.listener.reserved_bytes < 9000 + 3 * STREAM_BYTES)
         assert (await client.call(more=sized(2000))).status == 200
         slow = await rig.connect2()
         await slow.listen()
         await slow.wire.send(HeadersFrame(1, data=b"x" * 2000).serialize())
-        await eventually(lambda: rig.listener.held_bytes > 8000 + 2 * STREAM_BYTES)
+        await eventually(lambda: rig.listener.reserved_bytes > 8000 + 2 * STREAM_BYTES)
         await slow.wire.send(ContinuationFrame(1, data=b"x" * 6500).serialize())
         await calmed(rig, slow, left=1)
 
@@ -159,7 +159,7 @@ async def test_a_head_in_many_frames_has_a_limit_too() -> None:
         client = await rig.connect2()
         await client.listen()
         await client.wire.send(HeadersFrame(1, data=b"x" * 1500).serialize())
-        await eventually(lambda: rig.listener.held_bytes == 1500)
+        await eventually(lambda: rig.listener.reserved_bytes == 1500)
         await client.wire.send(ContinuationFrame(1, data=b"x" * 501).serialize())
         await calmed(rig, client)
 
@@ -185,7 +185,7 @@ async def test_a_slow_body_and_an_idle_connection() -> None:
         client = await rig.connect2()
         number = client.open(ends=False)
         await client.body(number, b"x", ends=False)
-        await eventually(lambda: rig.listener.held_bytes)
+        await eventually(lambda: rig.listener.reserved_bytes)
         await rig.pass_time(119)
         await rig.pass_time(2)
         assert "120 seconds" in said(await client.answer(number), 400, "ValidationException")
@@ -358,14 +358,14 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
         client = await rig.connect2()
         number = client.open(ends=False)
         await client.flush()
-        await eventually(lambda: rig.listener.held_bytes > 0)
+        await eventually(lambda: rig.listener.reserved_bytes > 0)
         (connection,) = rig.listener._connections
         frames = DataFrame(number, b"x" * 100).serialize() * 2000 + DataFrame(number, flags=["END_STREAM"]).serialize()
         connection.data_received(frames)  # type: ignore[attr-defined]
         stream = connection._streams[number]  # type: ignore[attr-defined]
         assert stream._body_bytes <= SLICE_BYTES * SLICES_A_TURN
         assert (await client.answer(number)).body == b"x" * 200_000
-        await eventually(lambda: rig.listener.held_bytes == 0)
+        await eventually(lambda: rig.listener.reserved_bytes == 0)
 
 
 @on_both_loops

@@ -35,7 +35,7 @@ async def test_frame_longer_than_announced_ends_connection_at_its_ninth_byte(kin
         assert client.goodbye is not None
         assert client.goodbye.error_code == ErrorCodes.FRAME_SIZE_ERROR
         await eventually(lambda: rig.open == 0)
-        assert rig.listener.held_bytes == 0
+        assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops
@@ -46,16 +46,16 @@ async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
         frame = DataFrame(client.open(ends=False), b"x" * FRAME_BYTES).serialize()
         await client.flush()
         await eventually(lambda: rig.listener.open_streams)
-        before = rig.listener.held_bytes
+        before = rig.listener.reserved_bytes
         await client.wire.send(frame[:10_000])
-        await eventually(lambda: rig.listener.held_bytes == before + 10_000)
+        await eventually(lambda: rig.listener.reserved_bytes == before + 10_000)
         await client.wire.send(frame[10_000:])
-        await eventually(lambda: rig.listener.held_bytes == before + FRAME_BYTES)
+        await eventually(lambda: rig.listener.reserved_bytes == before + FRAME_BYTES)
         await client.wire.send(frame[:10_000])
-        await eventually(lambda: rig.listener.held_bytes == before + FRAME_BYTES + 10_000)
+        await eventually(lambda: rig.listener.reserved_bytes == before + FRAME_BYTES + 10_000)
         client.wire.close()
         await eventually(lambda: rig.open == 0)
-        assert rig.listener.held_bytes == 0
+        assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops
@@ -71,11 +71,11 @@ async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room
         numbers = [client.open(ends=False) for _ in range(50)]
         await client.flush()
         await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
-        assert rig.listener.held_bytes <= room
+        assert rig.listener.reserved_bytes <= room
         assert 0 < rig.listener.open_streams <= 10
         client.wire.close()
         await eventually(lambda: rig.open == 0)
-        assert rig.listener.held_bytes == 0
+        assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops
@@ -92,10 +92,10 @@ async def test_stream_reset_for_want_of_room_gives_back_its_head() -> None:
         numbers = [client.open(more=[long, (b"x-filler", b"x" * 1000)], ends=False) for _ in range(20)]
         await client.flush()
         await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
-        assert rig.listener.held_bytes <= room
+        assert rig.listener.reserved_bytes <= room
         client.wire.close()
         await eventually(lambda: rig.open == 0)
-        assert rig.listener.held_bytes == 0
+        assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops

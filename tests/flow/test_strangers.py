@@ -33,7 +33,7 @@ async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, sho
     async with data_port(tmp_path) as port, _connected(port) as wire:
         await wire.send(f"{HEAD}{shown}{framing}\r\n\r\n".encode())
         assert "token" in said(await wire.answer(), 403, "AccessDeniedException")
-        assert port.listener.held_bytes == 0
+        assert port.listener.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("path", [b"/credentials", b"/inference-profiles"])
@@ -43,7 +43,7 @@ async def test_nor_does_one_that_comes_where_there_is_none(tmp_path: Path, path:
         number = client.open(path, ends=False, method=b"GET")
         await client.body(number, b"x", ends=False)
         assert "token" in said(await client.answer(number), 403, "AccessDeniedException")
-        assert port.listener.held_bytes == 0
+        assert port.listener.reserved_bytes == 0
         client.wire.close()
 
 

@@ -145,4 +145,4 @@ async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
         wire.is_closed = True
         wire.protocol.connection_lost(None)
         await wire.settle()
-        same((listener.held_bytes, listener.under_way, len(listener._connections)), (0, 0, 0), "what is left")
+        same((listener.reserved_bytes, listener.active_requests, len(listener._connections)), (0, 0, 0), "what is left")

@@ -37,10 +37,10 @@ class Lane:
     async def is_quiet(self) -> None:
         """Nothing is left open by any call, whatever became of it."""
         holders = self.pipeline._admitting._leasing._holders
-        await eventually(lambda: not self.listener.under_way)
+        await eventually(lambda: not self.listener.active_requests)
         await eventually(lambda: not self.journal.open_calls)
         await eventually(lambda: not self.pipeline.joining._calls or self._has_no_open_share())
-        assert self.listener.held_bytes == 0
+        assert self.listener.reserved_bytes == 0
         assert not any(holder.open for holder in holders.values())
 
     def _has_no_open_share(self) -> bool:

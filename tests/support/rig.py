@@ -248,7 +248,7 @@ class Rig:
     async def is_empty(self) -> None:
         await eventually(lambda: not self.open)
         await eventually(lambda: not self.handling)
-        assert self.listener.held_bytes == 0
+        assert self.listener.reserved_bytes == 0
 
 
 @asynccontextmanager

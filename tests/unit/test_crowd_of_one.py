@@ -37,18 +37,18 @@ async def test_one_address_leaves_room_for_others(one: str, same: str, another: 
         listener = Listener(nothing, SystemClock(), tasks, Limits(connections=10, of_one=3))
         connections = [Connection() for _ in range(3)]
         for each in connections:
-            assert listener.surplus(one) <= 0
-            listener.joined(each, one)
-        assert listener.surplus(one) == listener.surplus(same) == 1
-        assert listener.surplus(another) <= 0
-        assert "or 3 from one address" in listener.too_many.message
-        listener.joined(late := Connection(), same)
-        assert listener.surplus(one) == 2
+            assert listener.count_surplus(one) <= 0
+            listener.add_connection(each, one)
+        assert listener.count_surplus(one) == listener.count_surplus(same) == 1
+        assert listener.count_surplus(another) <= 0
+        assert "or 3 from one address" in listener.too_many_connections.message
+        listener.add_connection(late := Connection(), same)
+        assert listener.count_surplus(one) == 2
         for each in (late, *connections):
-            listener.left(each)
-            listener.left(each)  # as a newcomer that has become what it is
-        assert listener.surplus(one) <= 0
-        assert not listener._of
+            listener.remove_connection(each)
+            listener.remove_connection(each)  # as a newcomer that has become what it is
+        assert listener.count_surplus(one) <= 0
+        assert not listener._connections_by_network
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", ""])
@@ -56,9 +56,9 @@ async def test_all_programs_of_this_machine_share_all_of_them(address: str) -> N
     async with Tasks(SystemClock()) as tasks:
         listener = Listener(nothing, SystemClock(), tasks, Limits(connections=10, of_one=3))
         for _ in range(10):
-            assert listener.surplus(address) <= 0
-            listener.joined(Connection(), address)
-        assert listener.surplus(address) == 1
+            assert listener.count_surplus(address) <= 0
+            listener.add_connection(Connection(), address)
+        assert listener.count_surplus(address) == 1
 
 
 def test_it_is_half_of_those_there_are_descriptors_for() -> None:

@@ -84,7 +84,7 @@ class TlsAcceptor:
         client_socket.setblocking(False)
         detector = ProtocolDetector(self._listener, client_socket)
         if detector.must_abort:
-            self._listener.left(detector)
+            self._listener.remove_connection(detector)
             client_socket.close()
             return
         if len(self._handshakes) >= self._listener.limits.handshakes:
@@ -102,4 +102,4 @@ class TlsAcceptor:
         finally:
             self._handshakes.pop(detector, None)
             if not detector.is_handshake_done:
-                self._listener.left(detector)
+                self._listener.remove_connection(detector)

@@ -64,11 +64,11 @@ class Http1Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self._peer = peer_of(transport)
-        self._listener.joined(self, self._peer)
+        self._listener.add_connection(self, self._peer)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._is_closed = True
-        self._listener.left(self)
+        self._listener.remove_connection(self)
         self._hear_no_more()
         self._requests.close()
         answer, self._answer = self._answer, None
@@ -206,8 +206,8 @@ class Http1Connection(asyncio.Protocol):
     def _keep_unread(self, data: bytes) -> None:
         more = len(data) - self._unread_weight
         self._unread, self._unread_weight = data, len(data)
-        if not self._listener.holds(more) and more > 0:
-            self.stop_hearing(self._listener.full)
+        if not self._listener.reserve_memory(more) and more > 0:
+            self.stop_hearing(self._listener.memory_full)
 
     def _can_serve(self) -> bool:
         return self._answer is None and not self._waiting and not self.is_write_paused and not self._is_closed
@@ -223,13 +223,13 @@ class Http1Connection(asyncio.Protocol):
 
     def _serve(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
         if self._is_surplus:
-            self._listener.let_go(weight)
-            self._refuse(self._listener.too_many)
+            self._listener.release_memory(weight)
+            self._refuse(self._listener.too_many_connections)
             return
         request.peer = self._peer
         make = BodilessAnswer if request.method == b"HEAD" else Answer
         self._answer = make(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
-        self._listener.begin(request, self._answer, weight)
+        self._listener.start_request(request, self._answer, weight)
 
     def _refuse(self, refusal: Refusal) -> None:
         self._answer = Answer(self, self._transport, False, False)
@@ -237,7 +237,7 @@ class Http1Connection(asyncio.Protocol):
 
     def _drop(self, entry: _Entry) -> None:
         if not isinstance(entry, Refusal):
-            self._listener.let_go(entry.weight)
+            self._listener.release_memory(entry.weight)
 
     def answered(self, keeps_alive: bool) -> None:
         self._answer = None

@@ -106,7 +106,7 @@ class RequestReader:
 
     def drop(self) -> None:
         """What has come of a request is of no use any more."""
-        self._listener.let_go(self._weight)
+        self._listener.release_memory(self._weight)
         self._fed = b""  # a connection that is refused goes only when the collector of cycles comes by
         self._begin_head()
 
@@ -146,7 +146,7 @@ class RequestReader:
         self._version = version = self._parser.get_http_version()
         headers = self._headers
         weight = weight_of(self._target, headers)
-        is_room = self._listener.holds(weight - self._weight)
+        is_room = self._listener.reserve_memory(weight - self._weight)
         self._weight = weight
         # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
         line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
@@ -176,7 +176,7 @@ class RequestReader:
         if length > self._limits.heard_bytes:
             self._ask_at_head()
         if not is_room:
-            self._refuse_now(self._listener.full)
+            self._refuse_now(self._listener.memory_full)
         if self._is_upgrading:
             self._is_last = not self._parser.should_keep_alive()
         elif b"expect" in headers and version == "1.1":
@@ -187,11 +187,11 @@ class RequestReader:
         self._body = added(self._body, data)
         self._body_bytes += len(data)
         self._weight += len(data)
-        is_room = self._listener.holds(len(data))
+        is_room = self._listener.reserve_memory(len(data))
         if self._body_bytes > self._limits.body_bytes:
             self._refuse_now(self._too_large())
         if not is_room:
-            self._refuse_now(self._listener.full)
+            self._refuse_now(self._listener.memory_full)
 
     def on_message_complete(self) -> None:
         if self._is_upgrading:
@@ -232,17 +232,17 @@ class RequestReader:
         """Of a head that is not whole: so many bytes of it, in so many headers, are here."""
         self.head_bytes = size
         weight = size + HEADER_BYTES * len(self._headers)
-        is_room = self._listener.holds(weight - self._weight)
+        is_room = self._listener.reserve_memory(weight - self._weight)
         self._weight = weight
         if not is_room:
-            self._connection.stop_hearing(self._listener.full)
+            self._connection.stop_hearing(self._listener.memory_full)
 
     def _count_quiet(self, more: int) -> None:
         """Trailers and the like, in which the parser sees no body for long."""
         self._quiet_bytes += more
         self._weight += more
-        if not self._listener.holds(more):
-            self._connection.stop_hearing(self._listener.full)
+        if not self._listener.reserve_memory(more):
+            self._connection.stop_hearing(self._listener.memory_full)
         elif self._quiet_bytes > self._limits.head_bytes:
             what = f"a request's trailers have at most {self._limits.head_bytes} bytes"
             self._connection.stop_hearing(InvalidRequest(what))

@@ -54,7 +54,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
         self.peer = peer_of(transport)
-        self.listener.joined(self, self.peer)
+        self.listener.add_connection(self, self.peer)
         # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
         self._h2.local_settings = Settings(
             client=False,
@@ -74,7 +74,7 @@ class Http2Connection(asyncio.Protocol):
             self.drain()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.listener.left(self)
+        self.listener.remove_connection(self)
         self._forget_all()
         self._h2.close()
 
@@ -148,7 +148,7 @@ class Http2Connection(asyncio.Protocol):
         half_head = received.header_block_bytes
         size = received.buffered_bytes + len(self._unread)
         if size and not self._is_closed:
-            is_room = self.listener.holds(size)
+            is_room = self.listener.reserve_memory(size)
             self._waiting_bytes = size
             # A head far beyond the limit, or beyond what there is room for, gets no answer. What is merely unread is
             # little, and tells by stream what has no room.
@@ -157,7 +157,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _let_go_of_waiting(self) -> None:
         if self._waiting_bytes:
-            self.listener.let_go(self._waiting_bytes)
+            self.listener.release_memory(self._waiting_bytes)
             self._waiting_bytes = 0
 
     def eof_received(self) -> bool:
@@ -211,11 +211,11 @@ class Http2Connection(asyncio.Protocol):
             return
         self._newest = event.stream_id
         self._h2.expect_for_request()
-        is_room = self.listener.holds(STREAM_BYTES)
+        is_room = self.listener.reserve_memory(STREAM_BYTES)
         stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
         self._streams[event.stream_id] = stream
         if self._is_surplus:
-            stream.refuse(self.listener.too_many)
+            stream.refuse(self.listener.too_many_connections)
             self.drain()
         else:
             stream.take_head(event.headers or [])
@@ -317,7 +317,7 @@ class Http2Connection(asyncio.Protocol):
     def _removed(self, stream_id: int) -> Stream | None:
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
-            self.listener.let_go(STREAM_BYTES)
+            self.listener.release_memory(STREAM_BYTES)
         return stream
 
     def _send(self) -> None:

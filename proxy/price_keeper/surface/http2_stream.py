@@ -68,7 +68,7 @@ class Stream:
                 self._refuse_behind(length, known)
                 return
         if not is_room:
-            self.refuse(self._connection.listener.full)
+            self.refuse(self._connection.listener.memory_full)
         elif length > self._limits.body_bytes:
             self._refuse_behind(length, self._too_large())
 
@@ -89,7 +89,7 @@ class Stream:
         if self._body_bytes > self._limits.body_bytes:
             self.refuse(self._too_large())
         elif not is_room:
-            self.refuse(self._connection.listener.full)
+            self.refuse(self._connection.listener.memory_full)
 
     def request_ended(self) -> None:
         self.is_heard_out = True
@@ -105,7 +105,7 @@ class Stream:
         self._request.body = whole(self._body)
         self._request.peer = self._connection.peer
         self._body = b""
-        self._connection.listener.begin(self._request, self, self._weight)
+        self._connection.listener.start_request(self._request, self, self._weight)
 
     def check_timeouts(self, now: float, connection_stalled: float | None) -> None:
         waited = now - self._since
@@ -153,12 +153,12 @@ class Stream:
     def _drop_body(self) -> None:
         if not self._is_whole:
             self._is_whole = True
-            self._connection.listener.let_go(self._weight)
+            self._connection.listener.release_memory(self._weight)
             self._body = b""
 
     def _weighs(self, more: int) -> bool:
         self._weight += more
-        return self._connection.listener.holds(more)
+        return self._connection.listener.reserve_memory(more)
 
     def _too_large(self) -> Refusal:
         return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")

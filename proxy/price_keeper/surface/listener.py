@@ -24,10 +24,10 @@ ABORT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
 
 # Answers in one turn of the loop that wait for nobody. Somebody who sends ever more to be refused must leave others
 # their turn, so behind these each request has a task, and those behind it on its connection wait for that.
-MOST_AT_ONCE: Final = 32
+MAX_IMMEDIATE_ANSWERS: Final = 32
 
 REQUEST_ID: Final = b"x-price-keeper-request-id"
-FULL: Final = "the requests under way fill the memory set aside for them"
+MEMORY_FULL_MESSAGE: Final = "the requests under way fill the memory set aside for them"
 
 _log = logging.getLogger("price_keeper.surface")
 
@@ -46,7 +46,7 @@ class ServerConnection(Protocol):
     def abort(self) -> None: ...
 
 
-def _is_none_refused(_: Request) -> None:
+def _accept_every_head(_: Request) -> None:
     pass
 
 
@@ -61,15 +61,15 @@ class Listener:
         tasks: Tasks,
         limits: Limits = DEFAULT,
         *,
-        refused_at_head: Callable[[Request], Refusal | None] = _is_none_refused,
+        refused_at_head: Callable[[Request], Refusal | None] = _accept_every_head,
         new_request_id: Callable[[], bytes] | None = None,
         write_batcher: WriteBatcher | None = None,
-        refuses: Callable[[Refusal], None] = lambda _: None,
+        on_refusal: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         """`refuses` hears of what does not come to the handler."""
         self._handler = handler
         self.write_batcher = write_batcher or WriteBatcher()
-        self._refuses = refuses
+        self._on_refusal = on_refusal
         self._clock = clock
         self._tasks = tasks
         self.limits = limits
@@ -78,17 +78,17 @@ class Listener:
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
         self._connections: set[ServerConnection] = set()
-        self._networks: dict[ServerConnection, Hashable] = {}  # of those that are not from this machine
-        self._of: Counter[Hashable] = Counter()
+        self._network_by_connection: dict[ServerConnection, Hashable] = {}  # of those that are not from this machine
+        self._connections_by_network: Counter[Hashable] = Counter()
         self._acceptors: list[Acceptor] = []
-        self._is_full_told = False
-        self.under_way = 0  # requests that are handled, whether or not their callers still wait
-        self._answered_at_once = 0  # in this turn
-        self.held_bytes = 0  # of all requests that are coming in, waiting or under way
-        told = f"there are {limits.connections} connections already, or {limits.of_one} from one address elsewhere"
-        self.too_many = Busy(told, retry_after=1)
-        self._too_busy = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
-        self.full = Busy(FULL, retry_after=1)
+        self._has_warned_of_surplus = False
+        self.active_requests = 0  # requests that are handled, whether or not their callers still wait
+        self._immediate_answers = 0  # in this turn
+        self.reserved_bytes = 0  # of all requests that are coming in, waiting or under way
+        too_many_message = f"there are {limits.connections} connections already, or {limits.of_one} from one address elsewhere"
+        self.too_many_connections = Busy(too_many_message, retry_after=1)
+        self._too_many_requests = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
+        self.memory_full = Busy(MEMORY_FULL_MESSAGE, retry_after=1)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
         """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
@@ -101,7 +101,7 @@ class Listener:
         bound_port: int = sockets[0].getsockname()[1]
         return bound_port
 
-    async def drain(self, seconds: float, give_up: Callable[[], None] | None = None) -> None:
+    async def drain(self, seconds: float, on_deadline: Callable[[], None] | None = None) -> None:
         """Takes no more, lets what is under way end, and cuts what has not after so many seconds.
 
         That an answer's caller has left does not end it, as its usage comes last; `give_up` does, at the end.
@@ -111,16 +111,16 @@ class Listener:
             acceptor.close()
         for connection in tuple(self._connections):
             connection.drain()
-        await self._emptied(seconds)
+        await self._wait_until_idle(seconds)
         for connection in tuple(self._connections):
             connection.abort()
-        if give_up is not None:
-            give_up()
-        await self._emptied(ABORT_SECONDS)
+        if on_deadline is not None:
+            on_deadline()
+        await self._wait_until_idle(ABORT_SECONDS)
 
-    async def _emptied(self, seconds: float) -> None:
+    async def _wait_until_idle(self, seconds: float) -> None:
         deadline = self.now() + seconds
-        while (self._connections or self.under_way) and self.now() < deadline:
+        while (self._connections or self.active_requests) and self.now() < deadline:
             await self._clock.sleep(0.05)
 
     @property
@@ -134,91 +134,91 @@ class Listener:
 
     # What connections call.
 
-    def joined(self, connection: ServerConnection, peer: str) -> None:
+    def add_connection(self, connection: ServerConnection, peer: str) -> None:
         self._connections.add(connection)
         network = elsewhere(peer)
         if network is not None:
-            self._networks[connection] = network
-            self._of[network] += 1
+            self._network_by_connection[connection] = network
+            self._connections_by_network[network] += 1
 
-    def left(self, connection: ServerConnection) -> None:
+    def remove_connection(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
-        network = self._networks.pop(connection, None)
+        network = self._network_by_connection.pop(connection, None)
         if network is not None:
-            self._of[network] -= 1
-            if not self._of[network]:
-                del self._of[network]
+            self._connections_by_network[network] -= 1
+            if not self._connections_by_network[network]:
+                del self._connections_by_network[network]
 
-    def surplus(self, peer: str) -> int:
+    def count_surplus(self, peer: str) -> int:
         """How many connections there are too many, with one more from there."""
-        in_all = len(self._connections) + 1 - self.limits.connections
-        of_one = self._of[elsewhere(peer)] + 1 - self.limits.of_one
-        surplus = max(in_all, of_one)
-        if surplus > 0 and not self._is_full_told:
-            self._is_full_told = True
-            what = f"{self.limits.connections} connections" if in_all > 0 else f"{self.limits.of_one} from one address"
-            _log.warning("there are %s, as many as are taken; more are refused", what)
+        total_surplus = len(self._connections) + 1 - self.limits.connections
+        network_surplus = self._connections_by_network[elsewhere(peer)] + 1 - self.limits.of_one
+        surplus = max(total_surplus, network_surplus)
+        if surplus > 0 and not self._has_warned_of_surplus:
+            self._has_warned_of_surplus = True
+            limit_reached = f"{self.limits.connections} connections" if total_surplus > 0 else f"{self.limits.of_one} from one address"
+            _log.warning("there are %s, as many as are taken; more are refused", limit_reached)
         return surplus
 
-    def holds(self, more: int) -> bool:
+    def reserve_memory(self, size: int) -> bool:
         """Counts so much more of a request; whether there is room for it."""
-        self.held_bytes += more
-        return self.held_bytes <= self.limits.requests_bytes
+        self.reserved_bytes += size
+        return self.reserved_bytes <= self.limits.requests_bytes
 
-    def let_go(self, size: int) -> None:
-        self.held_bytes -= size
+    def release_memory(self, size: int) -> None:
+        self.reserved_bytes -= size
 
     def grow(self, request: Request, more: int) -> None:
         """Raises Busy."""
-        if not self.holds(more):
-            self.let_go(more)
-            raise Busy(FULL, retry_after=1)
+        if not self.reserve_memory(more):
+            self.release_memory(more)
+            raise Busy(MEMORY_FULL_MESSAGE, retry_after=1)
         request.weight += more
 
-    def begin(self, request: Request, responder: Responder, weight: int) -> None:
+    def start_request(self, request: Request, responder: Responder, weight: int) -> None:
         """`weight` is what it was counted with."""
-        if self.under_way >= self.limits.requests:
-            self.held_bytes -= weight
-            self.refuse(responder, self._too_busy)
+        if self.active_requests >= self.limits.requests:
+            self.reserved_bytes -= weight
+            self.refuse(responder, self._too_many_requests)
             return
-        before = self.under_way
-        self.under_way = before + 1
+        before = self.active_requests
+        self.active_requests = before + 1
         self.write_batcher.is_busy = before + 1 >= BATCHING_THRESHOLD
         request.taken_at = self.now()
         request.room, request.weight = self, weight
-        if self._answered_at_once >= MOST_AT_ONCE:
-            self._tasks.once(self._handled(request, responder))
+        if self._immediate_answers >= MAX_IMMEDIATE_ANSWERS:
+            self._tasks.once(self._handle(request, responder))
             return
-        self._tasks.begin(self._handled(request, responder))
-        if self.under_way <= before:  # that was its answer
-            if not self._answered_at_once:
-                asyncio.get_running_loop().call_soon(self._turn_ends)
-            self._answered_at_once += 1
+        self._tasks.begin(self._handle(request, responder))
+        if self.active_requests <= before:  # that was its answer
+            if not self._immediate_answers:
+                asyncio.get_running_loop().call_soon(self._on_turn_end)
+            self._immediate_answers += 1
 
     def refuse(self, responder: Responder, refusal: Refusal) -> None:
-        self._refuses(refusal)
+        self._on_refusal(refusal)
         refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
 
-    async def _handled(self, request: Request, responder: Responder) -> None:
+    async def _handle(self, request: Request, responder: Responder) -> None:
         try:
             await self._handler(request, responder)
         except Refusal as refusal:
             self.refuse(responder, refusal)
         except Exception as failure:
-            self._refuses(answer_failure(responder, ((REQUEST_ID, self._new_request_id()),), failure))
+            self._on_refusal(answer_failure(responder, ((REQUEST_ID, self._new_request_id()),), failure))
         finally:
-            self._over(request)
+            self._finish_request(request)
 
-    def _turn_ends(self) -> None:
-        self._answered_at_once = 0
+    def _on_turn_end(self) -> None:
+        self._immediate_answers = 0
 
-    def _over(self, request: Request) -> None:
-        self.under_way -= 1
-        self.held_bytes -= request.weight
+    def _finish_request(self, request: Request) -> None:
+        self.active_requests -= 1
+        self.reserved_bytes -= request.weight
 
     async def _check_timeouts(self) -> None:
         now = self.now()
         if len(self._connections) < self.limits.connections // 2:
-            self._is_full_told = False
+            self._has_warned_of_surplus = False
         for connection in tuple(self._connections):
             connection.check_timeouts(now)

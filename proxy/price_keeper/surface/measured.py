@@ -20,8 +20,8 @@ def add_to(telemetry: Telemetry, traffic: Traffic, joining: Joining, listener: L
         lambda: [({"protocol": protocol}, listener.connections[protocol]) for protocol in _PROTOCOLS],
     )
     telemetry.add(metrics.STREAMS, lambda: listener.open_streams)
-    telemetry.add(metrics.UNDER_WAY, lambda: listener.under_way)
-    telemetry.add(metrics.HELD_BYTES, lambda: listener.held_bytes)
+    telemetry.add(metrics.UNDER_WAY, lambda: listener.active_requests)
+    telemetry.add(metrics.HELD_BYTES, lambda: listener.reserved_bytes)
     telemetry.add(metrics.ROOM_BYTES, lambda: listener.limits.requests_bytes)
     reach = forwarder.reach
     telemetry.add(

@@ -32,10 +32,10 @@ class ProtocolDetector(asyncio.Protocol):
             self._register(_read_peer_address(handshake_socket))
 
     def _register(self, peer: str) -> None:
-        surplus = self._listener.surplus(peer)
+        surplus = self._listener.count_surplus(peer)
         self._is_surplus = surplus > 0
         self.must_abort = surplus > self._listener.limits.surplus or self._listener.is_draining
-        self._listener.joined(self, peer)
+        self._listener.add_connection(self, peer)
 
     @property
     def is_handshake_done(self) -> bool:
@@ -52,7 +52,7 @@ class ProtocolDetector(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._listener.left(self)
+        self._listener.remove_connection(self)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -63,7 +63,7 @@ class ProtocolDetector(asyncio.Protocol):
             self._hand_over(Http1Connection(self._listener, self._is_surplus))
 
     def _hand_over(self, connection: Http1Connection | Http2Connection) -> None:
-        self._listener.left(self)
+        self._listener.remove_connection(self)
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
         connection.data_received(self._data)
