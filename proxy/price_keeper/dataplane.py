@@ -324,7 +324,7 @@ async def open_data_port(
         clock,
         tasks,
         limits,
-        refused_at_head=handler.refused_at_head,
+        check_head=handler.check_head,
         new_request_id=handler.new_request_id,
         write_batcher=write_batcher,
         on_refusal=handler.traffic.refuses,

@@ -29,7 +29,7 @@ from price_keeper.model import Caller
 from price_keeper.recording.entries import Ended
 from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
 from price_keeper.selection.admitting import Admitting
-from price_keeper.surface.calls import Asked, headers_upstream, refused_at_head, retry_key, understood
+from price_keeper.surface.calls import Asked, headers_upstream, check_target, retry_key, understood
 from price_keeper.tasks import in_task
 from price_keeper.traffic import NONE, Traffic
 
@@ -82,9 +82,9 @@ class RequestHandler:
         before.successor = choosing
         self._routes = {}
 
-    def refused_at_head(self, request: Request) -> Refusal | None:
+    def check_head(self, request: Request) -> Refusal | None:
         """Why reading the body of this request would be of no use. Reads caches only."""
-        refusal = refused_at_head(request.target)
+        refusal = check_target(request.target)
         if refusal is None:
             try:
                 self._identify.known(request)

@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request, Responder
-from price_keeper.surface.calls import refused_at_head
+from price_keeper.surface.calls import check_target
 from price_keeper.surface.limits import Limits
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.newcomer import ProtocolDetector
@@ -122,7 +122,7 @@ Answers = Callable[[Request, Responder], None]
 
 
 def _refused_at_head(request: Request) -> Refusal | None:
-    return refused_at_head(request.target)
+    return check_target(request.target)
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
     clock = ManualClock()
     async with Tasks(clock) as tasks:
         listener = Listener(
-            handler, clock, tasks, limits, refused_at_head=_refused_at_head, new_request_id=lambda: b"1"
+            handler, clock, tasks, limits, check_head=_refused_at_head, new_request_id=lambda: b"1"
         )
         wire = Wire()
         wire.protocol = ProtocolDetector(listener)

@@ -8,7 +8,7 @@ import pytest
 from price_keeper.errors import AccessDenied, InvalidRequest, UnknownOperation
 from price_keeper.exchange import Request
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.surface.calls import Asked, headers_upstream, refused_at_head, understood
+from price_keeper.surface.calls import Asked, headers_upstream, check_target, understood
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/abcdef123456"
 
@@ -28,7 +28,7 @@ def request(target: bytes, body: bytes = b"", method: bytes = b"POST", **headers
     ],
 )
 def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
-    refusal = refused_at_head(target)
+    refusal = check_target(target)
     assert isinstance(refusal, InvalidRequest)
     assert "bidirectional streams are not supported" in refusal.message
     with pytest.raises(InvalidRequest):
@@ -37,7 +37,7 @@ def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
 
 @pytest.mark.parametrize("target", [b"/", b"*", b"/model/premium/converse", b"/x?/invoke-with-bidirectional-stream"])
 def test_nothing_else_is(target: bytes) -> None:
-    assert refused_at_head(target) is None
+    assert check_target(target) is None
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Asked(NamedTuple):
         return json_splice.replaced(body, self.named_at, orjson.dumps(model))
 
 
-def refused_at_head(target: bytes) -> Refusal | None:
+def check_target(target: bytes) -> Refusal | None:
     """Why this is refused whoever asks for it. The body of such a request may have no end, so none is waited for."""
     return _no_bidirectional() if target.partition(b"?")[0].endswith(_BIDIRECTIONAL) else None
 

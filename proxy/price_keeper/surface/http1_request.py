@@ -174,7 +174,7 @@ class RequestReader:
         if length > self._limits.body_bytes:
             self._refuse_now(self._too_large())
         if length > self._limits.heard_bytes:
-            self._ask_at_head()
+            self._check_head()
         if not is_room:
             self._refuse_now(self._listener.memory_full)
         if self._is_upgrading:
@@ -218,11 +218,11 @@ class RequestReader:
     def _check_chunks(self, coding: bytes) -> None:
         if coding.lower() != b"chunked" or self._version != "1.1":
             self._refuse_now(InvalidRequest("a body comes with a Content-Length, or in chunks alone"))
-        self._ask_at_head()  # it may have no end before it is answered
+        self._check_head()  # it may have no end before it is answered
 
-    def _ask_at_head(self) -> None:
+    def _check_head(self) -> None:
         request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
-        refusal = self._listener.refused_at_head(request)
+        refusal = self._listener.check_head(request)
         if refusal is not None:
             self._refuse_now(refusal)
 

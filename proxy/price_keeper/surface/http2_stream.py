@@ -63,9 +63,9 @@ class Stream:
         length = self._told_bytes or 0
         is_open = announced is None and not _is_read(request)
         if not self.is_heard_out and (is_open or length > self._limits.heard_bytes):
-            known = self._connection.listener.refused_at_head(request)
-            if known is not None:
-                self._refuse_behind(length, known)
+            refusal_of_head = self._connection.listener.check_head(request)
+            if refusal_of_head is not None:
+                self._refuse_behind(length, refusal_of_head)
                 return
         if not is_room:
             self.refuse(self._connection.listener.memory_full)
@@ -79,9 +79,9 @@ class Stream:
             self._throw_away(len(data), self._useless)
             return
         if not self._body_bytes and self._told_bytes is None and data:
-            known = self._refused_for_body()
-            if known is not None:
-                self.refuse(known)
+            refusal = self._check_unexpected_body()
+            if refusal is not None:
+                self.refuse(refusal)
                 return
         self._body = added(self._body, data)
         self._body_bytes += len(data)
@@ -138,12 +138,12 @@ class Stream:
         self._unsent, self._useless = length, refusal
         self._throw_away(0, refusal)
 
-    def _refused_for_body(self) -> Refusal | None:
+    def _check_unexpected_body(self) -> Refusal | None:
         """Asked as its first byte comes, where none was to be expected."""
         request = self._request
         if request is None or not _is_read(request):
             return None
-        return self._connection.listener.refused_at_head(request)
+        return self._connection.listener.check_head(request)
 
     def _throw_away(self, size: int, refusal: Refusal) -> None:
         self._unsent -= size

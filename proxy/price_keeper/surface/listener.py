@@ -61,7 +61,7 @@ class Listener:
         tasks: Tasks,
         limits: Limits = DEFAULT,
         *,
-        refused_at_head: Callable[[Request], Refusal | None] = _accept_every_head,
+        check_head: Callable[[Request], Refusal | None] = _accept_every_head,
         new_request_id: Callable[[], bytes] | None = None,
         write_batcher: WriteBatcher | None = None,
         on_refusal: Callable[[Refusal], None] = lambda _: None,
@@ -73,7 +73,7 @@ class Listener:
         self._clock = clock
         self._tasks = tasks
         self.limits = limits
-        self.refused_at_head = refused_at_head
+        self.check_head = check_head
         self._new_request_id = new_request_id or request_ids()
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
