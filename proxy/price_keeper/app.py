@@ -50,7 +50,7 @@ from price_keeper.stopping import Stop
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.surface import measured
-from price_keeper.surface.limits import raised_descriptors
+from price_keeper.surface.limits import raise_descriptor_limit
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
@@ -227,7 +227,7 @@ async def _open_control_ports(
     config: Config, slot: Place, dispatcher: Control, probe_routes: Sequence[Route], clock: Clock, exit_stack: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
-    address, limits = config.listen.control, fitting(raised_descriptors())
+    address, limits = config.listen.control, fitting(raise_descriptor_limit())
     if not slot.is_first:
         worker_port = listening_within(Control(probe_routes, clock.now), slot.socket_of(slot.number), clock)
         await exit_stack.enter_async_context(worker_port)
@@ -294,7 +294,7 @@ def _build_control_services(core: _CoreServices) -> Parts:
         core.client_verifier,
         leasing=core.lease_manager,
         wrong_secrets=core.login_throttle,
-        limits=fitting(raised_descriptors()),
+        limits=fitting(raise_descriptor_limit()),
     )
 
 

@@ -53,7 +53,7 @@ from price_keeper.selection.notes import Notes
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
 from price_keeper.surface.calls import OF_A_MODEL, Asked
-from price_keeper.surface.limits import fitting, raised_descriptors, within
+from price_keeper.surface.limits import fit_to_descriptors, raise_descriptor_limit, fit_to_memory
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.surface.tls import server_context
@@ -317,7 +317,7 @@ async def open_data_port(
     tls = config.listen.tls
     tls_context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
-    limits = within(fitting(raised_descriptors()), memory.allowed(), workers, requests_bytes, is_tls=tls is not None)
+    limits = fit_to_memory(fit_to_descriptors(raise_descriptor_limit()), memory.read_memory_limits(), workers, requests_bytes, is_tls=tls is not None)
     handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
     listener = Listener(
         handler if tracing is None else tracing.around(handler),

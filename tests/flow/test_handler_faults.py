@@ -19,7 +19,7 @@ from price_keeper.recording.meter import Meter
 from price_keeper.recording.metering import Metering
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
-from price_keeper.surface.limits import DEFAULT
+from price_keeper.surface.limits import DEFAULT_LIMITS
 from price_keeper.surface.listener import MAX_IMMEDIATE_ANSWERS
 from price_keeper.surface.outbox import MAX_BATCH_BYTES
 
@@ -233,7 +233,7 @@ async def turns_of(counted: list[int]) -> AsyncIterator[None]:
 @pytest.mark.parametrize("http2", [False, True])
 @on_both_loops
 async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool) -> None:
-    in_turns, requests = [0], DEFAULT.streams if http2 else 3000
+    in_turns, requests = [0], DEFAULT_LIMITS.streams if http2 else 3000
     async with port(_answering(in_turns)) as rig, turns_of(in_turns):
         if http2:
             client = await rig.connect2()
@@ -314,11 +314,11 @@ async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
         wire = await rig.connect(receive_buffer=4096)
         await eventually(lambda: rig.open)
         rig.narrow()
-        await wire.send(ask() * DEFAULT.pipelined)
+        await wire.send(ask() * DEFAULT_LIMITS.pipelined)
         await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
         (behind,) = [each._transport.get_write_buffer_size() for each in rig.listener._connections]  # type: ignore[attr-defined]
         assert behind < 2 * MAX_BATCH_BYTES
-        for _ in range(DEFAULT.pipelined):
+        for _ in range(DEFAULT_LIMITS.pipelined):
             assert (await wire.answer()).body == answer
 
 

@@ -10,7 +10,7 @@ from price_keeper.exchange import Request
 from price_keeper.surface import http1
 from price_keeper.surface.bodies import HEADER_BYTES, weight_of
 from price_keeper.surface.http1_request import RequestReader
-from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
+from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
@@ -158,7 +158,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
         (connection,) = rig.listener._connections
         connection.data_received(b"1\r\nx\r\n" * 40_000)  # type: ignore[attr-defined]
         taken = connection._requests._body_bytes  # type: ignore[attr-defined]
-        assert 0 < taken <= SLICE_BYTES * SLICES_A_TURN // 6 + 1
+        assert 0 < taken <= SLICE_BYTES * MAX_SLICES_PER_TURN // 6 + 1
         other = await rig.connect()
         await other.send(ask(b"mine"))
         assert (await other.answer()).body == b"mine"

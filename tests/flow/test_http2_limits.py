@@ -26,7 +26,7 @@ from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.surface.bodies import weight_of
 from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
-from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
+from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
 from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
@@ -363,7 +363,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
         frames = DataFrame(number, b"x" * 100).serialize() * 2000 + DataFrame(number, flags=["END_STREAM"]).serialize()
         connection.data_received(frames)  # type: ignore[attr-defined]
         stream = connection._streams[number]  # type: ignore[attr-defined]
-        assert stream._body_bytes <= SLICE_BYTES * SLICES_A_TURN
+        assert stream._body_bytes <= SLICE_BYTES * MAX_SLICES_PER_TURN
         assert (await client.answer(number)).body == b"x" * 200_000
         await eventually(lambda: rig.listener.reserved_bytes == 0)
 

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.surface.limits import DEFAULT
+from price_keeper.surface.limits import DEFAULT_LIMITS
 
 from tests.support.data_port import DataPort, data_port
 from tests.support.wire import Http2Wire, Wire, said
 
-LARGE = DEFAULT.heard_bytes + 1
+LARGE = DEFAULT_LIMITS.heard_bytes + 1
 HEAD = "POST /model/premium/converse HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
 
 

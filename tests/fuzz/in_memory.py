@@ -13,7 +13,7 @@ from typing import Any
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request, Responder
 from price_keeper.surface.calls import check_target
-from price_keeper.surface.limits import Limits
+from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.newcomer import ProtocolDetector
 from price_keeper.tasks import Tasks
@@ -126,7 +126,7 @@ def _refused_at_head(request: Request) -> Refusal | None:
 
 
 @asynccontextmanager
-async def connection(answers: Answers, limits: Limits) -> AsyncIterator[Wire]:
+async def connection(answers: Answers, limits: ServerLimits) -> AsyncIterator[Wire]:
     """To a port that answers at once. Nothing of it may be left at the end."""
 
     async def handler(request: Request, responder: Responder) -> None:

@@ -22,7 +22,7 @@ from price_keeper.forwarding.forwarder import BearerKey, Call, Forwarder, Target
 from price_keeper.forwarding.joining import Joining
 from price_keeper.forwarding.relay import Outcome
 from price_keeper.forwarding.upstream import Connection, Endpoint
-from price_keeper.surface.limits import Limits
+from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
 
@@ -264,7 +264,7 @@ async def port(
     try:
         async with Tasks(clock) as tasks:
             options = {"refused_at_head": refused_at_head} if refused_at_head is not None else {}
-            listener = Listener(handler, clock, tasks, Limits(**limits), **options)
+            listener = Listener(handler, clock, tasks, ServerLimits(**limits), **options)
             rig = Rig(listener, await listener.listen("127.0.0.1", 0, tls), clock, tasks, log)
             try:
                 yield rig

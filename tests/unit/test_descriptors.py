@@ -5,23 +5,23 @@ from __future__ import annotations
 import resource
 
 import pytest
-from price_keeper.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, OWN_DESCRIPTORS, fitting, raised_descriptors
+from price_keeper.surface.limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, RESERVED_DESCRIPTORS, fit_to_descriptors, raise_descriptor_limit
 
 
 @pytest.mark.parametrize("descriptors", [*range(350, 2000, 50), 4096, 20_000, 65_536, 10**9])
 def test_all_that_can_be_open_at_once_fits(descriptors: int) -> None:
-    limits = fitting(descriptors)
+    limits = fit_to_descriptors(descriptors)
     assert limits.connections >= 16
-    assert limits.connections + limits.surplus + limits.requests + OWN_DESCRIPTORS <= descriptors
-    assert limits.connections <= DEFAULT.connections
+    assert limits.connections + limits.surplus + limits.requests + RESERVED_DESCRIPTORS <= descriptors
+    assert limits.connections <= DEFAULT_LIMITS.connections
 
 
 def test_where_there_are_plenty_the_limits_are_the_usual_ones() -> None:
-    assert fitting(ENOUGH_DESCRIPTORS) == DEFAULT
+    assert fit_to_descriptors(UNLIMITED_DESCRIPTORS) == DEFAULT_LIMITS
 
 
 def test_where_there_are_hardly_any_a_few_connections_are_still_taken() -> None:
-    assert fitting(64).connections > 0
+    assert fit_to_descriptors(64).connections > 0
 
 
 @pytest.mark.parametrize(
@@ -29,15 +29,15 @@ def test_where_there_are_hardly_any_a_few_connections_are_still_taken() -> None:
     [
         ((256, 4096), (), 4096, [(4096, 4096)]),
         ((4096, 4096), (), 4096, []),
-        ((256, resource.RLIM_INFINITY), (), ENOUGH_DESCRIPTORS, [(resource.RLIM_INFINITY,) * 2]),
+        ((256, resource.RLIM_INFINITY), (), UNLIMITED_DESCRIPTORS, [(resource.RLIM_INFINITY,) * 2]),
         (
             (256, resource.RLIM_INFINITY),
             (resource.RLIM_INFINITY,),
-            ENOUGH_DESCRIPTORS,
-            [(resource.RLIM_INFINITY,) * 2, (ENOUGH_DESCRIPTORS, resource.RLIM_INFINITY)],
+            UNLIMITED_DESCRIPTORS,
+            [(resource.RLIM_INFINITY,) * 2, (UNLIMITED_DESCRIPTORS, resource.RLIM_INFINITY)],
         ),
         ((256, 300), (300,), 256, [(300, 300)]),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), (), ENOUGH_DESCRIPTORS, []),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), (), UNLIMITED_DESCRIPTORS, []),
     ],
 )
 def test_the_process_asks_for_what_it_can_get(
@@ -56,4 +56,4 @@ def test_the_process_asks_for_what_it_can_get(
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", set_limit)
-    assert (raised_descriptors(), heard) == (expected, asked)
+    assert (raise_descriptor_limit(), heard) == (expected, asked)

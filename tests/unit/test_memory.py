@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from price_keeper.memory import Memory, allowed
-from price_keeper.surface.limits import DEFAULT, FEWEST, within
+from price_keeper.memory import MemoryLimits, read_memory_limits
+from price_keeper.surface.limits import DEFAULT_LIMITS, MIN_LIMIT, fit_to_memory
 
 from tests.support.commands import ROOT
 
@@ -48,10 +48,10 @@ class Tree:
     def _mount(self, name: str, kind: str, options: str, root: str) -> None:
         self._lines["mountinfo"].append(f"30 21 0:26 {root} {self._folder / name} rw shared:9 - {kind} cg {options}")
 
-    def allowed(self) -> Memory:
+    def allowed(self) -> MemoryLimits:
         for name, lines in self._lines.items():
             (self.proc / name).write_text("\n".join(lines) + "\n")
-        return allowed(self.proc, MACHINE)
+        return read_memory_limits(self.proc, MACHINE)
 
 
 def test_limit_of_own_cgroup_of_version_2(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_cgroup_that_is_not_below_the_mount_is_the_mount_itself(tmp_path: Path) 
 
 def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
     assert Tree(tmp_path).allowed() == (None, MACHINE)
-    assert allowed(tmp_path / "nowhere", MACHINE) == (None, MACHINE)
-    real = allowed()
+    assert read_memory_limits(tmp_path / "nowhere", MACHINE) == (None, MACHINE)
+    real = read_memory_limits()
     assert real.least is not None
     assert real.least > 0
 
@@ -96,36 +96,36 @@ def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("memory", "processes", "expected"),
     [
-        (Memory(), 1, 256),
-        (Memory(512 * MIB, 512 * MIB), 1, 256),
-        (Memory(512 * MIB, 512 * MIB), 4, 64),
-        (Memory(2048 * MIB, 2048 * MIB), 1, 1024),
-        (Memory(2048 * MIB, 300 * MIB), 1, 150),
-        (Memory(None, 64 * 1024 * MIB), 1, 256),
-        (Memory(None, 300 * MIB), 2, 75),
+        (MemoryLimits(), 1, 256),
+        (MemoryLimits(512 * MIB, 512 * MIB), 1, 256),
+        (MemoryLimits(512 * MIB, 512 * MIB), 4, 64),
+        (MemoryLimits(2048 * MIB, 2048 * MIB), 1, 1024),
+        (MemoryLimits(2048 * MIB, 300 * MIB), 1, 150),
+        (MemoryLimits(None, 64 * 1024 * MIB), 1, 256),
+        (MemoryLimits(None, 300 * MIB), 2, 75),
     ],
 )
 def test_requests_get_half_of_the_memory_and_more_than_usual_of_an_own_limit_alone(
-    memory: Memory, processes: int, expected: int
+    memory: MemoryLimits, processes: int, expected: int
 ) -> None:
-    assert within(DEFAULT, memory, processes).requests_bytes == expected * MIB
+    assert fit_to_memory(DEFAULT_LIMITS, memory, processes).requests_bytes == expected * MIB
 
 
 def test_configured_room_for_requests_goes_before_what_follows_from_limits() -> None:
-    memory = Memory(512 * MIB, 512 * MIB)
-    assert within(DEFAULT, memory, 1, 100 * MIB).requests_bytes == 100 * MIB
-    assert within(DEFAULT, memory, 2, 400 * MIB).requests_bytes == 200 * MIB
+    memory = MemoryLimits(512 * MIB, 512 * MIB)
+    assert fit_to_memory(DEFAULT_LIMITS, memory, 1, 100 * MIB).requests_bytes == 100 * MIB
+    assert fit_to_memory(DEFAULT_LIMITS, memory, 2, 400 * MIB).requests_bytes == 200 * MIB
 
 
 def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() -> None:
-    limits = within(DEFAULT, Memory(512 * MIB, 512 * MIB))
+    limits = fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB))
     assert (limits.connections, limits.of_one, limits.requests) == (2048, 1024, 4096)
     assert limits.handshakes == 128
-    assert within(DEFAULT, Memory(512 * MIB, 512 * MIB), 4).connections == 512
-    assert within(DEFAULT, Memory(512 * MIB, 512 * MIB), is_tls=True).connections == 1024
-    assert within(replace(DEFAULT, connections=100), Memory(512 * MIB, 512 * MIB)).connections == 100
-    assert within(DEFAULT, Memory(MIB, MIB)).connections == FEWEST
-    assert within(DEFAULT, Memory(None, MACHINE)) == DEFAULT
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB), 4).connections == 512
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB), is_tls=True).connections == 1024
+    assert fit_to_memory(replace(DEFAULT_LIMITS, connections=100), MemoryLimits(512 * MIB, 512 * MIB)).connections == 100
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(MIB, MIB)).connections == MIN_LIMIT
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(None, MACHINE)) == DEFAULT_LIMITS
 
 
 USE_AND_FREE = """

@@ -21,8 +21,8 @@ from price_keeper.config import Config
 from price_keeper.control.calls import Answer, Call, Route, Who
 from price_keeper.control.serving import Control, listening_within
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
-from price_keeper.memory import Memory
-from price_keeper.surface.limits import DEFAULT, Limits, within
+from price_keeper.memory import MemoryLimits
+from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits, fit_to_memory
 from price_keeper.surface.sockets import reserved
 from price_keeper.telemetry import CALLS_OPEN, Telemetry
 from price_keeper.workers import reports
@@ -44,10 +44,10 @@ def test_what_is_promised_for_all_is_divided() -> None:
 
 
 def test_room_for_requests_is_shared_but_one_always_fits() -> None:
-    assert within(DEFAULT, Memory()) == DEFAULT
-    assert within(DEFAULT, Memory(), 4) == replace(DEFAULT, requests_bytes=DEFAULT.requests_bytes // 4)
-    assert within(DEFAULT, Memory(), 64).requests_bytes == DEFAULT.head_bytes + DEFAULT.body_bytes
-    assert within(Limits(requests_bytes=1000), Memory(), 64).requests_bytes == 1000  # never more than there was
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits()) == DEFAULT_LIMITS
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 4) == replace(DEFAULT_LIMITS, requests_bytes=DEFAULT_LIMITS.requests_bytes // 4)
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 64).requests_bytes == DEFAULT_LIMITS.head_bytes + DEFAULT_LIMITS.body_bytes
+    assert fit_to_memory(ServerLimits(requests_bytes=1000), MemoryLimits(), 64).requests_bytes == 1000  # never more than there was
 
 
 FIRST = """\

@@ -14,7 +14,7 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import list_bedrock_endpoints
 from price_keeper.forwarding.forwarder import endpoint_of
 from price_keeper.forwarding.upstream import Endpoint
-from price_keeper.surface.limits import DEFAULT, ENOUGH_DESCRIPTORS, FEWEST, fitting
+from price_keeper.surface.limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, MIN_LIMIT, fit_to_descriptors
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0  # quotas turn at midnight, and tokens expire, by this clock
 MAX_SIGNATURE_OFFSET_SECONDS = 300.0  # AWS refuses signatures that are further off
@@ -71,10 +71,10 @@ def check_time_zones(context: DoctorContext) -> Finding:
 
 def check_open_files(_: DoctorContext) -> Finding:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    allowed = ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    connections = fitting(allowed).connections
+    allowed = UNLIMITED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    connections = fit_to_descriptors(allowed).connections
     message = f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open: {connections} connections at once"
-    remedy = f"raise the hard limit to {3 * DEFAULT.connections}: LimitNOFILE= of systemd, --ulimit nofile= of Docker"
-    if connections <= FEWEST:
+    remedy = f"raise the hard limit to {3 * DEFAULT_LIMITS.connections}: LimitNOFILE= of systemd, --ulimit nofile= of Docker"
+    if connections <= MIN_LIMIT:
         return trouble(message, remedy)
     return ok(message) if connections >= FEW_CONNECTIONS else warning(message, remedy)

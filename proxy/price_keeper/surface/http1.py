@@ -11,7 +11,7 @@ from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
 from price_keeper.surface.http1_answer import Answer, BodilessAnswer
 from price_keeper.surface.http1_request import RequestReader
-from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
+from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.reset import reset_connection
 from price_keeper.surface.sockets import peer_of
@@ -176,7 +176,7 @@ class Http1Connection(asyncio.Protocol):
     def _read_on(self) -> None:
         slices = 0
         while self._unread and not (self._is_deaf or self._is_reading_paused or self._is_resting):
-            if slices == SLICES_A_TURN:
+            if slices == MAX_SLICES_PER_TURN:
                 self._rest()
                 break
             slices += 1

@@ -16,7 +16,7 @@ from hyperframe.frame import GoAwayFrame
 from price_keeper.exchange import Header
 from price_keeper.surface.http2_protocol import Protocol
 from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
-from price_keeper.surface.limits import SLICE_BYTES, SLICES_A_TURN
+from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.sockets import peer_of
 
@@ -90,7 +90,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         """So much in one turn of the loop: small frames take long, and others have their turn."""
-        for _ in range(SLICES_A_TURN):
+        for _ in range(MAX_SLICES_PER_TURN):
             piece, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
             self._take(piece)
             if not self._unread or self._is_closed:

@@ -16,7 +16,7 @@ from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
-from price_keeper.surface.limits import Limits, Rate
+from price_keeper.surface.limits import ServerLimits, FixedWindowLimit
 
 TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
 
@@ -50,11 +50,11 @@ class FrameReader(FrameBuffer):
 class Protocol(H2Connection):
     MAX_CLOSED_STREAMS = 1024  # remembered of one connection; the library's 65,536 take 8 MB
 
-    def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(self, limits: ServerLimits, now: Callable[[], float]) -> None:
         super().__init__(H2Configuration(client_side=False, header_encoding=None))
         self.received = self.incoming_buffer = FrameReader(server=True)
-        self._resets = Rate(limits.resets, limits.window_seconds, now)
-        self._controls = Rate(limits.controls, limits.window_seconds, now)
+        self._resets = FixedWindowLimit(limits.resets, limits.window_seconds, now)
+        self._controls = FixedWindowLimit(limits.controls, limits.window_seconds, now)
         self._expected = SMALLS_PER_REQUEST
 
     def expect_for_request(self) -> None:
@@ -70,12 +70,12 @@ class Protocol(H2Connection):
     def _receive_frame(self, frame: Frame) -> list[events.Event]:
         came = super()._receive_frame(frame)
         if any(type(event) is events.StreamReset for event in came):
-            self._demand(not self._resets.is_exceeded())
+            self._demand(not self._resets.is_exceeded_by_one_more())
         elif not _is_of_use(frame, came):
             if self._expected:
                 self._expected -= 1
             else:
-                self._demand(not self._controls.is_exceeded())
+                self._demand(not self._controls.is_exceeded_by_one_more())
         return came
 
     @staticmethod

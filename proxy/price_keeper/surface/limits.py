@@ -7,21 +7,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from price_keeper.memory import Memory
+from price_keeper.memory import MemoryLimits
 
-OWN_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
-ENOUGH_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
-FEWEST = 16  # connections, however few descriptors there are, or however little memory
+RESERVED_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
+UNLIMITED_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
+MIN_LIMIT = 16  # connections, however few descriptors there are, or however little memory
 CONNECTION_BYTES = 32 * 1024  # what one takes before it asks for anything; measured: 18 kB over HTTP/2
 TLS_CONNECTION_BYTES = 64 * 1024  # measured: 45 kB over HTTP/2
 HANDSHAKE_BYTES = 512 * 1024  # measured: 327 kB of one that sent most of a long greeting
 CALL_BYTES = 16 * 1024  # what a call takes beside its request; measured: 15 kB with an open stream of an answer
 SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
-SLICES_A_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
+MAX_SLICES_PER_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
     heard_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
@@ -45,12 +45,12 @@ class Limits:
     control_backlog_bytes: int = 1024 * 1024  # answers to them that the client does not read
 
 
-DEFAULT = Limits()
+DEFAULT_LIMITS = ServerLimits()
 
 
-def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
+def fit_to_descriptors(descriptors: int, limits: ServerLimits = DEFAULT_LIMITS) -> ServerLimits:
     """A third of the descriptors for callers, one for their calls upstream, one for connections that stand by."""
-    share = max((descriptors - OWN_DESCRIPTORS) // 3, FEWEST)
+    share = max((descriptors - RESERVED_DESCRIPTORS) // 3, MIN_LIMIT)
     surplus = min(limits.surplus, share // 8)
     return replace(
         limits,
@@ -61,9 +61,9 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     )
 
 
-def within(
-    limits: Limits, memory: Memory, processes: int = 1, requests_bytes: int | None = None, *, is_tls: bool = False
-) -> Limits:
+def fit_to_memory(
+    limits: ServerLimits, memory: MemoryLimits, processes: int = 1, requests_bytes: int | None = None, *, is_tls: bool = False
+) -> ServerLimits:
     """The limits of each of so many processes that have this memory together.
 
     Half of it is for requests, an eighth for connections; the rest is the processes' own. Only a limit of our own
@@ -74,51 +74,51 @@ def within(
         requests_bytes = limits.requests_bytes if memory.own is None else memory.own // 2
         if memory.least is not None:
             requests_bytes = min(requests_bytes, memory.least // 2)
-    one = limits.head_bytes + limits.body_bytes
-    limits = replace(limits, requests_bytes=max(requests_bytes // processes, min(one, limits.requests_bytes)))
+    largest_request = limits.head_bytes + limits.body_bytes
+    limits = replace(limits, requests_bytes=max(requests_bytes // processes, min(largest_request, limits.requests_bytes)))
     if memory.least is None:
         return limits
-    of_connections = memory.least // 8 // processes
-    each = TLS_CONNECTION_BYTES if is_tls else CONNECTION_BYTES
-    connections = min(limits.connections, max(of_connections // each, FEWEST))
+    connections_memory = memory.least // 8 // processes
+    connection_bytes = TLS_CONNECTION_BYTES if is_tls else CONNECTION_BYTES
+    connections = min(limits.connections, max(connections_memory // connection_bytes, MIN_LIMIT))
     return replace(
         limits,
         connections=connections,
         of_one=min(limits.of_one, connections // 2),
-        handshakes=min(limits.handshakes, max(of_connections // HANDSHAKE_BYTES, FEWEST)),
-        requests=min(limits.requests, max(of_connections // CALL_BYTES, FEWEST)),
+        handshakes=min(limits.handshakes, max(connections_memory // HANDSHAKE_BYTES, MIN_LIMIT)),
+        requests=min(limits.requests, max(connections_memory // CALL_BYTES, MIN_LIMIT)),
     )
 
 
-def raised_descriptors() -> int:
+def raise_descriptor_limit() -> int:
     """How many the process may have, now that it has asked for as many as it can get."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     # macOS says "unlimited" and has a limit of its own beneath it.
-    for wanted in (hard, ENOUGH_DESCRIPTORS) if hard == unlimited else (hard,):
+    for wanted in (hard, UNLIMITED_DESCRIPTORS) if hard == unlimited else (hard,):
         if soft in (wanted, unlimited):
             break
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
             break
-    return ENOUGH_DESCRIPTORS if soft == unlimited else soft
+    return UNLIMITED_DESCRIPTORS if soft == unlimited else soft
 
 
-class Rate:
+class FixedWindowLimit:
     """So many in one window of time; a burst across the seam of two windows may hold twice as many."""
 
-    def __init__(self, most: int, seconds: float, now: Callable[[], float]) -> None:
-        self._most = most
+    def __init__(self, maximum: int, seconds: float, now: Callable[[], float]) -> None:
+        self._maximum = maximum
         self._seconds = seconds
         self._now = now
-        self._since = now()
+        self._window_start = now()
         self._count = 0
 
-    def is_exceeded(self) -> bool:
+    def is_exceeded_by_one_more(self) -> bool:
         """Counts one more."""
         now = self._now()
-        if now - self._since > self._seconds:
-            self._since, self._count = now, 0
+        if now - self._window_start > self._seconds:
+            self._window_start, self._count = now, 0
         self._count += 1
-        return self._count > self._most
+        return self._count > self._maximum

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import Busy, Refusal
 from price_keeper.exchange import Handler, Request, Responder, request_ids
 from price_keeper.surface.doors import Acceptor, PlainAcceptor, TlsAcceptor
-from price_keeper.surface.limits import DEFAULT, Limits
+from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits
 from price_keeper.surface.outbox import BATCHING_THRESHOLD, WriteBatcher
 from price_keeper.surface.sockets import bound, elsewhere
 from price_keeper.tasks import Tasks
@@ -59,7 +59,7 @@ class Listener:
         handler: Handler,
         clock: Clock,
         tasks: Tasks,
-        limits: Limits = DEFAULT,
+        limits: ServerLimits = DEFAULT_LIMITS,
         *,
         check_head: Callable[[Request], Refusal | None] = _accept_every_head,
         new_request_id: Callable[[], bytes] | None = None,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from price_keeper.exchange import Request, Responder
-from price_keeper.surface.limits import Limits
+from price_keeper.surface.limits import ServerLimits
 
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import connection, run
@@ -14,8 +14,8 @@ from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
 from tests.fuzz.strict_http1 import Message, More, NoHttp
 
-WIDE = Limits()
-NARROW = Limits(head_bytes=600, body_bytes=300, requests_bytes=4000, pipelined=3)
+WIDE = ServerLimits()
+NARROW = ServerLimits(head_bytes=600, body_bytes=300, requests_bytes=4000, pipelined=3)
 PREFACE = b"PRI * HTTP/2.0"
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -39,7 +39,7 @@ class Talk:
         responder.finish()
 
 
-async def _talk(parts: list[bytes], limits: Limits) -> Talk:
+async def _talk(parts: list[bytes], limits: ServerLimits) -> Talk:
     talk = Talk()
     async with connection(talk.answers, limits) as wire:
         await wire.hear(*parts)

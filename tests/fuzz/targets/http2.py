@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hpack import Encoder
 from price_keeper.exchange import Request, Responder
 from price_keeper.surface.http2_stream import STREAM_BYTES
-from price_keeper.surface.limits import Limits
+from price_keeper.surface.limits import ServerLimits
 
 from tests.fuzz.in_memory import connection, run
 from tests.fuzz.oracle import holds, same
@@ -32,8 +32,8 @@ from tests.fuzz.strict_http2 import (
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 GREETING = b"\0\0\0\4\0\0\0\0\0"  # settings, of which none is another than usual
-WIDE = Limits()
-NARROW = Limits(head_bytes=400, body_bytes=600, requests_bytes=3000 + 3 * STREAM_BYTES, streams=3, resets=4, controls=8)
+WIDE = ServerLimits()
+NARROW = ServerLimits(head_bytes=400, body_bytes=600, requests_bytes=3000 + 3 * STREAM_BYTES, streams=3, resets=4, controls=8)
 STREAMS = (1, 1, 3, 3, 5, 7, 0, 2, 2**31 - 1)
 HEAD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/model/a/converse"), (b":authority", b"here"))
 HEADS = (
@@ -155,7 +155,7 @@ class Talk:
         responder.finish()
 
 
-async def _talk(parts: list[bytes], limits: Limits) -> Talk:
+async def _talk(parts: list[bytes], limits: ServerLimits) -> Talk:
     talk = Talk()
     async with connection(talk.answers, limits) as wire:
         await wire.hear(*parts)
