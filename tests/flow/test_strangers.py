@@ -13,7 +13,7 @@ from price_keeper.surface.limits import DEFAULT_LIMITS
 from tests.support.data_port import DataPort, data_port
 from tests.support.wire import Http2Wire, Wire, said
 
-LARGE = DEFAULT_LIMITS.heard_bytes + 1
+LARGE = DEFAULT_LIMITS.unchecked_body_bytes + 1
 HEAD = "POST /model/premium/converse HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
 
 

@@ -34,7 +34,7 @@ async def nothing(_: Request, __: Responder) -> None: ...
 )
 async def test_one_address_leaves_room_for_others(one: str, same: str, another: str) -> None:
     async with Tasks(SystemClock()) as tasks:
-        listener = Listener(nothing, SystemClock(), tasks, ServerLimits(connections=10, of_one=3))
+        listener = Listener(nothing, SystemClock(), tasks, ServerLimits(connections=10, connections_per_network=3))
         connections = [Connection() for _ in range(3)]
         for each in connections:
             assert listener.count_surplus(one) <= 0
@@ -54,7 +54,7 @@ async def test_one_address_leaves_room_for_others(one: str, same: str, another: 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", ""])
 async def test_all_programs_of_this_machine_share_all_of_them(address: str) -> None:
     async with Tasks(SystemClock()) as tasks:
-        listener = Listener(nothing, SystemClock(), tasks, ServerLimits(connections=10, of_one=3))
+        listener = Listener(nothing, SystemClock(), tasks, ServerLimits(connections=10, connections_per_network=3))
         for _ in range(10):
             assert listener.count_surplus(address) <= 0
             listener.add_connection(Connection(), address)
@@ -62,6 +62,6 @@ async def test_all_programs_of_this_machine_share_all_of_them(address: str) -> N
 
 
 def test_it_is_half_of_those_there_are_descriptors_for() -> None:
-    assert fit_to_descriptors(UNLIMITED_DESCRIPTORS).of_one == DEFAULT_LIMITS.connections // 2
+    assert fit_to_descriptors(UNLIMITED_DESCRIPTORS).connections_per_network == DEFAULT_LIMITS.connections // 2
     few = fit_to_descriptors(1024)
-    assert few.of_one == few.connections // 2
+    assert few.connections_per_network == few.connections // 2

@@ -12,7 +12,7 @@ from price_keeper.surface.limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, R
 def test_all_that_can_be_open_at_once_fits(descriptors: int) -> None:
     limits = fit_to_descriptors(descriptors)
     assert limits.connections >= 16
-    assert limits.connections + limits.surplus + limits.requests + RESERVED_DESCRIPTORS <= descriptors
+    assert limits.connections + limits.surplus_connections + limits.requests + RESERVED_DESCRIPTORS <= descriptors
     assert limits.connections <= DEFAULT_LIMITS.connections
 
 

@@ -119,7 +119,7 @@ def test_configured_room_for_requests_goes_before_what_follows_from_limits() -> 
 
 def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() -> None:
     limits = fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB))
-    assert (limits.connections, limits.of_one, limits.requests) == (2048, 1024, 4096)
+    assert (limits.connections, limits.connections_per_network, limits.requests) == (2048, 1024, 4096)
     assert limits.handshakes == 128
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB), 4).connections == 512
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB), is_tls=True).connections == 1024

@@ -173,7 +173,7 @@ class RequestReader:
         length = int(headers.get(b"content-length", b"0"))
         if length > self._limits.body_bytes:
             self._refuse_now(self._too_large())
-        if length > self._limits.heard_bytes:
+        if length > self._limits.unchecked_body_bytes:
             self._check_head()
         if not is_room:
             self._refuse_now(self._listener.memory_full)

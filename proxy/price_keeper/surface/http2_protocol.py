@@ -53,8 +53,8 @@ class Protocol(H2Connection):
     def __init__(self, limits: ServerLimits, now: Callable[[], float]) -> None:
         super().__init__(H2Configuration(client_side=False, header_encoding=None))
         self.received = self.incoming_buffer = FrameReader(server=True)
-        self._resets = FixedWindowLimit(limits.resets, limits.window_seconds, now)
-        self._controls = FixedWindowLimit(limits.controls, limits.window_seconds, now)
+        self._resets = FixedWindowLimit(limits.stream_resets, limits.window_seconds, now)
+        self._controls = FixedWindowLimit(limits.control_frames, limits.window_seconds, now)
         self._expected = SMALLS_PER_REQUEST
 
     def expect_for_request(self) -> None:

@@ -62,7 +62,7 @@ class Stream:
         self._told_bytes = None if announced is None else int(announced)
         length = self._told_bytes or 0
         is_open = announced is None and not _is_read(request)
-        if not self.is_heard_out and (is_open or length > self._limits.heard_bytes):
+        if not self.is_heard_out and (is_open or length > self._limits.unchecked_body_bytes):
             refusal_of_head = self._connection.listener.check_head(request)
             if refusal_of_head is not None:
                 self._refuse_behind(length, refusal_of_head)

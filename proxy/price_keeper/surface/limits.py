@@ -24,7 +24,7 @@ MAX_SLICES_PER_TURN = 4  # of one connection: a slice of the smallest parts take
 class ServerLimits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
-    heard_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
+    unchecked_body_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
     requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once; `within` goes by the memory
     head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
     body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
@@ -32,15 +32,15 @@ class ServerLimits:
     stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
     lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
     connections: int = 10_000  # at once; `fitting` and `within` lower it to what there is
-    of_one: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
-    surplus: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
+    connections_per_network: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
+    surplus_connections: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
     handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
     requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
     pipelined: int = 16  # requests sent ahead on one connection before we stop reading
     write_buffer_bytes: int = 64 * 1024  # of an answer, waiting for a slow caller; past it upstream is paused
     streams: int = 256  # of one HTTP/2 connection at once
-    resets: int = 200  # of streams by the client in one window: rapid reset is an attack
-    controls: int = 1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
+    stream_resets: int = 200  # of streams by the client in one window: rapid reset is an attack
+    control_frames: int = 1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
     window_seconds: float = 10.0  # over which those are counted
     control_backlog_bytes: int = 1024 * 1024  # answers to them that the client does not read
 
@@ -51,11 +51,11 @@ DEFAULT_LIMITS = ServerLimits()
 def fit_to_descriptors(descriptors: int, limits: ServerLimits = DEFAULT_LIMITS) -> ServerLimits:
     """A third of the descriptors for callers, one for their calls upstream, one for connections that stand by."""
     share = max((descriptors - RESERVED_DESCRIPTORS) // 3, MIN_LIMIT)
-    surplus = min(limits.surplus, share // 8)
+    surplus = min(limits.surplus_connections, share // 8)
     return replace(
         limits,
         connections=(connections := min(limits.connections, share - surplus)),
-        of_one=min(limits.of_one, connections // 2),
+        of_one=min(limits.connections_per_network, connections // 2),
         surplus=surplus,
         requests=min(limits.requests, share),
     )
@@ -84,7 +84,7 @@ def fit_to_memory(
     return replace(
         limits,
         connections=connections,
-        of_one=min(limits.of_one, connections // 2),
+        of_one=min(limits.connections_per_network, connections // 2),
         handshakes=min(limits.handshakes, max(connections_memory // HANDSHAKE_BYTES, MIN_LIMIT)),
         requests=min(limits.requests, max(connections_memory // CALL_BYTES, MIN_LIMIT)),
     )

@@ -85,7 +85,7 @@ class Listener:
         self.active_requests = 0  # requests that are handled, whether or not their callers still wait
         self._immediate_answers = 0  # in this turn
         self.reserved_bytes = 0  # of all requests that are coming in, waiting or under way
-        too_many_message = f"there are {limits.connections} connections already, or {limits.of_one} from one address elsewhere"
+        too_many_message = f"there are {limits.connections} connections already, or {limits.connections_per_network} from one address elsewhere"
         self.too_many_connections = Busy(too_many_message, retry_after=1)
         self._too_many_requests = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
         self.memory_full = Busy(MEMORY_FULL_MESSAGE, retry_after=1)
@@ -152,11 +152,11 @@ class Listener:
     def count_surplus(self, peer: str) -> int:
         """How many connections there are too many, with one more from there."""
         total_surplus = len(self._connections) + 1 - self.limits.connections
-        network_surplus = self._connections_by_network[elsewhere(peer)] + 1 - self.limits.of_one
+        network_surplus = self._connections_by_network[elsewhere(peer)] + 1 - self.limits.connections_per_network
         surplus = max(total_surplus, network_surplus)
         if surplus > 0 and not self._has_warned_of_surplus:
             self._has_warned_of_surplus = True
-            limit_reached = f"{self.limits.connections} connections" if total_surplus > 0 else f"{self.limits.of_one} from one address"
+            limit_reached = f"{self.limits.connections} connections" if total_surplus > 0 else f"{self.limits.connections_per_network} from one address"
             _log.warning("there are %s, as many as are taken; more are refused", limit_reached)
         return surplus
 

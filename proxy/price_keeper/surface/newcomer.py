@@ -34,7 +34,7 @@ class ProtocolDetector(asyncio.Protocol):
     def _register(self, peer: str) -> None:
         surplus = self._listener.count_surplus(peer)
         self._is_surplus = surplus > 0
-        self.must_abort = surplus > self._listener.limits.surplus or self._listener.is_draining
+        self.must_abort = surplus > self._listener.limits.surplus_connections or self._listener.is_draining
         self._listener.add_connection(self, peer)
 
     @property
