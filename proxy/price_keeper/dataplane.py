@@ -56,7 +56,7 @@ from price_keeper.surface.calls import OF_A_MODEL, Asked
 from price_keeper.surface.limits import fit_to_descriptors, raise_descriptor_limit, fit_to_memory
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
-from price_keeper.surface.tls import server_context
+from price_keeper.surface.tls import create_server_context
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import SPANS, Telemetry
 from price_keeper.traffic import Traffic
@@ -315,7 +315,7 @@ async def open_data_port(
 ) -> tuple[Listener, int]:
     """`workers` are the processes that share the port."""
     tls = config.listen.tls
-    tls_context = server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
+    tls_context = create_server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
     limits = fit_to_memory(fit_to_descriptors(raise_descriptor_limit()), memory.read_memory_limits(), workers, requests_bytes, is_tls=tls is not None)
     handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)

@@ -24,7 +24,7 @@ from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadab
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
-from price_keeper.surface.tls import local_authority, server_context
+from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.rig import Tapped
 
@@ -95,10 +95,10 @@ def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:
 async def test_who_shows_no_good_certificate_is_sent_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
 ) -> None:
-    authority, certificate, key = local_authority(tmp_path, time.time())
+    authority, certificate, key = ensure_local_certificates(tmp_path, time.time())
     if is_trusted:
         _trust(authority, monkeypatch)
-    async with _listening(host, server_context(certificate, key)) as (port, heard):
+    async with _listening(host, create_server_context(certificate, key)) as (port, heard):
         await calls(host, port)
     assert bool(heard) == (is_trusted and host == NAMED)
 
@@ -109,10 +109,10 @@ async def test_nor_through_a_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, host: str, is_trusted: bool
 ) -> None:
     """One that the surroundings name, which only what AWS's libraries call goes through."""
-    authority, certificate, key = local_authority(tmp_path, time.time())
+    authority, certificate, key = ensure_local_certificates(tmp_path, time.time())
     if is_trusted:
         _trust(authority, monkeypatch)
-    async with _listening(host, server_context(certificate, key)) as (port, heard), _passing_on(host, port) as proxy:
+    async with _listening(host, create_server_context(certificate, key)) as (port, heard), _passing_on(host, port) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy[0]}")
         monkeypatch.setenv("NO_PROXY", "")
         await calls(host, port)

@@ -25,7 +25,7 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.recording.folder import locked
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.sqlite_file import prepare_file
-from price_keeper.surface.tls import local_authority
+from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, called, price_keeper, sidecar
@@ -303,7 +303,7 @@ async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
 )
 async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingStatus, words: str) -> None:
     made = datetime.now(UTC) - timedelta(days=days)
-    _, certificate, key = local_authority(tmp_path / "tls", made.timestamp())
+    _, certificate, key = ensure_local_certificates(tmp_path / "tls", made.timestamp())
     config = configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
     found = await finding("certificate", config)
     assert (found.status, words in found.message) == (status, True)
@@ -311,7 +311,7 @@ async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingS
 
 
 async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
-    _, certificate, key = local_authority(tmp_path / "tls", time.time())
+    _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     other = generate_private_key(SECP256R1())
     key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     found = await finding("certificate", configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))}))

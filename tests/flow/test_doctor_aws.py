@@ -20,7 +20,7 @@ from price_keeper.doctor import asking
 from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.stores.schema import TABLES
-from price_keeper.surface.tls import local_authority
+from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines
@@ -273,7 +273,7 @@ async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
-    _, certificate, key = local_authority(tmp_path / "tls", time.time())
+    _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     async with answering({}, tls=context) as port:

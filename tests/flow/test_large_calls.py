@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.forwarding.upstream import Endpoint
-from price_keeper.surface.tls import local_authority, server_context
+from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.rig import Through, between, on_both_loops, plain
 from tests.support.wire import ask, eventually, said
@@ -46,11 +46,11 @@ class SlowBedrock:
 
 @asynccontextmanager
 async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> AsyncIterator[Through]:
-    authority, certificate, key = local_authority(folder, 1_800_000_000.0)
+    authority, certificate, key = ensure_local_certificates(folder, 1_800_000_000.0)
     trust = ssl.create_default_context(cafile=str(authority))
     trust.check_hostname = False
     trust.verify_mode = ssl.CERT_NONE
-    context = server_context(certificate, key) if is_tls else None
+    context = create_server_context(certificate, key) if is_tls else None
     server = await asyncio.start_server(bedrock, "127.0.0.1", 0, limit=4096, ssl=context)
     endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], is_tls)
     try:

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from price_keeper.surface.tls import local_authority
+from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_address_over_tls_is_shown_as_such(folder: Path) -> None:
-    authority, certificate, key = local_authority(folder / "tls", time.time())
+    authority, certificate, key = ensure_local_certificates(folder / "tls", time.time())
     tls = f"{{certificate_file: {certificate}, key_file: {key}}}"
     with sidecar("serve", folder=folder, PRICE_KEEPER__LISTEN__TLS=tls, **SIMULATED) as running:
         assert running.data.startswith("https://")

@@ -19,7 +19,7 @@ import boto3
 import pytest
 from botocore.exceptions import SSLError
 from price_keeper.errors import ConfigError
-from price_keeper.surface.tls import local_authority, server_context
+from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.commands import Sidecar, sidecar
 from tests.support.rig import Rig, echo, on_both_loops, port
@@ -73,19 +73,19 @@ def test_both_protocols_are_offered(running: Sidecar, protocol: str) -> None:
 
 
 def test_the_local_authority_stays_until_it_is_about_to_expire(tmp_path: Path) -> None:
-    files = local_authority(tmp_path / "tls", NOW)
+    files = ensure_local_certificates(tmp_path / "tls", NOW)
     first = [file.read_bytes() for file in files]
     assert [stat.S_IMODE(os.stat(file).st_mode) for file in files] == [0o600] * 3
-    local_authority(tmp_path / "tls", NOW + 300 * DAY)
+    ensure_local_certificates(tmp_path / "tls", NOW + 300 * DAY)
     assert [file.read_bytes() for file in files] == first
-    local_authority(tmp_path / "tls", NOW + 340 * DAY)
+    ensure_local_certificates(tmp_path / "tls", NOW + 340 * DAY)
     assert all(file.read_bytes() != before for file, before in zip(files, first, strict=True))
-    server_context(files[1], files[2])
+    create_server_context(files[1], files[2])
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    _, certificate, key = local_authority(tmp_path / "good", NOW)
-    _, _, other_key = local_authority(tmp_path / "other", NOW)
+    _, certificate, key = ensure_local_certificates(tmp_path / "good", NOW)
+    _, _, other_key = ensure_local_certificates(tmp_path / "other", NOW)
     (tmp_path / "text").write_text("no certificate")
     for bad in (
         (tmp_path / "gone", key),
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (certificate, other_key),
     ):
         with pytest.raises(ConfigError, match=r"listen\.tls"):
-            server_context(*bad)
+            create_server_context(*bad)
 
 
 # Handshakes.
@@ -103,9 +103,9 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 @asynccontextmanager
 async def over_tls(folder: Path, **limits: float) -> AsyncIterator[tuple[Rig, ssl.SSLContext]]:
     """A port, and what its clients trust."""
-    authority, certificate, key = local_authority(folder / "tls", time.time())
+    authority, certificate, key = ensure_local_certificates(folder / "tls", time.time())
     trust = ssl.create_default_context(cafile=str(authority))
-    async with port(echo, tls=server_context(certificate, key), **limits) as rig:
+    async with port(echo, tls=create_server_context(certificate, key), **limits) as rig:
         yield rig, trust
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from price_keeper.forwarding import relay
 from price_keeper.forwarding import upstream as limits
-from price_keeper.surface.tls import local_authority, server_context
+from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.rig import (
     Exchange,
@@ -137,14 +137,14 @@ async def test_connection_close_is_obeyed_and_not_passed_on(more: bytes) -> None
 @on_both_loops
 async def test_over_tls(tmp_path: Path) -> None:
     """Pauses, reuse and cuts go through another kind of transport there."""
-    authority, certificate, key = local_authority(tmp_path, 1_800_000_000.0)
+    authority, certificate, key = ensure_local_certificates(tmp_path, 1_800_000_000.0)
     trust = ssl.create_default_context(cafile=str(authority))
     trust.check_hostname = False
     trust.verify_mode = ssl.CERT_NONE
     big = b"y" * 3_000_000
     through = Through(tls=trust)
     script = in_turn(sends(plain(big)), sends(OK), sends(OK[:-1], then=Exchange.reset), sends(OK, then=Exchange.close))
-    async with upstream(script, ssl=server_context(certificate, key)) as server:
+    async with upstream(script, ssl=create_server_context(certificate, key)) as server:
         through.to(server.endpoint._replace(is_tls=True))
         async with between(through) as rig:
             wire = await rig.connect(receive_buffer=4096)

@@ -25,7 +25,7 @@ from price_keeper.alerts.outbox import Outbox
 from price_keeper.alerts.raising import Alerts
 from price_keeper.alerts.webhook import Allows, Answer, Webhook
 from price_keeper.clock import SystemClock
-from price_keeper.surface.tls import local_authority, server_context
+from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 from price_keeper.tasks import Tasks
 
 from tests.support.alerts import DAY, USD, Rows, scope
@@ -66,7 +66,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    return local_authority(tmp_path_factory.mktemp("tls"), time.time())
+    return ensure_local_certificates(tmp_path_factory.mktemp("tls"), time.time())
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def serving(authority: tuple[Path, Path, Path]) -> AsyncIterator[Server]:
     app.router.add_route("*", "/{path:.*}", server.answer)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(certificate, key)).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=create_server_context(certificate, key)).start()
         server.port = runner.addresses[0][1]
         yield server
     finally:
@@ -289,7 +289,7 @@ async def test_an_answer_that_is_none_is_told_without_the_address(
         writer.write(b"HTTP/9.9 what? hunter2\r\n\r\n")
         writer.close()
 
-    babbling = await asyncio.start_server(babble, "127.0.0.1", 0, ssl=server_context(*authority[1:]))
+    babbling = await asyncio.start_server(babble, "127.0.0.1", 0, ssl=create_server_context(*authority[1:]))
     async with babbling:
         port = babbling.sockets[0].getsockname()[1]
         async with calling(server, f"https://localhost:{port}/?sig=hunter2") as webhook:

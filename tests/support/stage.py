@@ -23,7 +23,7 @@ from price_keeper.model import client_id_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.surface.tls import local_authority
+from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clients import API_KEY, BEARER, CONTAINER, SESSION, Client
 from tests.support.commands import Sidecar, sidecar
@@ -112,7 +112,7 @@ def stage(folder: Path) -> Iterator[Stage]:
             place.plan(always=_TROUBLES[name])
             places[name] = place.url
         config = _config(bedrock.url, places)
-        authority, certificate, key = local_authority(folder / "tls", time.time())
+        authority, certificate, key = ensure_local_certificates(folder / "tls", time.time())
         tls = {"certificate_file": str(certificate), "key_file": str(key)}
         yield Stage(
             running.enter_context(_serving(folder / "plain", config, secret)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import ListenFailed
-from price_keeper.surface.sockets import TRIES, bound
+from price_keeper.surface.sockets import MAX_BIND_ATTEMPTS, bind_sockets
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "::1")  # as `localhost` has several on most machines, though not on all
 
@@ -70,12 +70,12 @@ def names(sockets: list[socket.socket]) -> list[tuple[str, int]]:
 
 
 async def test_free_port_is_the_same_at_every_address(machine: Machine) -> None:
-    assert names(await bound("localhost", 0)) == [(address, 40_001) for address in ADDRESSES]
+    assert names(await bind_sockets("localhost", 0)) == [(address, 40_001) for address in ADDRESSES]
 
 
 async def test_port_taken_at_a_later_address_is_passed_over_and_let_go(machine: Machine) -> None:
     machine.taken |= {"127.0.0.2": {40_001, 40_002}, "::1": {40_003}}
-    sockets = await bound("localhost", 0)
+    sockets = await bind_sockets("localhost", 0)
     assert names(sockets) == [(address, 40_004) for address in ADDRESSES]
     assert machine.open == sockets
 
@@ -83,21 +83,21 @@ async def test_port_taken_at_a_later_address_is_passed_over_and_let_go(machine: 
 async def test_search_for_a_free_port_ends_with_an_error(machine: Machine) -> None:
     machine.taken["::1"] = set(range(65_536))
     with pytest.raises(ListenFailed, match=r"^cannot listen on localhost:0: Address already in use$"):
-        await bound("localhost", 0)
-    assert machine.offered == 40_000 + TRIES
+        await bind_sockets("localhost", 0)
+    assert machine.offered == 40_000 + MAX_BIND_ATTEMPTS
     assert machine.open == []
 
 
 async def test_given_port_taken_at_one_address_is_refused_at_once(machine: Machine) -> None:
     machine.taken["127.0.0.2"] = {8080}
     with pytest.raises(ListenFailed, match=r"^cannot listen on localhost:8080: Address already in use$"):
-        await bound("localhost", 8080)
+        await bind_sockets("localhost", 8080)
     assert machine.open == []
 
 
 async def test_address_that_this_machine_lacks_is_left_out(machine: Machine) -> None:
     machine.missing = frozenset({"127.0.0.2", "::1"})
-    sockets = await bound("localhost", 0)
+    sockets = await bind_sockets("localhost", 0)
     assert names(sockets) == [("127.0.0.1", 40_001)]
     assert machine.open == sockets
 
@@ -108,9 +108,9 @@ async def test_address_that_this_machine_lacks_is_left_out(machine: Machine) -> 
 )
 async def test_what_cannot_be_listened_on_is_one_clear_line(host: str, words: str) -> None:
     with pytest.raises(ListenFailed, match=f"^cannot listen on .*{words}"):
-        await bound(host, 0)
+        await bind_sockets(host, 0)
 
 
 async def test_a_port_that_is_taken_is_not_shared() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder, pytest.raises(ListenFailed, match="Address already in use"):
-        await bound("127.0.0.1", holder.getsockname()[1])
+        await bind_sockets("127.0.0.1", holder.getsockname()[1])

@@ -23,7 +23,7 @@ from price_keeper.control.serving import Control, listening_within
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.memory import MemoryLimits
 from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits, fit_to_memory
-from price_keeper.surface.sockets import reserved
+from price_keeper.surface.sockets import reserve_port
 from price_keeper.telemetry import CALLS_OPEN, Telemetry
 from price_keeper.workers import reports
 from price_keeper.workers.crew import opened_crew, telemetry_of
@@ -135,7 +135,7 @@ def test_a_report_may_come_in_pieces_or_not_at_all() -> None:
 
 
 def test_a_reserved_port_is_shared_with_us_and_nobody_listens() -> None:
-    (first,) = reserved("127.0.0.1", 0)
+    (first,) = reserve_port("127.0.0.1", 0)
     port = first.getsockname()[1]
     try:
         with pytest.raises(ConnectionRefusedError):
@@ -146,7 +146,7 @@ def test_a_reserved_port_is_shared_with_us_and_nobody_listens() -> None:
             ours.bind(("127.0.0.1", port))
             ours.listen()
             with pytest.raises(ListenFailed, match="Address already in use"):
-                reserved("127.0.0.1", port)
+                reserve_port("127.0.0.1", port)
     finally:
         first.close()
 

@@ -23,7 +23,7 @@ from price_keeper.commands.passing import Passing
 from price_keeper.config import Address, Config
 from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
-from price_keeper.surface.sockets import reserved
+from price_keeper.surface.sockets import reserve_port
 from price_keeper.workers.place import Place
 from price_keeper.workers.supervisor import Supervisor, Tell
 
@@ -39,7 +39,7 @@ def served(
     _check(config, role)
     with ExitStack() as held:
         host = config.listen.data.host
-        sockets = reserved(host, config.listen.data.port)
+        sockets = reserve_port(host, config.listen.data.port)
         for each in sockets:
             held.callback(each.close)
         _preload(config)

@@ -29,7 +29,7 @@ from price_keeper.memory import release_large_blocks
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
-from price_keeper.surface.tls import local_authority
+from price_keeper.surface.tls import ensure_local_certificates
 
 ORG = "d0000000-0000-4000-8000-000000000001"
 APP = "demo"
@@ -103,7 +103,7 @@ def dev(chosen: Namespace) -> int:
 
 
 def _tls(folder: Path) -> tuple[Path, TlsConfig]:
-    authority, certificate, key = local_authority((folder / "tls").absolute(), SystemClock().now())
+    authority, certificate, key = ensure_local_certificates((folder / "tls").absolute(), SystemClock().now())
     return authority, TlsConfig(str(certificate), str(key))
 
 

@@ -39,7 +39,7 @@ from price_keeper.control.requests import check_coding, check_ids, headers_of, q
 from price_keeper.control.routing import Routing
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.logs import about
-from price_keeper.surface.sockets import bound
+from price_keeper.surface.sockets import bind_sockets
 
 SHUTDOWN_SECONDS = 2.0  # for requests that are under way
 KEEP_ALIVE_SECONDS = 75.0
@@ -351,7 +351,7 @@ def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) 
 async def listening(
     control: Control, address: Address, clock: Clock, limits: Limits = DEFAULT
 ) -> AsyncIterator[Address]:
-    sockets = await bound(address.host, address.port)
+    sockets = await bind_sockets(address.host, address.port)
     is_for_loopback = all(is_loopback(each.getsockname()[0]) for each in sockets)
     async with _served(control, sockets, clock, limits, is_for_loopback):
         yield Address(address.host, sockets[0].getsockname()[1])

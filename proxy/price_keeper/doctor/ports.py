@@ -20,7 +20,7 @@ from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trou
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.upstream import Endpoint
-from price_keeper.surface.tls import server_context
+from price_keeper.surface.tls import create_server_context
 
 RENEW_BEFORE = timedelta(days=30)
 LOCAL_TIMEOUT_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all
@@ -105,7 +105,7 @@ def check_certificate(context: DoctorContext) -> Finding:
         return skipped("the data port speaks plain HTTP")
     remedy = "name a certificate with its chain in listen.tls.certificate_file, and its key in listen.tls.key_file"
     try:
-        server_context(Path(tls.certificate_file), Path(tls.key_file))
+        create_server_context(Path(tls.certificate_file), Path(tls.key_file))
         chain = x509.load_pem_x509_certificates(Path(tls.certificate_file).read_bytes())
     except ConfigError as failure:
         return trouble("; ".join(failure.problems), remedy)

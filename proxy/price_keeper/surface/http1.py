@@ -14,7 +14,7 @@ from price_keeper.surface.http1_request import RequestReader
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.reset import reset_connection
-from price_keeper.surface.sockets import peer_of
+from price_keeper.surface.sockets import get_peer_address
 
 if TYPE_CHECKING:
     from price_keeper.surface.listener import Listener
@@ -63,7 +63,7 @@ class Http1Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
-        self._peer = peer_of(transport)
+        self._peer = get_peer_address(transport)
         self._listener.add_connection(self, self._peer)
 
     def connection_lost(self, _: Exception | None) -> None:

@@ -18,7 +18,7 @@ from price_keeper.surface.http2_protocol import Protocol
 from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
-from price_keeper.surface.sockets import peer_of
+from price_keeper.surface.sockets import get_peer_address
 
 if TYPE_CHECKING:
     from price_keeper.surface.listener import Listener
@@ -53,7 +53,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
-        self.peer = peer_of(transport)
+        self.peer = get_peer_address(transport)
         self.listener.add_connection(self, self.peer)
         # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
         self._h2.local_settings = Settings(

@@ -16,7 +16,7 @@ from price_keeper.exchange import Handler, Request, Responder, request_ids
 from price_keeper.surface.doors import Acceptor, PlainAcceptor, TlsAcceptor
 from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits
 from price_keeper.surface.outbox import BATCHING_THRESHOLD, WriteBatcher
-from price_keeper.surface.sockets import bound, elsewhere
+from price_keeper.surface.sockets import bind_sockets, find_remote_network
 from price_keeper.tasks import Tasks
 
 TIMEOUT_CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
@@ -92,7 +92,7 @@ class Listener:
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
         """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
-        sockets = await bound(host, port, is_shared=is_shared)
+        sockets = await bind_sockets(host, port, is_shared=is_shared)
         for listening_socket in sockets:
             acceptor: Acceptor = PlainAcceptor(self, listening_socket) if tls is None else TlsAcceptor(self, listening_socket, tls, self._tasks)
             self._acceptors.append(acceptor)
@@ -136,7 +136,7 @@ class Listener:
 
     def add_connection(self, connection: ServerConnection, peer: str) -> None:
         self._connections.add(connection)
-        network = elsewhere(peer)
+        network = find_remote_network(peer)
         if network is not None:
             self._network_by_connection[connection] = network
             self._connections_by_network[network] += 1
@@ -152,7 +152,7 @@ class Listener:
     def count_surplus(self, peer: str) -> int:
         """How many connections there are too many, with one more from there."""
         total_surplus = len(self._connections) + 1 - self.limits.connections
-        network_surplus = self._connections_by_network[elsewhere(peer)] + 1 - self.limits.connections_per_network
+        network_surplus = self._connections_by_network[find_remote_network(peer)] + 1 - self.limits.connections_per_network
         surplus = max(total_surplus, network_surplus)
         if surplus > 0 and not self._has_warned_of_surplus:
             self._has_warned_of_surplus = True

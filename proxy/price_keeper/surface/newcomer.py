@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from price_keeper.surface.http1 import Http1Connection
-from price_keeper.surface.sockets import peer_of
+from price_keeper.surface.sockets import get_peer_address
 
 if TYPE_CHECKING:
     from price_keeper.surface.http2 import Http2Connection
@@ -46,7 +46,7 @@ class ProtocolDetector(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
         if self._handshake_socket is None:
-            self._register(peer_of(transport))
+            self._register(get_peer_address(transport))
         self._handshake_socket = None
         if self.must_abort:
             self._transport.abort()

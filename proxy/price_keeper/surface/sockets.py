@@ -19,37 +19,37 @@ from price_keeper.auth.failures import network_of
 from price_keeper.errors import ListenFailed
 
 BACKLOG = 1024  # connections the kernel holds for us while the loop is busy
-TRIES = 20  # of free ports, until one is free at every address of the host
+MAX_BIND_ATTEMPTS = 20  # of free ports, until one is free at every address of the host
 
 _Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
-async def bound(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
+async def bind_sockets(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
     """One for each of the host's addresses; port 0 is one free port, the same at all of them. Raises ListenFailed."""
-    with _told_of(host, port):
-        found = await asyncio.get_running_loop().getaddrinfo(
+    with _describe_bind_errors(host, port):
+        resolved = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        return _all_bound(_addresses(found), port, is_shared=is_shared)
+        return _bind_all(_addresses(resolved), port, is_shared=is_shared)
 
 
-def reserved(host: str, port: int) -> list[socket.socket]:
+def reserve_port(host: str, port: int) -> list[socket.socket]:
     """A port that nobody has, for processes that are to share it: nobody listens on these. Raises ListenFailed.
 
     Any process of this user may share a port that is shared, and would take its connections unseen. So it is taken
     for a moment without sharing, which fails if anybody listens.
     """
-    with _told_of(host, port):
-        found = _addresses(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
-        alone = _all_bound(found, port, is_shared=False)
-        port = alone[0].getsockname()[1]
-        for each in alone:
+    with _describe_bind_errors(host, port):
+        addresses = _addresses(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
+        exclusive = _bind_all(addresses, port, is_shared=False)
+        port = exclusive[0].getsockname()[1]
+        for each in exclusive:
             each.close()
-        return _all_bound(found, port, is_shared=True)
+        return _bind_all(addresses, port, is_shared=True)
 
 
 @contextmanager
-def _told_of(host: str, port: int) -> Iterator[None]:
+def _describe_bind_errors(host: str, port: int) -> Iterator[None]:
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         yield
@@ -63,58 +63,58 @@ def _addresses(found: list[Any]) -> list[_Address]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _all_bound(addresses: list[_Address], port: int, *, is_shared: bool) -> list[socket.socket]:
-    for tries_left in reversed(range(TRIES)):
+def _bind_all(addresses: list[_Address], port: int, *, is_shared: bool) -> list[socket.socket]:
+    for attempts_left in reversed(range(MAX_BIND_ATTEMPTS)):
         try:
-            return _bound_alike(dict.fromkeys(addresses), port, is_shared=is_shared)
+            return _bind_same_port(dict.fromkeys(addresses), port, is_shared=is_shared)
         except OSError as failure:
-            if port or failure.errno != errno.EADDRINUSE or not tries_left:
+            if port or failure.errno != errno.EADDRINUSE or not attempts_left:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-def _bound_alike(addresses: Iterable[_Address], port: int, *, is_shared: bool) -> list[socket.socket]:
-    made: list[socket.socket] = []
-    missing: OSError | None = None
+def _bind_same_port(addresses: Iterable[_Address], port: int, *, is_shared: bool) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    unavailable: OSError | None = None
     try:
         for family, address in addresses:
             try:
-                made.append(_bound(family, (address[0], port, *address[2:]), is_shared=is_shared))
+                sockets.append(_bind_socket(family, (address[0], port, *address[2:]), is_shared=is_shared))
             except OSError as failure:
                 # A host's name may have an address of a kind that this machine has switched off.
                 if failure.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                missing = failure
+                unavailable = failure
             else:
-                port = made[0].getsockname()[1]
+                port = sockets[0].getsockname()[1]
     except OSError:
-        for each in made:
+        for each in sockets:
             each.close()
         raise
-    if not made and missing is not None:
-        raise missing
-    return made
+    if not sockets and unavailable is not None:
+        raise unavailable
+    return sockets
 
 
-def _bound(family: socket.AddressFamily, address: tuple[Any, ...], *, is_shared: bool) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+def _bind_socket(family: socket.AddressFamily, address: tuple[Any, ...], *, is_shared: bool) -> socket.socket:
+    bound_socket = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setblocking(False)
+        bound_socket.setblocking(False)
         if os.name == "posix":  # elsewhere it would let two processes have one port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
+            bound_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound_socket.bind(address)
     except OSError:
-        made.close()
+        bound_socket.close()
         raise
-    return made
+    return bound_socket
 
 
 @lru_cache(1024)  # nearly all connections come from a few addresses
-def elsewhere(address: str) -> Hashable | None:
+def find_remote_network(address: str) -> Hashable | None:
     """What one sender that is not on this machine can be held to; None for one that is."""
     try:
         found = ip_address(address)
@@ -124,7 +124,7 @@ def elsewhere(address: str) -> Hashable | None:
     return None if (mapped or found).is_loopback else network_of(address)
 
 
-def peer_of(transport: asyncio.BaseTransport) -> str:
+def get_peer_address(transport: asyncio.BaseTransport) -> str:
     """The address at the other end; a socket in the file system has none."""
     name = transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) else ""

@@ -17,13 +17,13 @@ from cryptography.x509.oid import NameOID
 
 from price_keeper.errors import ConfigError
 
-LIFE = timedelta(days=365)
-RENEW_BEFORE = timedelta(days=30)
+CERTIFICATE_LIFETIME = timedelta(days=365)
+RENEWAL_MARGIN = timedelta(days=30)
 LOCAL_NAMES = ("localhost",)
 LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 
 
-def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+def create_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Raises ConfigError that names the file which cannot be used."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -32,7 +32,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         if not os.access(file, os.R_OK):
             raise ConfigError([f"listen.tls: cannot read {file}"])
     try:
-        context.load_cert_chain(certificate, key, password=_no_passphrase)
+        context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     except (ssl.SSLError, ValueError):
         raise ConfigError(
             [f"listen.tls: {certificate} and {key} are no certificate and its key, in PEM form without a passphrase"]
@@ -40,62 +40,62 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _no_passphrase() -> str:
+def _refuse_passphrase() -> str:
     raise ValueError("a key without a passphrase is needed")  # instead of asking at the terminal
 
 
-def local_authority(folder: Path, now: float) -> tuple[Path, Path, Path]:
+def ensure_local_certificates(folder: Path, now: float) -> tuple[Path, Path, Path]:
     """The authority's certificate, and a certificate for this machine with its key; made anew before they expire."""
     authority, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
-    if not _is_good(certificate, authority, key, now):
+    if not _is_valid(certificate, authority, key, now):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        moment = datetime.fromtimestamp(now, UTC)
+        issued_at = datetime.fromtimestamp(now, UTC)
         # The authority's own key is thrown away, so that nobody can ever sign anything else with it.
-        signing, own = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
-        root = _certificate("Bedrock Price Keeper, local authority", signing, signing, moment, is_authority=True)
-        leaf = _certificate("localhost", own, signing, moment, is_authority=False, issuer=root.subject)
-        _write(key, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        _write(certificate, leaf.public_bytes(Encoding.PEM))
-        _write(authority, root.public_bytes(Encoding.PEM))
+        signing_key, server_key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
+        authority_certificate = _issue_certificate("Bedrock Price Keeper, local authority", signing_key, signing_key, issued_at, is_authority=True)
+        server_certificate = _issue_certificate("localhost", server_key, signing_key, issued_at, is_authority=False, issuer=authority_certificate.subject)
+        _write_private_file(key, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        _write_private_file(certificate, server_certificate.public_bytes(Encoding.PEM))
+        _write_private_file(authority, authority_certificate.public_bytes(Encoding.PEM))
     return authority, certificate, key
 
 
-def _is_good(certificate: Path, authority: Path, key: Path, now: float) -> bool:
+def _is_valid(certificate: Path, authority: Path, key: Path, now: float) -> bool:
     if not (certificate.exists() and authority.exists() and key.exists()):
         return False
     found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    return found.not_valid_after_utc - RENEW_BEFORE > datetime.fromtimestamp(now, UTC)
+    return found.not_valid_after_utc - RENEWAL_MARGIN > datetime.fromtimestamp(now, UTC)
 
 
-def _certificate(
+def _issue_certificate(
     name: str,
     key: EllipticCurvePrivateKey,
-    signing: EllipticCurvePrivateKey,
+    signing_key: EllipticCurvePrivateKey,
     now: datetime,
     *,
     is_authority: bool,
     issuer: x509.Name | None = None,
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + LIFE)
+        .not_valid_after(now + CERTIFICATE_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
-        .add_extension(_usage(is_authority), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
+        .add_extension(_build_key_usage(is_authority), critical=True)
     )
     if not is_authority:
-        made = made.add_extension(x509.SubjectAlternativeName(_local_names()), critical=False)
-    return made.sign(signing, hashes.SHA256())
+        builder = builder.add_extension(x509.SubjectAlternativeName(_list_local_names()), critical=False)
+    return builder.sign(signing_key, hashes.SHA256())
 
 
-def _usage(is_authority: bool) -> x509.KeyUsage:
+def _build_key_usage(is_authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not is_authority,
         key_cert_sign=is_authority,
@@ -109,12 +109,12 @@ def _usage(is_authority: bool) -> x509.KeyUsage:
     )
 
 
-def _local_names() -> Sequence[x509.GeneralName]:
+def _list_local_names() -> Sequence[x509.GeneralName]:
     names: list[x509.GeneralName] = [x509.DNSName(name) for name in LOCAL_NAMES]
     return names + [x509.IPAddress(ipaddress.ip_address(address)) for address in LOCAL_ADDRESSES]
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_private_file(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)
