@@ -11,12 +11,12 @@ _ABSOLUTE: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 SCHEMES: Final = (b"http", b"https")
 
 
-def host_mistake(host: bytes) -> str | None:
+def find_host_error(host: bytes) -> str | None:
     """Of a Host header, or of `:authority`."""
     return None if _AUTHORITY.fullmatch(host) else "a request's host is a name or an address, and a port at most"
 
 
-def target_mistake(target: bytes, host: bytes) -> str | None:
+def find_target_error(target: bytes, host: bytes) -> str | None:
     """Of a request line's target, which may name a host of its own."""
     if target.startswith(b"/") or target == b"*":
         return None

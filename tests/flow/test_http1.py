@@ -8,7 +8,7 @@ import pytest
 from price_keeper.errors import UnknownOperation
 from price_keeper.exchange import Request, Responder
 from price_keeper.surface import http1
-from price_keeper.surface.bodies import weight_of
+from price_keeper.surface.bodies import measure_head
 
 from tests.support.rig import echo, on_both_loops, port
 from tests.support.wire import CutError, ask, chunked, eventually, quiet, refused, said
@@ -94,7 +94,7 @@ async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         (connection,) = rig.listener._connections
         unread = len(connection._unread)
         assert unread < 1_000_000
-        whole = weight_of(b"/a", {b"host": b"here", b"content-length": b"100"}) + 100
+        whole = measure_head(b"/a", {b"host": b"here", b"content-length": b"100"}) + 100
         assert 5 * whole <= rig.listener.reserved_bytes - unread <= 9 * whole  # one slice beyond what may wait
         wire.close()
         sending.cancel()

@@ -8,7 +8,7 @@ import pytest
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
 from price_keeper.surface import http1
-from price_keeper.surface.bodies import HEADER_BYTES, weight_of
+from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.surface.http1_request import RequestReader
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
@@ -181,7 +181,7 @@ async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold() -> None
 
 def weight(body: int) -> int:
     """Of a request as `ask` makes it."""
-    return weight_of(b"/a", {b"host": b"here", b"content-length": b"%d" % body}) + body
+    return measure_head(b"/a", {b"host": b"here", b"content-length": b"%d" % body}) + body
 
 
 @on_both_loops
@@ -216,7 +216,7 @@ async def test_heads_weigh_too_whole_or_not() -> None:
         await long.send(head_of(12_000)[:-4], b"\r\nx1: y")
         await eventually(lambda: 12_000 <= rig.listener.reserved_bytes < 13_000)
         await many.send(b"GET / HTTP/1.1\r\n", b"".join(b"a%d:\r\n" % number for number in range(100)))
-        await eventually(lambda: rig.listener.reserved_bytes > 12_000 + 100 * HEADER_BYTES)
+        await eventually(lambda: rig.listener.reserved_bytes > 12_000 + 100 * HEADER_OVERHEAD_BYTES)
         await late.send(head_of(15_000))
         assert "memory" in await refused(late, 503, "ServiceUnavailableException")
         many.close()

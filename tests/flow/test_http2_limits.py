@@ -24,7 +24,7 @@ from hyperframe.frame import (
 )
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request
-from price_keeper.surface.bodies import weight_of
+from price_keeper.surface.bodies import measure_head
 from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
@@ -89,7 +89,7 @@ async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> No
 
 def weight(body: int) -> int:
     """Of a request as `open` makes it."""
-    return STREAM_BYTES + weight_of(b"/", {b"host": b"here"}) + body
+    return STREAM_BYTES + measure_head(b"/", {b"host": b"here"}) + body
 
 
 @on_both_loops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from price_keeper.surface.bodies import added, whole
+from price_keeper.surface.bodies import append_to_body, finish_body
 
 
 @pytest.mark.parametrize("piece", [1, 100, 16_384, 262_144])
@@ -13,9 +13,9 @@ def test_body_in_pieces_is_what_was_sent(piece: int) -> None:
     sent = bytes(range(256)) * 40
     body: object = b""
     for start in range(0, len(sent), piece):
-        body = added(body, sent[start : start + piece])
-    assert whole(body) == sent
-    assert type(whole(body)) is bytes
+        body = append_to_body(body, sent[start : start + piece])
+    assert finish_body(body) == sent
+    assert type(finish_body(body)) is bytes
 
 
 @pytest.mark.parametrize("piece", [100, 16_384])
@@ -26,8 +26,8 @@ def test_body_in_pieces_is_kept_once_also_when_it_is_whole(piece: int) -> None:
     try:
         body: object = b""
         for _ in range(size // piece):
-            body = added(body, bytes(data))
-        request = whole(body)
+            body = append_to_body(body, bytes(data))
+        request = finish_body(body)
         del body
         kept, peak = tracemalloc.get_traced_memory()
     finally:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from price_keeper.auth.failures import network_of
-from price_keeper.authority import host_mistake, target_mistake
+from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.clock import Clock
 from price_keeper.control.problems import forbidden, invalid
 
@@ -188,7 +188,7 @@ def check_names(version: tuple[int, int], target: str, hosts: list[str], is_for_
     elif len(hosts) > 1 or (not hosts and version == (1, 1)):
         mistake = "a request has one Host header"
     host = hosts[0].encode("utf-8", "surrogateescape") if hosts else b""
-    mistake = mistake or host_mistake(host) or target_mistake(target.encode("utf-8", "surrogateescape"), host)
+    mistake = mistake or find_host_error(host) or find_target_error(target.encode("utf-8", "surrogateescape"), host)
     if mistake is not None:
         raise invalid(mistake)
     if is_for_loopback:

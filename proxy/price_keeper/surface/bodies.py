@@ -8,15 +8,15 @@ from typing import Final, TypeAlias
 # Pieces are put into one buffer that grows: a list of them has to be joined, which takes their memory once more.
 Body: TypeAlias = bytes | BytesIO
 
-HEADER_BYTES: Final = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
+HEADER_OVERHEAD_BYTES: Final = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
 
 
-def weight_of(target: bytes, headers: dict[bytes, bytes]) -> int:
+def measure_head(target: bytes, headers: dict[bytes, bytes]) -> int:
     """Of a request's head, in memory."""
-    return len(target) + len(b"".join(headers)) + len(b"".join(headers.values())) + HEADER_BYTES * len(headers)
+    return len(target) + len(b"".join(headers)) + len(b"".join(headers.values())) + HEADER_OVERHEAD_BYTES * len(headers)
 
 
-def added(body: Body, data: bytes) -> Body:
+def append_to_body(body: Body, data: bytes) -> Body:
     """What has come of a body by now. A body that comes in one piece is that piece."""
     if isinstance(body, bytes):
         if not body:
@@ -27,6 +27,6 @@ def added(body: Body, data: bytes) -> Body:
     return body
 
 
-def whole(body: Body) -> bytes:
+def finish_body(body: Body) -> bytes:
     """Not a copy: the buffer becomes the result."""
     return body if isinstance(body, bytes) else body.getvalue()

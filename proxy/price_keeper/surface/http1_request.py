@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from price_keeper.answers import OUT_OF_MEMORY
-from price_keeper.authority import host_mistake, target_mistake
+from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Request
-from price_keeper.surface.bodies import HEADER_BYTES, Body, added, weight_of, whole
+from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, Body, append_to_body, measure_head, finish_body
 
 if TYPE_CHECKING:
     from price_keeper.surface.http1 import Http1Connection
@@ -145,7 +145,7 @@ class RequestReader:
         self._is_upgrading = self._parser.should_upgrade()
         self._version = version = self._parser.get_http_version()
         headers = self._headers
-        weight = weight_of(self._target, headers)
+        weight = measure_head(self._target, headers)
         is_room = self._listener.reserve_memory(weight - self._weight)
         self._weight = weight
         # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
@@ -163,10 +163,10 @@ class RequestReader:
             self._refuse_now(InvalidRequest("a request has one Host header"))
         host = headers.get(b"host", b"")
         if host != self._host:
-            self._check(host_mistake(host))
+            self._check(find_host_error(host))
             self._host = host
         if not self._target.startswith(b"/"):
-            self._check(target_mistake(self._target, host))
+            self._check(find_target_error(self._target, host))
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             self._check_chunks(coding)
@@ -184,7 +184,7 @@ class RequestReader:
             self._connection.encourage()
 
     def on_body(self, data: bytes) -> None:
-        self._body = added(self._body, data)
+        self._body = append_to_body(self._body, data)
         self._body_bytes += len(data)
         self._weight += len(data)
         is_room = self._listener.reserve_memory(len(data))
@@ -197,7 +197,7 @@ class RequestReader:
         if self._is_upgrading:
             return
         request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
-        request.body = whole(self._body)
+        request.body = finish_body(self._body)
         is_modern = self._version == "1.1"
         keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
         self._begin_head()
@@ -211,9 +211,9 @@ class RequestReader:
         # Behind another request it may be anywhere; else only line ends come before it, and what is below is a header.
         return line in self._fed if self._is_behind else self._fed.lstrip(b"\r\n").startswith(line)
 
-    def _check(self, mistake: str | None) -> None:
-        if mistake is not None:
-            self._refuse_now(InvalidRequest(mistake))
+    def _check(self, error: str | None) -> None:
+        if error is not None:
+            self._refuse_now(InvalidRequest(error))
 
     def _check_chunks(self, coding: bytes) -> None:
         if coding.lower() != b"chunked" or self._version != "1.1":
@@ -231,7 +231,7 @@ class RequestReader:
     def _count_head(self, size: int) -> None:
         """Of a head that is not whole: so many bytes of it, in so many headers, are here."""
         self.head_bytes = size
-        weight = size + HEADER_BYTES * len(self._headers)
+        weight = size + HEADER_OVERHEAD_BYTES * len(self._headers)
         is_room = self._listener.reserve_memory(weight - self._weight)
         self._weight = weight
         if not is_room:

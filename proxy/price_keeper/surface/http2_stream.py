@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 
-from price_keeper.authority import SCHEMES, host_mistake
+from price_keeper.authority import SCHEMES, find_host_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Flow, Header, Request
-from price_keeper.surface.bodies import Body, added, weight_of, whole
+from price_keeper.surface.bodies import Body, append_to_body, measure_head, finish_body
 
 if TYPE_CHECKING:
     from price_keeper.surface.http2 import Http2Connection
@@ -57,7 +57,7 @@ class Stream:
             self.refuse(refusal)
             return
         self._is_mute = request.method == b"HEAD"
-        is_room = self._weighs(weight_of(request.target, request.headers))
+        is_room = self._weighs(measure_head(request.target, request.headers))
         announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
         self._told_bytes = None if announced is None else int(announced)
         length = self._told_bytes or 0
@@ -83,7 +83,7 @@ class Stream:
             if refusal is not None:
                 self.refuse(refusal)
                 return
-        self._body = added(self._body, data)
+        self._body = append_to_body(self._body, data)
         self._body_bytes += len(data)
         is_room = self._weighs(len(data))
         if self._body_bytes > self._limits.body_bytes:
@@ -102,7 +102,7 @@ class Stream:
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_whole = True
-        self._request.body = whole(self._body)
+        self._request.body = finish_body(self._body)
         self._request.peer = self._connection.peer
         self._body = b""
         self._connection.listener.start_request(self._request, self, self._weight)
@@ -271,9 +271,9 @@ def _request(headers: Sequence[Header], most_bytes: int) -> Request:
     authority = pseudo.get(b":authority")
     if authority is not None and plain.setdefault(b"host", authority) != authority:
         raise InvalidRequest("the headers Host and :authority differ")
-    mistake = host_mistake(plain.get(b"host", b""))
-    if mistake is not None:
-        raise InvalidRequest(mistake)
+    host_error = find_host_error(plain.get(b"host", b""))
+    if host_error is not None:
+        raise InvalidRequest(host_error)
     if b"host" in repeated:
         raise InvalidRequest("a request has one Host header")
     if pseudo.get(b":scheme") not in SCHEMES:
