@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
-from price_keeper.surface.http1_answer import Answer, BodilessAnswer
+from price_keeper.surface.http1_answer import Http1Responder, HeadResponder
 from price_keeper.surface.http1_request import RequestReader
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
@@ -44,7 +44,7 @@ class Http1Connection(asyncio.Protocol):
         self._is_surplus = is_surplus
         self._slice = min(SLICE_BYTES, self._limits.head_bytes)
         self._requests = RequestReader(self, listener)
-        self._answer: Answer | None = None  # to the request under way
+        self._responder: Http1Responder | None = None  # to the request under way
         self._waiting: deque[_Entry] = deque()
         self._is_serving_those = False
         self._unread = b""  # what came in behind more requests than may wait
@@ -71,9 +71,9 @@ class Http1Connection(asyncio.Protocol):
         self._listener.remove_connection(self)
         self._hear_no_more()
         self._requests.close()
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.left()
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            responder.on_disconnected()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -90,38 +90,38 @@ class Http1Connection(asyncio.Protocol):
         self._requests.drop()
         self._is_deaf = True
         self._is_cut_short = False
-        return (self._answer is not None or bool(self._waiting)) and self._transport.can_write_eof()
+        return (self._responder is not None or bool(self._waiting)) and self._transport.can_write_eof()
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
         self._write_stall = WriteStallDetector(self._transport, self._listener.now())
-        if self._answer is not None and self._answer.flow is not None:
-            self._answer.flow.pause()
+        if self._responder is not None and self._responder.flow is not None:
+            self._responder.flow.pause()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
         if not self._is_closed:
             self._write_stall = None
-        if self._answer is None:
+        if self._responder is None:
             if not self._is_closed:
                 self.begin_wait()
                 self._next()
-        elif self._answer.flow is not None:
-            self._answer.flow.resume()
+        elif self._responder.flow is not None:
+            self._responder.flow.resume()
 
     def check_timeouts(self, now: float) -> None:
         """Called every second or so: ends what has waited too long."""
         if self._write_stall is not None:
             self._check_write_stall(self._write_stall.measure_stall(now))
-        elif self._answer is None and not self._is_closed:
+        elif self._responder is None and not self._is_closed:
             self._check_request(now - self._since)
 
     def _check_write_stall(self, stalled: float) -> None:
         is_lingering = self._is_closed and not self._transport.is_closing()
         if stalled > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
             reset_connection(self._transport)
-        elif self._answer is not None and self._answer.flow is not None:
-            self._answer.flow.waits(stalled)
+        elif self._responder is not None and self._responder.flow is not None:
+            self._responder.flow.waits(stalled)
 
     def _check_request(self, waited: float) -> None:
         if self._requests.has_begun:
@@ -133,9 +133,9 @@ class Http1Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Finishes the request under way, or the one that has half come, and takes no other."""
-        if self._answer is not None:
+        if self._responder is not None:
             self._hear_no_more()
-            self._answer.keeps_alive = False
+            self._responder.keeps_alive = False
         elif not (self._requests.is_in_body or self._requests.head_bytes):
             self._close()
 
@@ -210,7 +210,7 @@ class Http1Connection(asyncio.Protocol):
             self.stop_hearing(self._listener.memory_full)
 
     def _can_serve(self) -> bool:
-        return self._answer is None and not self._waiting and not self.is_write_paused and not self._is_closed
+        return self._responder is None and not self._waiting and not self.is_write_paused and not self._is_closed
 
     def _line_up(self, entry: _Entry) -> None:
         if self._is_closed:
@@ -227,20 +227,20 @@ class Http1Connection(asyncio.Protocol):
             self._refuse(self._listener.too_many_connections)
             return
         request.peer = self._peer
-        make = BodilessAnswer if request.method == b"HEAD" else Answer
-        self._answer = make(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
-        self._listener.start_request(request, self._answer, weight)
+        responder_type = HeadResponder if request.method == b"HEAD" else Http1Responder
+        self._responder = responder_type(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
+        self._listener.start_request(request, self._responder, weight)
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._answer = Answer(self, self._transport, False, False)
-        self._listener.refuse(self._answer, refusal)
+        self._responder = Http1Responder(self, self._transport, False, False)
+        self._listener.refuse(self._responder, refusal)
 
     def _drop(self, entry: _Entry) -> None:
         if not isinstance(entry, Refusal):
             self._listener.release_memory(entry.weight)
 
-    def answered(self, keeps_alive: bool) -> None:
-        self._answer = None
+    def on_response_finished(self, keeps_alive: bool) -> None:
+        self._responder = None
         self.begin_wait()
         if not keeps_alive:
             self._close()
@@ -267,7 +267,7 @@ class Http1Connection(asyncio.Protocol):
             return
         self._is_serving_those = True
         try:
-            while self._waiting and self._answer is None and not (self.is_write_paused or self._is_closed):
+            while self._waiting and self._responder is None and not (self.is_write_paused or self._is_closed):
                 if self._transport.is_closing():
                     break  # the client has gone, and answers would only be complained of
                 entry = self._waiting.popleft()
@@ -278,8 +278,8 @@ class Http1Connection(asyncio.Protocol):
         finally:
             self._is_serving_those = False
 
-    def break_off(self) -> None:
-        self._answer = None
+    def on_response_aborted(self) -> None:
+        self._responder = None
         self._is_closed = True
         self._hear_no_more()
         reset_connection(self._transport)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from price_keeper.surface.http1 import Http1Connection
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_NO_BODY: Final = (204, 304)
+_BODILESS_STATUSES: Final = (204, 304)
 
 
-class Answer:
+class Http1Responder:
     """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
 
     __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_write_batcher", "_takes_chunks", "_transport",
@@ -49,7 +49,7 @@ class Answer:
         framing = b""
         if length is not None:
             framing = b"content-length: %d\r\n" % length
-        elif status not in _NO_BODY:
+        elif status not in _BODILESS_STATUSES:
             if self._takes_chunks:
                 self._is_chunked = True
                 framing = b"transfer-encoding: chunked\r\n"
@@ -89,39 +89,39 @@ class Answer:
             return
         was_gone = self.is_gone
         if not was_gone:
-            self._end()
-        self._close()
+            self._write_end()
+        self._mark_over()
         if not was_gone:
-            self._connection.answered(self.keeps_alive)
+            self._connection.on_response_finished(self.keeps_alive)
 
     def abort(self) -> None:
         if self._is_over:
             return
         flow, was_gone = self.flow, self.is_gone
-        self._close()
+        self._mark_over()
         if not was_gone:
-            self._connection.break_off()
+            self._connection.on_response_aborted()
         if flow is not None:
             flow.caller_left()
 
-    def left(self) -> None:
+    def on_disconnected(self) -> None:
         """The connection is gone."""
         self.is_gone = True
         flow, self.flow = self.flow, None  # it leads back here
         if flow is not None:
             flow.caller_left()
 
-    def _end(self) -> None:
+    def _write_end(self) -> None:
         self.flush()
         if self._is_chunked:
             self._send(b"0\r\n\r\n")
 
-    def _close(self) -> None:
+    def _mark_over(self) -> None:
         self._is_over = self.is_gone = self.has_started = True
         self.flow = None
 
 
-class BodilessAnswer(Answer):
+class HeadResponder(Http1Responder):
     """To HEAD: the head that a body would have had."""
 
     __slots__ = ()
@@ -129,5 +129,5 @@ class BodilessAnswer(Answer):
     def write(self, data: bytes) -> None:
         pass
 
-    def _end(self) -> None:
+    def _write_end(self) -> None:
         self.flush()
