@@ -9,7 +9,7 @@ from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
 from price_keeper.surface import http1
 from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, measure_head
-from price_keeper.surface.http1_request import RequestReader
+from price_keeper.surface.http1_request import Http1RequestParser
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
@@ -144,8 +144,8 @@ async def test_trailers_and_extensions_without_end_are_refused() -> None:
             assert f"at most {HEAD} bytes" in await refused(wire)
 
 
-def readers(rig: Rig) -> list[RequestReader]:
-    return [each._requests for each in rig.listener._connections if isinstance(each, http1.Http1Connection)]
+def readers(rig: Rig) -> list[Http1RequestParser]:
+    return [each._request_parser for each in rig.listener._connections if isinstance(each, http1.Http1Connection)]
 
 
 @on_both_loops

@@ -38,7 +38,7 @@ def _forgets_a_byte(reader: Any, data: bytes) -> None:
     _ON_BODY(reader, data[:-1])
 
 
-_ON_BODY = http1_request.RequestReader.on_body
+_ON_BODY = http1_request.Http1RequestParser.on_body
 _ENDED = http2_stream.Stream.request_ended
 _TAKES = http2_stream.Stream.take_data
 _END = upstream.Connection._end
@@ -55,11 +55,11 @@ def _takes_any_length(stream: Any) -> None:
 
 
 SPOILT: dict[str, tuple[str, Spoils]] = {
-    "a body without its last byte": ("http1_requests", puts(http1_request.RequestReader, "on_body", _forgets_a_byte)),
+    "a body without its last byte": ("http1_requests", puts(http1_request.Http1RequestParser, "on_body", _forgets_a_byte)),
     "the last of two headers": (
         "http1_requests",
         puts(
-            http1_request.RequestReader,
+            http1_request.Http1RequestParser,
             "on_header",
             lambda reader, name, value: reader._headers.update({name.lower(): value}),
         ),

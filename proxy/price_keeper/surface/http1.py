@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
 from price_keeper.surface.http1_answer import Http1Responder, HeadResponder
-from price_keeper.surface.http1_request import RequestReader
+from price_keeper.surface.http1_request import Http1RequestParser
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.reset import reset_connection
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from price_keeper.surface.listener import Listener
 
 
-class _Whole(NamedTuple):
+class _PipelinedRequest(NamedTuple):
     """A request that waits for its turn."""
 
     request: Request
@@ -29,7 +29,7 @@ class _Whole(NamedTuple):
     weight: int
 
 
-_Entry: TypeAlias = "_Whole | Refusal"  # or why there is no request
+_PipelineEntry: TypeAlias = "_PipelinedRequest | Refusal"  # or why there is no request
 
 
 class Http1Connection(asyncio.Protocol):
@@ -42,21 +42,21 @@ class Http1Connection(asyncio.Protocol):
         self._limits = listener.limits
         self.write_batcher = listener.write_batcher
         self._is_surplus = is_surplus
-        self._slice = min(SLICE_BYTES, self._limits.head_bytes)
-        self._requests = RequestReader(self, listener)
+        self._slice_bytes = min(SLICE_BYTES, self._limits.head_bytes)
+        self._request_parser = Http1RequestParser(self, listener)
         self._responder: Http1Responder | None = None  # to the request under way
-        self._waiting: deque[_Entry] = deque()
-        self._is_serving_those = False
+        self._pipelined: deque[_PipelineEntry] = deque()
+        self._is_serving_pipelined = False
         self._unread = b""  # what came in behind more requests than may wait
         self._unread_weight = 0  # of it, as far as it is counted
         self._is_reading_paused = False
-        self._is_resting = False  # what is unread waits for the next turn of the loop
-        self._is_deaf = False  # what still comes in is thrown away
-        self._is_cut_short = False  # the client was stopped in the middle of what it had to say
+        self._is_yielding = False  # what is unread waits for the next turn of the loop
+        self._is_input_ignored = False  # what still comes in is thrown away
+        self._is_input_cut_short = False  # the client was stopped in the middle of what it had to say
         self._is_closed = False
         self.is_write_paused = False
         self._write_stall: WriteStallDetector | None = None  # what we wait for the client to read, if so
-        self._since = listener.now()  # when the present wait began: for a head, a body, the next request
+        self._wait_started_at = listener.now()  # when the present wait began: for a head, a body, the next request
 
     # What the event loop calls.
 
@@ -69,28 +69,28 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self._is_closed = True
         self._listener.remove_connection(self)
-        self._hear_no_more()
-        self._requests.close()
+        self._discard_input()
+        self._request_parser.detach()
         responder, self._responder = self._responder, None
         if responder is not None:
             responder.on_disconnected()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._is_input_ignored:
             return
-        if len(data) <= self._slice and not self._requests.head_bytes and not self._unread:
-            self._requests.feed(data)
+        if len(data) <= self._slice_bytes and not self._request_parser.head_bytes and not self._unread:
+            self._request_parser.feed(data)
         else:
             self._unread += data
-            self._read_on()
+            self._feed_unread()
 
     def eof_received(self) -> bool:
         self.write_batcher.flush()  # there may be an answer to it, and what is not answered now is closed by the event loop
         # A client may close its half after its last request and still wait for the answer; not so over TLS.
-        self._requests.drop()
-        self._is_deaf = True
-        self._is_cut_short = False
-        return (self._responder is not None or bool(self._waiting)) and self._transport.can_write_eof()
+        self._request_parser.discard_request()
+        self._is_input_ignored = True
+        self._is_input_cut_short = False
+        return (self._responder is not None or bool(self._pipelined)) and self._transport.can_write_eof()
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
@@ -104,8 +104,8 @@ class Http1Connection(asyncio.Protocol):
             self._write_stall = None
         if self._responder is None:
             if not self._is_closed:
-                self.begin_wait()
-                self._next()
+                self.restart_wait_timer()
+                self._serve_next()
         elif self._responder.flow is not None:
             self._responder.flow.resume()
 
@@ -114,7 +114,7 @@ class Http1Connection(asyncio.Protocol):
         if self._write_stall is not None:
             self._check_write_stall(self._write_stall.measure_stall(now))
         elif self._responder is None and not self._is_closed:
-            self._check_request(now - self._since)
+            self._check_request_timeout(now - self._wait_started_at)
 
     def _check_write_stall(self, stalled: float) -> None:
         is_lingering = self._is_closed and not self._transport.is_closing()
@@ -123,20 +123,20 @@ class Http1Connection(asyncio.Protocol):
         elif self._responder is not None and self._responder.flow is not None:
             self._responder.flow.waits(stalled)
 
-    def _check_request(self, waited: float) -> None:
-        if self._requests.has_begun:
-            trouble = self._requests.overdue(waited)
-            if trouble is not None:
-                self.stop_hearing(InvalidRequest(trouble))
-        elif waited > (self._limits.head_seconds if self._requests.head_bytes else self._limits.idle_seconds):
+    def _check_request_timeout(self, waited: float) -> None:
+        if self._request_parser.has_begun:
+            timeout = self._request_parser.find_timeout(waited)
+            if timeout is not None:
+                self.stop_reading(InvalidRequest(timeout))
+        elif waited > (self._limits.head_seconds if self._request_parser.head_bytes else self._limits.idle_seconds):
             self._close()
 
     def drain(self) -> None:
         """Finishes the request under way, or the one that has half come, and takes no other."""
         if self._responder is not None:
-            self._hear_no_more()
+            self._discard_input()
             self._responder.keeps_alive = False
-        elif not (self._requests.is_in_body or self._requests.head_bytes):
+        elif not (self._request_parser.is_in_body or self._request_parser.head_bytes):
             self._close()
 
     def abort(self) -> None:
@@ -145,79 +145,79 @@ class Http1Connection(asyncio.Protocol):
 
     # What the reader of requests calls.
 
-    def begin_wait(self) -> None:
-        self._since = self._listener.now()
+    def restart_wait_timer(self) -> None:
+        self._wait_started_at = self._listener.now()
 
-    def take(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
+    def on_request(self, request: Request, keeps_alive: bool, takes_chunks: bool, weight: int) -> None:
         if self._can_serve():
             self._serve(request, keeps_alive, takes_chunks, weight)
         else:
-            self._line_up(_Whole(request, keeps_alive, takes_chunks, weight))
+            self._enqueue(_PipelinedRequest(request, keeps_alive, takes_chunks, weight))
 
-    def stop_hearing(self, refusal: Refusal) -> None:
+    def stop_reading(self, refusal: Refusal) -> None:
         """The connection cannot be read any further: answers what was understood, then says why, then closes."""
-        self._is_deaf = self._is_cut_short = True
-        self._requests.drop()
-        self._keep_unread(b"")
+        self._is_input_ignored = self._is_input_cut_short = True
+        self._request_parser.discard_request()
+        self._set_unread(b"")
         if self._can_serve():
             self._refuse(refusal)
         else:
-            self._line_up(refusal)
+            self._enqueue(refusal)
 
-    def encourage(self) -> None:
+    def send_continue_if_due(self) -> None:
         """Tells a client that waits for it to go on, as soon as it is its turn."""
-        if self._requests.owes_continue and self._can_serve():
-            self._requests.owes_continue = False
+        if self._request_parser.is_continue_due and self._can_serve():
+            self._request_parser.is_continue_due = False
             self.write_batcher.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # From bytes to answers.
 
-    def _read_on(self) -> None:
+    def _feed_unread(self) -> None:
         slices = 0
-        while self._unread and not (self._is_deaf or self._is_reading_paused or self._is_resting):
+        while self._unread and not (self._is_input_ignored or self._is_reading_paused or self._is_yielding):
             if slices == MAX_SLICES_PER_TURN:
-                self._rest()
+                self._yield_to_loop()
                 break
             slices += 1
-            room = self._requests.room(self._slice)
-            if not room:
-                what = f"a request's head has at most {self._limits.head_bytes} bytes"
-                self.stop_hearing(InvalidRequest(what))
+            feed_bytes = self._request_parser.max_feed_bytes(self._slice_bytes)
+            if not feed_bytes:
+                message = f"a request's head has at most {self._limits.head_bytes} bytes"
+                self.stop_reading(InvalidRequest(message))
                 return
-            piece, self._unread = self._unread[:room], self._unread[room:]
-            self._requests.feed(piece)
-        self._keep_unread(b"" if self._is_deaf else self._unread)
+            piece, self._unread = self._unread[:feed_bytes], self._unread[feed_bytes:]
+            self._request_parser.feed(piece)
+        self._set_unread(b"" if self._is_input_ignored else self._unread)
 
-    def _rest(self) -> None:
+    def _yield_to_loop(self) -> None:
         """Requests and chunks of the smallest kind take long, and others have their turn."""
-        self._is_resting = True
+        self._is_yielding = True
         self._transport.pause_reading()
-        asyncio.get_running_loop().call_soon(self._go_on)
+        asyncio.get_running_loop().call_soon(self._resume_after_yield)
 
-    def _go_on(self) -> None:
-        self._is_resting = False
+    def _resume_after_yield(self) -> None:
+        self._is_yielding = False
         if self._is_closed:
             return
-        self._read_on()
-        if not (self._is_closed or self._is_resting or self._is_reading_paused):
+        self._feed_unread()
+        if not (self._is_closed or self._is_yielding or self._is_reading_paused):
             self._transport.resume_reading()
 
-    def _keep_unread(self, data: bytes) -> None:
+    def _set_unread(self, data: bytes) -> None:
         more = len(data) - self._unread_weight
         self._unread, self._unread_weight = data, len(data)
         if not self._listener.reserve_memory(more) and more > 0:
-            self.stop_hearing(self._listener.memory_full)
+            self.stop_reading(self._listener.memory_full)
 
     def _can_serve(self) -> bool:
-        return self._responder is None and not self._waiting and not self.is_write_paused and not self._is_closed
+        return self._responder is None and not self._pipelined and not self.is_write_paused and not self._is_closed
 
-    def _line_up(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: _PipelineEntry) -> None:
         if self._is_closed:
-            self._drop(entry)
+            self._discard_entry(entry)
             return
-        self._waiting.append(entry)
-        if len(self._waiting) >= self._limits.pipelined and not self._is_reading_paused:
+        self._pipelined.append(entry)
+        if len(self._pipelined) >= self._limits.pipelined and not self._is_reading_paused:
             self._is_reading_paused = True
             self._transport.pause_reading()
 
@@ -235,60 +235,60 @@ class Http1Connection(asyncio.Protocol):
         self._responder = Http1Responder(self, self._transport, False, False)
         self._listener.refuse(self._responder, refusal)
 
-    def _drop(self, entry: _Entry) -> None:
+    def _discard_entry(self, entry: _PipelineEntry) -> None:
         if not isinstance(entry, Refusal):
             self._listener.release_memory(entry.weight)
 
     def on_response_finished(self, keeps_alive: bool) -> None:
         self._responder = None
-        self.begin_wait()
+        self.restart_wait_timer()
         if not keeps_alive:
             self._close()
         elif not self.is_write_paused:
-            self._next()
+            self._serve_next()
 
-    def _next(self) -> None:
+    def _serve_next(self) -> None:
         """Serves what waits, reads what could not even wait; if nothing more can come, that was all."""
-        if self._waiting:
-            self._serve_those_waiting()
-        elif self._is_deaf:
+        if self._pipelined:
+            self._serve_pipelined()
+        elif self._is_input_ignored:
             self._close()
-        if self._is_reading_paused and len(self._waiting) < self._limits.pipelined and not self._is_closed:
+        if self._is_reading_paused and len(self._pipelined) < self._limits.pipelined and not self._is_closed:
             self._is_reading_paused = False
-            if not self._is_resting:
+            if not self._is_yielding:
                 self._transport.resume_reading()
-                self._read_on()
-        if self._requests.owes_continue:
-            self.encourage()
+                self._feed_unread()
+        if self._request_parser.is_continue_due:
+            self.send_continue_if_due()
 
-    def _serve_those_waiting(self) -> None:
+    def _serve_pipelined(self) -> None:
         """Until one has to be waited for. Those that have not come back here from within, and there may be hundreds."""
-        if self._is_serving_those:
+        if self._is_serving_pipelined:
             return
-        self._is_serving_those = True
+        self._is_serving_pipelined = True
         try:
-            while self._waiting and self._responder is None and not (self.is_write_paused or self._is_closed):
+            while self._pipelined and self._responder is None and not (self.is_write_paused or self._is_closed):
                 if self._transport.is_closing():
                     break  # the client has gone, and answers would only be complained of
-                entry = self._waiting.popleft()
+                entry = self._pipelined.popleft()
                 if isinstance(entry, Refusal):
                     self._refuse(entry)
                 else:
                     self._serve(*entry)
         finally:
-            self._is_serving_those = False
+            self._is_serving_pipelined = False
 
     def on_response_aborted(self) -> None:
         self._responder = None
         self._is_closed = True
-        self._hear_no_more()
+        self._discard_input()
         reset_connection(self._transport)
 
     def _close(self) -> None:
         self._is_closed = True
-        self._hear_no_more()
-        self._write_stall = WriteStallDetector(self._transport, self._since)
-        if self._is_cut_short and self._transport.can_write_eof():
+        self._discard_input()
+        self._write_stall = WriteStallDetector(self._transport, self._wait_started_at)
+        if self._is_input_cut_short and self._transport.can_write_eof():
             # It may still be sending, and closing now would destroy the answer on its way to it.
             with suppress(OSError):  # the client may just have gone
                 self._transport.write_eof()
@@ -296,10 +296,10 @@ class Http1Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def _hear_no_more(self) -> None:
+    def _discard_input(self) -> None:
         self.write_batcher.flush()
-        self._is_deaf = True
-        self._requests.drop()
-        self._keep_unread(b"")
-        while self._waiting:
-            self._drop(self._waiting.popleft())
+        self._is_input_ignored = True
+        self._request_parser.discard_request()
+        self._set_unread(b"")
+        while self._pipelined:
+            self._discard_entry(self._pipelined.popleft())

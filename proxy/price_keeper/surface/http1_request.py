@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from price_keeper.surface.listener import Listener
 
 
-_NOBODYS: Final = httptools.HttpRequestParser(object())
+_DETACHED_PARSER: Final = httptools.HttpRequestParser(object())
 _SPACES: Final = b" \t"
-_METHOD_BYTES: Final = 24  # the parser knows no longer one
+_MAX_METHOD_BYTES: Final = 24  # the parser knows no longer one
 
 
-class RequestReader:
+class Http1RequestParser:
     """Hands its connection what is whole; or tells it, once, why it cannot be read any further."""
 
     __deletable__ = ("_connection",)  # says the compiler
@@ -37,9 +37,9 @@ class RequestReader:
         self._version = ""
         self._host = b""  # of the last request: seldom another one
         self._fed: bytes | bytearray = b""  # what came since the request line under way began
-        self._before = b""  # the last of what came before that, which may be a part of its method
+        self._previous_bytes = b""  # the last of what came before that, which may be a part of its method
         self._refusal: Refusal | None = None
-        self._is_behind = False  # what is read is behind another request, or behind the end of one
+        self._follows_other_data = False  # what is read is behind another request, or behind the end of one
         self._begin_head()
 
     def _begin_head(self) -> None:
@@ -52,14 +52,14 @@ class RequestReader:
         self.head_bytes = 0  # that came before the head was whole
         self.is_in_body = False
         self._has_read_head = True
-        self.owes_continue = False
+        self.is_continue_due = False
 
     @property
     def has_begun(self) -> bool:
         """A part of a request is here; line ends before it are not."""
         return bool(self.is_in_body or self._target or self._headers)
 
-    def room(self, slice_bytes: int) -> int:
+    def max_feed_bytes(self, slice_bytes: int) -> int:
         """How much may be fed at once; 0 when a head has grown too long."""
         if self.head_bytes:
             return min(slice_bytes, self._limits.head_bytes - self.head_bytes)
@@ -71,7 +71,7 @@ class RequestReader:
     def feed(self, data: bytes) -> None:
         was_in_body, body_bytes = self.is_in_body, self._body_bytes
         if not self.head_bytes:
-            self._fed, self._is_behind = data, was_in_body
+            self._fed, self._follows_other_data = data, was_in_body
         elif not self._headers:  # behind the first of them the request line is whole
             self._fed = bytearray(self._fed) if isinstance(self._fed, bytes) else self._fed
             self._fed += data
@@ -83,41 +83,41 @@ class RequestReader:
             return
         except httptools.HttpParserError as failure:
             refusal = OUT_OF_MEMORY if isinstance(failure.__context__, MemoryError) else None
-            self._connection.stop_hearing(
+            self._connection.stop_reading(
                 self._refusal or refusal or InvalidRequest(f"this is no HTTP request: {failure}")
             )
             return
         if self.is_in_body:
             if not was_in_body:
-                self._connection.begin_wait()
+                self._connection.restart_wait_timer()
             elif self._body_bytes == body_bytes:
-                self._count_quiet(len(data))
+                self._count_trailers(len(data))
             else:
-                self._quiet_bytes = 0
+                self._trailer_bytes = 0
         elif not self._has_read_head:
             if not self.head_bytes:
-                self._connection.begin_wait()
+                self._connection.restart_wait_timer()
             self._count_head(self.head_bytes + len(data))
         elif self._target or self._headers:  # of one head with the end of another's request
-            self._connection.begin_wait()
+            self._connection.restart_wait_timer()
             self._count_head(1)
         if not self.head_bytes:
-            self._fed, self._before = b"", data[-_METHOD_BYTES:]
+            self._fed, self._previous_bytes = b"", data[-_MAX_METHOD_BYTES:]
 
-    def drop(self) -> None:
+    def discard_request(self) -> None:
         """What has come of a request is of no use any more."""
         self._listener.release_memory(self._weight)
         self._fed = b""  # a connection that is refused goes only when the collector of cycles comes by
         self._begin_head()
 
-    def close(self) -> None:
+    def detach(self) -> None:
         """At the connection's end. It and the parser lead back here, and what leads in a circle goes only when the
         collector of cycles comes by, which is seldom."""
-        self.drop()
-        self._parser = _NOBODYS
+        self.discard_request()
+        self._parser = _DETACHED_PARSER
         del self._connection
 
-    def overdue(self, waited: float) -> str | None:
+    def find_timeout(self, waited: float) -> str | None:
         if self.is_in_body and waited > self._limits.body_seconds:
             return f"the body took more than {self._limits.body_seconds:g} seconds"
         if not self.is_in_body and waited > self._limits.head_seconds:
@@ -141,7 +141,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         self.is_in_body = True
         self.head_bytes = 0
-        self._quiet_bytes = 0
+        self._trailer_bytes = 0
         self._is_upgrading = self._parser.should_upgrade()
         self._version = version = self._parser.get_http_version()
         headers = self._headers
@@ -150,38 +150,38 @@ class RequestReader:
         self._weight = weight
         # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
         line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
-        if not self._fed.startswith(line) and not self._has_line(line):
-            self._refuse_now(
+        if not self._fed.startswith(line) and not self._contains_line(line):
+            self._raise_refusal(
                 InvalidRequest("this port speaks HTTP alone, with one space between parts of the first line")
             )
         if version != "1.1":
             if version != "1.0":
-                self._refuse_now(InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge"))
+                self._raise_refusal(InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge"))
         elif b"host" not in headers:
-            self._refuse_now(InvalidRequest("a request needs a Host header"))
+            self._raise_refusal(InvalidRequest("a request needs a Host header"))
         if b"host" in self._repeated:
-            self._refuse_now(InvalidRequest("a request has one Host header"))
+            self._raise_refusal(InvalidRequest("a request has one Host header"))
         host = headers.get(b"host", b"")
         if host != self._host:
-            self._check(find_host_error(host))
+            self._refuse_if_invalid(find_host_error(host))
             self._host = host
         if not self._target.startswith(b"/"):
-            self._check(find_target_error(self._target, host))
+            self._refuse_if_invalid(find_target_error(self._target, host))
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
-            self._check_chunks(coding)
+            self._check_transfer_coding(coding)
         length = int(headers.get(b"content-length", b"0"))
         if length > self._limits.body_bytes:
-            self._refuse_now(self._too_large())
+            self._raise_refusal(self._build_too_large_refusal())
         if length > self._limits.unchecked_body_bytes:
             self._check_head()
         if not is_room:
-            self._refuse_now(self._listener.memory_full)
+            self._raise_refusal(self._listener.memory_full)
         if self._is_upgrading:
             self._is_last = not self._parser.should_keep_alive()
         elif b"expect" in headers and version == "1.1":
-            self.owes_continue = headers[b"expect"].strip().lower() == b"100-continue"
-            self._connection.encourage()
+            self.is_continue_due = headers[b"expect"].strip().lower() == b"100-continue"
+            self._connection.send_continue_if_due()
 
     def on_body(self, data: bytes) -> None:
         self._body = append_to_body(self._body, data)
@@ -189,9 +189,9 @@ class RequestReader:
         self._weight += len(data)
         is_room = self._listener.reserve_memory(len(data))
         if self._body_bytes > self._limits.body_bytes:
-            self._refuse_now(self._too_large())
+            self._raise_refusal(self._build_too_large_refusal())
         if not is_room:
-            self._refuse_now(self._listener.memory_full)
+            self._raise_refusal(self._listener.memory_full)
 
     def on_message_complete(self) -> None:
         if self._is_upgrading:
@@ -201,30 +201,30 @@ class RequestReader:
         is_modern = self._version == "1.1"
         keeps_alive, weight = is_modern and self._parser.should_keep_alive(), self._weight
         self._begin_head()
-        self._is_behind = True
-        self._connection.take(request, keeps_alive, is_modern, weight)
+        self._follows_other_data = True
+        self._connection.on_request(request, keeps_alive, is_modern, weight)
 
-    def _has_line(self, line: bytes) -> bool:
+    def _contains_line(self, line: bytes) -> bool:
         """Whether a head began so that does not stand at the beginning of what was fed."""
-        if line in self._before + self._fed[: len(line)]:
+        if line in self._previous_bytes + self._fed[: len(line)]:
             return True
         # Behind another request it may be anywhere; else only line ends come before it, and what is below is a header.
-        return line in self._fed if self._is_behind else self._fed.lstrip(b"\r\n").startswith(line)
+        return line in self._fed if self._follows_other_data else self._fed.lstrip(b"\r\n").startswith(line)
 
-    def _check(self, error: str | None) -> None:
+    def _refuse_if_invalid(self, error: str | None) -> None:
         if error is not None:
-            self._refuse_now(InvalidRequest(error))
+            self._raise_refusal(InvalidRequest(error))
 
-    def _check_chunks(self, coding: bytes) -> None:
+    def _check_transfer_coding(self, coding: bytes) -> None:
         if coding.lower() != b"chunked" or self._version != "1.1":
-            self._refuse_now(InvalidRequest("a body comes with a Content-Length, or in chunks alone"))
+            self._raise_refusal(InvalidRequest("a body comes with a Content-Length, or in chunks alone"))
         self._check_head()  # it may have no end before it is answered
 
     def _check_head(self) -> None:
         request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
         refusal = self._listener.check_head(request)
         if refusal is not None:
-            self._refuse_now(refusal)
+            self._raise_refusal(refusal)
 
     # What it counts.
 
@@ -235,17 +235,17 @@ class RequestReader:
         is_room = self._listener.reserve_memory(weight - self._weight)
         self._weight = weight
         if not is_room:
-            self._connection.stop_hearing(self._listener.memory_full)
+            self._connection.stop_reading(self._listener.memory_full)
 
-    def _count_quiet(self, more: int) -> None:
+    def _count_trailers(self, more: int) -> None:
         """Trailers and the like, in which the parser sees no body for long."""
-        self._quiet_bytes += more
+        self._trailer_bytes += more
         self._weight += more
         if not self._listener.reserve_memory(more):
-            self._connection.stop_hearing(self._listener.memory_full)
-        elif self._quiet_bytes > self._limits.head_bytes:
+            self._connection.stop_reading(self._listener.memory_full)
+        elif self._trailer_bytes > self._limits.head_bytes:
             what = f"a request's trailers have at most {self._limits.head_bytes} bytes"
-            self._connection.stop_hearing(InvalidRequest(what))
+            self._connection.stop_reading(InvalidRequest(what))
 
     # What it refuses.
 
@@ -256,22 +256,22 @@ class RequestReader:
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._connection.stop_hearing(InvalidRequest("this is no proxy for tunnels"))
+            self._connection.stop_reading(InvalidRequest("this is no proxy for tunnels"))
             return
-        left_out = (b"connection", b"upgrade", b"http2-settings")
-        kept = [(name, value) for name, value in self._headers.items() if name not in left_out]
-        kept += [(name, b"") for name in self._repeated if name not in left_out]
+        dropped_names = (b"connection", b"upgrade", b"http2-settings")
+        kept = [(name, value) for name, value in self._headers.items() if name not in dropped_names]
+        kept += [(name, b"") for name in self._repeated if name not in dropped_names]
         if self._is_last:
             kept.append((b"connection", b"close"))
         head = b"%b %b HTTP/%b\r\n" % (method, self._target, self._version.encode())
         head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
         self._parser = httptools.HttpRequestParser(self)
-        self.drop()
+        self.discard_request()
         self.feed(head + rest)
 
-    def _refuse_now(self, refusal: Refusal) -> None:
+    def _raise_refusal(self, refusal: Refusal) -> None:
         self._refusal = refusal
         raise ValueError  # stops the parser, which wraps it in an error of its own
 
-    def _too_large(self) -> Refusal:
+    def _build_too_large_refusal(self) -> Refusal:
         return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
