@@ -25,7 +25,7 @@ from hyperframe.frame import (
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.surface.bodies import measure_head
-from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
+from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
 from tests.support.rig import Gated, Rig, echo, on_both_loops, port
@@ -387,7 +387,7 @@ async def test_window_updates_that_there_is_reason_for_are_no_flood() -> None:
 async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """And none for streams that have nothing to say."""
     pumped: list[int] = []
-    pump = Stream.pump
+    pump = Http2Stream.pump
     async with port(echo) as rig:
         client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
         client.reads_on = False
@@ -396,7 +396,7 @@ async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: 
         for number in waiting:
             await client.body(number, b"x" * 100)
         await client.until(lambda: all(len(client.streams[number].body) == 10 for number in waiting))
-        monkeypatch.setattr(Stream, "pump", lambda self: pumped.append(self.id) or pump(self))
+        monkeypatch.setattr(Http2Stream, "pump", lambda self: pumped.append(self.id) or pump(self))
         for _ in range(50):
             client.h2.increment_flow_control_window(1)
         client.h2.increment_flow_control_window(10, waiting[0])

@@ -39,8 +39,8 @@ def _forgets_a_byte(reader: Any, data: bytes) -> None:
 
 
 _ON_BODY = http1_request.Http1RequestParser.on_body
-_ENDED = http2_stream.Stream.request_ended
-_TAKES = http2_stream.Stream.take_data
+_ENDED = http2_stream.Http2Stream.end_request
+_TAKES = http2_stream.Http2Stream.take_data
 _END = upstream.Connection._end
 
 
@@ -71,10 +71,10 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "events of others": ("chat_events", puts(chat_usage, "_MARKS", (b"\n",))),
     "usage by pieces": ("chat_events", wraps(streams._Events, "take", lambda whole: whole[: len(whole) // 2])),
     "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
-    "a body of any length": ("http2", puts(http2_stream.Stream, "request_ended", _takes_any_length)),
+    "a body of any length": ("http2", puts(http2_stream.Http2Stream, "end_request", _takes_any_length)),
     "a body over HTTP/2 without its last byte": (
         "http2",
-        puts(http2_stream.Stream, "take_data", lambda stream, data: _TAKES(stream, data[:-1])),
+        puts(http2_stream.Http2Stream, "take_data", lambda stream, data: _TAKES(stream, data[:-1])),
     ),
     "the first of two members": ("body_changes", puts(json_splice, "_name", lambda *_: "")),
     "a member at the wrong place": ("body_changes", wraps(json_splice, "replaced", lambda data: data + b" ,")),

@@ -14,8 +14,8 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from price_keeper.exchange import Header
-from price_keeper.surface.http2_protocol import Protocol
-from price_keeper.surface.http2_stream import STREAM_BYTES, Stream
+from price_keeper.surface.http2_protocol import CountingH2Connection
+from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.sockets import get_peer_address
@@ -35,17 +35,17 @@ class Http2Connection(asyncio.Protocol):
         self.now = listener.now
         self.limits = limits = listener.limits
         self._is_surplus = is_surplus
-        self._h2 = Protocol(limits, self.now)
-        self._streams: dict[int, Stream] = {}
-        self._newest = 0
+        self._h2 = CountingH2Connection(limits, self.now)
+        self._streams: dict[int, Http2Stream] = {}
+        self._last_stream_id = 0
         self._is_draining = False
         self._is_closed = False
         self.is_write_paused = False
-        self._heard = listener.now()  # the last whole frame, or the last answer's end
+        self._last_activity_at = listener.now()  # the last whole frame, or the last answer's end
         self._unread = b""  # what came, and is left for a later turn of the loop
-        self._is_resting = False  # until then
-        self._waiting_bytes = 0  # of half a head, of a partial frame, or unread, as far as they are counted
-        self._windows_grown: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
+        self._is_yielding = False  # until then
+        self._buffered_bytes = 0  # of half a head, of a partial frame, or unread, as far as they are counted
+        self._grown_windows: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
         self._write_stall: WriteStallDetector | None = None  # what we wait for the client to read, if so
 
     # What the event loop calls.
@@ -75,43 +75,43 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self.listener.remove_connection(self)
-        self._forget_all()
-        self._h2.close()
+        self._drop_all_streams()
+        self._h2.detach()
 
     def data_received(self, data: bytes) -> None:
         if self._is_closed:
             return
         if len(data) <= SLICE_BYTES and not self._unread:
-            self._take(data)
+            self._receive(data)
             return
         self._unread += data
-        if not self._is_resting:
-            self._read_on()
+        if not self._is_yielding:
+            self._feed_unread()
 
-    def _read_on(self) -> None:
+    def _feed_unread(self) -> None:
         """So much in one turn of the loop: small frames take long, and others have their turn."""
         for _ in range(MAX_SLICES_PER_TURN):
             piece, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
-            self._take(piece)
+            self._receive(piece)
             if not self._unread or self._is_closed:
                 return
-        self._is_resting = True
+        self._is_yielding = True
         self._transport.pause_reading()
-        asyncio.get_running_loop().call_soon(self._go_on)
+        asyncio.get_running_loop().call_soon(self._resume_after_yield)
 
-    def _go_on(self) -> None:
-        self._is_resting = False
+    def _resume_after_yield(self) -> None:
+        self._is_yielding = False
         if self._is_closed:
             return
-        self._read_on()
-        if not (self._is_closed or self._is_resting):
+        self._feed_unread()
+        if not (self._is_closed or self._is_yielding):
             self._transport.resume_reading()
 
-    def _take(self, data: bytes) -> None:
-        self._let_go_of_waiting()  # what it becomes part of is counted as that
+    def _receive(self, data: bytes) -> None:
+        self._release_buffered()  # what it becomes part of is counted as that
         try:
-            came = self._h2.receive_data(data)
-            for event in came:
+            received_events = self._h2.receive_data(data)
+            for event in received_events:
                 handle = _HANDLERS.get(type(event))
                 if handle is not None and not self._is_closed:
                     handle(self, event)
@@ -120,11 +120,11 @@ class Http2Connection(asyncio.Protocol):
             return
         if self._is_closed:
             return
-        if came:
-            self._heard = self.now()
-        if self._windows_grown:
+        if received_events:
+            self._last_activity_at = self.now()
+        if self._grown_windows:
             self._pump_grown()
-        self._count_waiting()
+        self._count_buffered()
         self._send()
         if self._transport.get_write_buffer_size() > self.limits.control_backlog_bytes:
             self.abort()
@@ -134,7 +134,7 @@ class Http2Connection(asyncio.Protocol):
         return len(self._streams)
 
     def _pump_grown(self) -> None:
-        grown, self._windows_grown = self._windows_grown, set()
+        grown, self._grown_windows = self._grown_windows, set()
         numbers = tuple(self._streams) if 0 in grown else grown
         for number in numbers:
             stream = self._streams.get(number)
@@ -143,22 +143,22 @@ class Http2Connection(asyncio.Protocol):
                     return
                 stream.pump()
 
-    def _count_waiting(self) -> None:
+    def _count_buffered(self) -> None:
         received = self._h2.received
-        half_head = received.header_block_bytes
+        partial_head = received.header_block_bytes
         size = received.buffered_bytes + len(self._unread)
         if size and not self._is_closed:
-            is_room = self.listener.reserve_memory(size)
-            self._waiting_bytes = size
+            has_room = self.listener.reserve_memory(size)
+            self._buffered_bytes = size
             # A head far beyond the limit, or beyond what there is room for, gets no answer. What is merely unread is
             # little, and tells by stream what has no room.
-            if half_head > 2 * self.limits.head_bytes or (half_head and not is_room):
-                self._calm_down()
+            if partial_head > 2 * self.limits.head_bytes or (partial_head and not has_room):
+                self._close_for_abuse()
 
-    def _let_go_of_waiting(self) -> None:
-        if self._waiting_bytes:
-            self.listener.release_memory(self._waiting_bytes)
-            self._waiting_bytes = 0
+    def _release_buffered(self) -> None:
+        if self._buffered_bytes:
+            self.listener.release_memory(self._buffered_bytes)
+            self._buffered_bytes = 0
 
     def eof_received(self) -> bool:
         return False
@@ -189,14 +189,14 @@ class Http2Connection(asyncio.Protocol):
         if self.is_write_paused:
             if stalled > self.limits.stalled_seconds:
                 self.abort()
-        elif not self._streams and now - self._heard > self.limits.idle_seconds:
-            self._say_goodbye(ErrorCodes.NO_ERROR)
+        elif not self._streams and now - self._last_activity_at > self.limits.idle_seconds:
+            self._send_goaway(ErrorCodes.NO_ERROR)
             self._close()
 
     def drain(self) -> None:
         """Tells the client to go elsewhere with what it has not sent yet, and finishes the rest."""
         self._is_draining = True
-        self._say_goodbye(ErrorCodes.NO_ERROR)
+        self._send_goaway(ErrorCodes.NO_ERROR)
         self._close_if_done()
 
     def abort(self) -> None:
@@ -205,14 +205,14 @@ class Http2Connection(asyncio.Protocol):
 
     # What the client did.
 
-    def _request_came(self, event: events.RequestReceived) -> None:
+    def _on_request(self, event: events.RequestReceived) -> None:
         if self._is_draining:
             self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        self._newest = event.stream_id
-        self._h2.expect_for_request()
+        self._last_stream_id = event.stream_id
+        self._h2.expect_frames_for_request()
         is_room = self.listener.reserve_memory(STREAM_BYTES)
-        stream = Stream(event.stream_id, self, is_heard_out=event.stream_ended is not None)
+        stream = Http2Stream(event.stream_id, self, is_input_finished=event.stream_ended is not None)
         self._streams[event.stream_id] = stream
         if self._is_surplus:
             stream.refuse(self.listener.too_many_connections)
@@ -221,78 +221,78 @@ class Http2Connection(asyncio.Protocol):
             stream.take_head(event.headers or [])
         if not is_room and event.stream_id in self._streams:  # its refusal waits for a window that may never open
             self.reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
-            stream.left()  # what a head counts for that was not refused yet
+            stream.on_disconnected()  # what a head counts for that was not refused yet
 
-    def _data_came(self, event: events.DataReceived) -> None:
+    def _on_data(self, event: events.DataReceived) -> None:
         if event.flow_controlled_length:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         stream = self._streams.get(event.stream_id)
         if stream is not None and (event.data or event.stream_ended is not None):
-            stream.is_heard_out = event.stream_ended is not None
+            stream.is_input_finished = event.stream_ended is not None
             stream.take_data(event.data or b"")
 
-    def _request_ended(self, event: events.StreamEnded) -> None:
+    def _on_request_end(self, event: events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is not None:
-            stream.request_ended()
+            stream.end_request()
 
-    def _stream_was_reset(self, event: events.StreamReset) -> None:
-        stream = self._removed(event.stream_id)
+    def _on_stream_reset(self, event: events.StreamReset) -> None:
+        stream = self._pop_stream(event.stream_id)
         if stream is not None:
-            stream.left()
+            stream.on_disconnected()
         self._close_if_done()
 
-    def _window_grew(self, event: events.WindowUpdated) -> None:
-        self._windows_grown.add(event.stream_id or 0)
+    def _on_window_update(self, event: events.WindowUpdated) -> None:
+        self._grown_windows.add(event.stream_id or 0)
 
-    def _settings_changed(self, _: events.RemoteSettingsChanged) -> None:
-        self._windows_grown.add(0)
+    def _on_settings(self, _: events.RemoteSettingsChanged) -> None:
+        self._grown_windows.add(0)
 
-    def _client_says_goodbye(self, _: events.ConnectionTerminated) -> None:
+    def _on_goaway(self, _: events.ConnectionTerminated) -> None:
         self._is_draining = True
         self._close_if_done()
 
     # What streams call.
 
-    def send_head(self, stream: Stream, headers: Sequence[Header]) -> None:
+    def send_head(self, stream: Http2Stream, headers: Sequence[Header]) -> None:
         try:
             self._h2.send_headers(stream.id, headers)
         except (NoSuchStreamError, StreamIDTooLowError):  # the latter where it has opened another since
-            self._lost(stream)
+            self._on_stream_lost(stream)
         except H2Error as failure:
             _log.error("an answer's head cannot be sent over HTTP/2: %s", failure)
             stream.abort()
 
-    def send_some(self, stream: Stream) -> None:
+    def send_outgoing(self, stream: Http2Stream) -> None:
         """As much of what waits as the client's windows take, and the connection."""
         unsent = 0
         try:
             while stream.outgoing and not self.is_write_paused:
-                room = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
-                if room <= 0:
+                window_bytes = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
+                if window_bytes <= 0:
                     return
-                data = stream.take_outgoing(room)
+                data = stream.take_outgoing(window_bytes)
                 self._h2.send_data(stream.id, data)
-                self._h2.expect_for_frame(len(data))
+                self._h2.expect_frames_for_data(len(data))
                 unsent += len(data)
                 if unsent > self.limits.write_buffer_bytes:
                     self._send()
                     unsent = 0
             if stream.is_finished and not stream.outgoing:
                 self._h2.end_stream(stream.id)
-                if not stream.is_heard_out:
+                if not stream.is_input_finished:
                     self._reset(stream.id, ErrorCodes.NO_ERROR)  # the client need not send the rest
-                self.forget(stream)
+                self.remove_stream(stream)
         except NoSuchStreamError:
-            self._lost(stream)
+            self._on_stream_lost(stream)
 
-    def reset(self, stream: Stream, code: ErrorCodes) -> None:
+    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
         self._reset(stream.id, code)
-        self.forget(stream)
+        self.remove_stream(stream)
 
-    def forget(self, stream: Stream) -> None:
-        self._removed(stream.id)
-        self._heard = self.now()
+    def remove_stream(self, stream: Http2Stream) -> None:
+        self._pop_stream(stream.id)
+        self._last_activity_at = self.now()
         self._send()
         self._close_if_done()
 
@@ -309,12 +309,12 @@ class Http2Connection(asyncio.Protocol):
                 return
             self._send()
 
-    def _lost(self, stream: Stream) -> None:
+    def _on_stream_lost(self, stream: Http2Stream) -> None:
         """The client has reset it; the library knows already, and we shall hear of it next."""
-        self._removed(stream.id)
-        stream.left()
+        self._pop_stream(stream.id)
+        stream.on_disconnected()
 
-    def _removed(self, stream_id: int) -> Stream | None:
+    def _pop_stream(self, stream_id: int) -> Http2Stream | None:
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
             self.listener.release_memory(STREAM_BYTES)
@@ -324,14 +324,14 @@ class Http2Connection(asyncio.Protocol):
         if not self._is_closed and (data := self._h2.data_to_send()):
             self._transport.write(data)
 
-    def _say_goodbye(self, code: ErrorCodes) -> None:
+    def _send_goaway(self, code: ErrorCodes) -> None:
         # The library would take the connection for closed; streams under way must still be answered.
         self._send()
         if not self._is_closed:
-            self._transport.write(GoAwayFrame(0, last_stream_id=self._newest, error_code=code).serialize())
+            self._transport.write(GoAwayFrame(0, last_stream_id=self._last_stream_id, error_code=code).serialize())
 
-    def _calm_down(self) -> None:
-        self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+    def _close_for_abuse(self) -> None:
+        self._send_goaway(ErrorCodes.ENHANCE_YOUR_CALM)
         self._close()
 
     def _close_if_done(self) -> None:
@@ -343,23 +343,23 @@ class Http2Connection(asyncio.Protocol):
             self._send()
             self._write_stall = WriteStallDetector(self._transport, self.now())
             self._transport.close()
-            self._forget_all()
+            self._drop_all_streams()
 
-    def _forget_all(self) -> None:
+    def _drop_all_streams(self) -> None:
         self._is_closed = True
-        self._let_go_of_waiting()
+        self._release_buffered()
         self._unread = b""
         for number in tuple(self._streams):
-            if (stream := self._removed(number)) is not None:
-                stream.left()
+            if (stream := self._pop_stream(number)) is not None:
+                stream.on_disconnected()
 
 
 _HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
-    events.RequestReceived: Http2Connection._request_came,
-    events.DataReceived: Http2Connection._data_came,
-    events.StreamEnded: Http2Connection._request_ended,
-    events.StreamReset: Http2Connection._stream_was_reset,
-    events.WindowUpdated: Http2Connection._window_grew,
-    events.RemoteSettingsChanged: Http2Connection._settings_changed,
-    events.ConnectionTerminated: Http2Connection._client_says_goodbye,
+    events.RequestReceived: Http2Connection._on_request,
+    events.DataReceived: Http2Connection._on_data,
+    events.StreamEnded: Http2Connection._on_request_end,
+    events.StreamReset: Http2Connection._on_stream_reset,
+    events.WindowUpdated: Http2Connection._on_window_update,
+    events.RemoteSettingsChanged: Http2Connection._on_settings,
+    events.ConnectionTerminated: Http2Connection._on_goaway,
 }

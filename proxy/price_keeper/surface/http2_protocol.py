@@ -18,14 +18,14 @@ from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, Settin
 
 from price_keeper.surface.limits import ServerLimits, FixedWindowLimit
 
-TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
+HEADER_TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
 
 # Of small frames, window updates most of all, so many are to be expected; the rest are frames that ask for nothing.
-SMALLS_PER_REQUEST = 4  # some clients widen the windows of each stream as they open it
-SMALLS_PER_FRAME = 2  # window updates for its stream and for the connection
-UPDATE_BYTES = 1024  # of a frame, for clients that tell of each part of it that they have read
-MOST_SMALLS = 10_000  # that can be saved up
-SMALL_BYTES = 64  # of a body, in one frame: to take that apart costs what a hundred times as much would
+SMALL_FRAMES_PER_REQUEST = 4  # some clients widen the windows of each stream as they open it
+SMALL_FRAMES_PER_FRAME = 2  # window updates for its stream and for the connection
+BYTES_PER_WINDOW_UPDATE = 1024  # of a frame, for clients that tell of each part of it that they have read
+MAX_EXPECTED_SMALL_FRAMES = 10_000  # that can be saved up
+SMALL_FRAME_BYTES = 64  # of a body, in one frame: to take that apart costs what a hundred times as much would
 FRAME_HEADER_BYTES = 9
 
 
@@ -47,7 +47,7 @@ class FrameReader(FrameBuffer):
         return len(self._data) + self.header_block_bytes
 
 
-class Protocol(H2Connection):
+class CountingH2Connection(H2Connection):
     MAX_CLOSED_STREAMS = 1024  # remembered of one connection; the library's 65,536 take 8 MB
 
     def __init__(self, limits: ServerLimits, now: Callable[[], float]) -> None:
@@ -55,31 +55,31 @@ class Protocol(H2Connection):
         self.received = self.incoming_buffer = FrameReader(server=True)
         self._resets = FixedWindowLimit(limits.stream_resets, limits.window_seconds, now)
         self._controls = FixedWindowLimit(limits.control_frames, limits.window_seconds, now)
-        self._expected = SMALLS_PER_REQUEST
+        self._expected_small_frames = SMALL_FRAMES_PER_REQUEST
 
-    def expect_for_request(self) -> None:
-        self._expect(SMALLS_PER_REQUEST)
+    def expect_frames_for_request(self) -> None:
+        self._expect_small_frames(SMALL_FRAMES_PER_REQUEST)
 
-    def expect_for_frame(self, size: int) -> None:
+    def expect_frames_for_data(self, size: int) -> None:
         """Of an answer."""
-        self._expect(SMALLS_PER_FRAME + size // UPDATE_BYTES)
+        self._expect_small_frames(SMALL_FRAMES_PER_FRAME + size // BYTES_PER_WINDOW_UPDATE)
 
-    def _expect(self, smalls: int) -> None:
-        self._expected = min(self._expected + smalls, MOST_SMALLS)
+    def _expect_small_frames(self, frames: int) -> None:
+        self._expected_small_frames = min(self._expected_small_frames + frames, MAX_EXPECTED_SMALL_FRAMES)
 
     def _receive_frame(self, frame: Frame) -> list[events.Event]:
-        came = super()._receive_frame(frame)
-        if any(type(event) is events.StreamReset for event in came):
-            self._demand(not self._resets.is_exceeded_by_one_more())
-        elif not _is_of_use(frame, came):
-            if self._expected:
-                self._expected -= 1
+        received_events = super()._receive_frame(frame)
+        if any(type(event) is events.StreamReset for event in received_events):
+            self._require_calm(not self._resets.is_exceeded_by_one_more())
+        elif not _is_useful(frame, received_events):
+            if self._expected_small_frames:
+                self._expected_small_frames -= 1
             else:
-                self._demand(not self._controls.is_exceeded_by_one_more())
-        return came
+                self._require_calm(not self._controls.is_exceeded_by_one_more())
+        return received_events
 
     @staticmethod
-    def _demand(is_calm: bool) -> None:
+    def _require_calm(is_calm: bool) -> None:
         """Ends the connection in the middle of what has come, and says why."""
         if not is_calm:
             raise DenialOfServiceError("so many frames that ask for nothing are an attack")
@@ -90,18 +90,18 @@ class Protocol(H2Connection):
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[events.Event]]:
         if SettingCodes.HEADER_TABLE_SIZE in frame.settings:
-            asked = frame.settings[SettingCodes.HEADER_TABLE_SIZE]
-            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(asked, TABLE_BYTES)
+            requested = frame.settings[SettingCodes.HEADER_TABLE_SIZE]
+            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = min(requested, HEADER_TABLE_BYTES)
         return super()._receive_settings_frame(frame)
 
-    def close(self) -> None:
+    def detach(self) -> None:
         """At the connection's end. What frames are received by leads back here, so that only the collector of cycles
         would end it, which comes by seldom."""
         self._frame_dispatch_table.clear()
 
 
-def _is_of_use(frame: Frame, came: list[events.Event]) -> bool:
+def _is_useful(frame: Frame, received_events: list[events.Event]) -> bool:
     """Of what nobody has a use for, some is to be expected. Without an event it was for a stream that is no more."""
     if isinstance(frame, DataFrame):
-        return len(frame.data) >= SMALL_BYTES or any(type(event) is events.StreamEnded for event in came)
-    return isinstance(frame, HeadersFrame) and bool(came)
+        return len(frame.data) >= SMALL_FRAME_BYTES or any(type(event) is events.StreamEnded for event in received_events)
+    return isinstance(frame, HeadersFrame) and bool(received_events)

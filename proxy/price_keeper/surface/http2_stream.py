@@ -16,30 +16,30 @@ from price_keeper.surface.bodies import Body, append_to_body, measure_head, fini
 if TYPE_CHECKING:
     from price_keeper.surface.http2 import Http2Connection
 
-_BAD_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
-ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
+_FORBIDDEN_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
+HEADER_ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
 STREAM_BYTES = 2048  # what an open stream takes beside its request, measured: the library's state and ours
-UNSENT_BYTES = 1024 * 1024  # what a client may have left to send and still hear an answer: Node has room for 10 MB
+MAX_UNSENT_BYTES = 1024 * 1024  # what a client may have left to send and still hear an answer: Node has room for 10 MB
 
 
-class Stream:
+class Http2Stream:
     """One request and, as its responder, the way back."""
 
-    def __init__(self, stream_id: int, connection: Http2Connection, *, is_heard_out: bool) -> None:
+    def __init__(self, stream_id: int, connection: Http2Connection, *, is_input_finished: bool) -> None:
         self.id = stream_id
-        self.is_heard_out = is_heard_out  # the client has said all it had to say
+        self.is_input_finished = is_input_finished  # the client has said all it had to say
         self._connection = connection
         self._limits = connection.limits
-        self._since = connection.now()
+        self._wait_started_at = connection.now()
         self._request: Request | None = None
-        self._is_whole = False
-        self._is_mute = False
+        self._is_request_over = False
+        self._is_head_request = False
         self._body: Body = b""
         self._body_bytes = 0
-        self._told_bytes: int | None = None  # of the body, by its head
+        self._announced_bytes: int | None = None  # of the body, by its head
         self._weight = 0  # of what has come of the request
-        self._unsent = 0  # of a body that is of no use
-        self._useless: Refusal | None = None  # why it is not
+        self._unsent_body_bytes = 0  # of a body that is of no use
+        self._pending_refusal: Refusal | None = None  # why it is not
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
         self._flow: Flow | None = None
@@ -52,115 +52,115 @@ class Stream:
 
     def take_head(self, headers: Sequence[Header]) -> None:
         try:
-            self._request = request = _request(headers, self._limits.head_bytes)
+            self._request = request = _build_request(headers, self._limits.head_bytes)
         except Refusal as refusal:
             self.refuse(refusal)
             return
-        self._is_mute = request.method == b"HEAD"
-        is_room = self._weighs(measure_head(request.target, request.headers))
+        self._is_head_request = request.method == b"HEAD"
+        is_room = self._reserve_memory(measure_head(request.target, request.headers))
         announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
-        self._told_bytes = None if announced is None else int(announced)
-        length = self._told_bytes or 0
-        is_open = announced is None and not _is_read(request)
-        if not self.is_heard_out and (is_open or length > self._limits.unchecked_body_bytes):
+        self._announced_bytes = None if announced is None else int(announced)
+        length = self._announced_bytes or 0
+        is_open = announced is None and not _is_get(request)
+        if not self.is_input_finished and (is_open or length > self._limits.unchecked_body_bytes):
             refusal_of_head = self._connection.listener.check_head(request)
             if refusal_of_head is not None:
-                self._refuse_behind(length, refusal_of_head)
+                self._refuse_after_discarding(length, refusal_of_head)
                 return
         if not is_room:
             self.refuse(self._connection.listener.memory_full)
         elif length > self._limits.body_bytes:
-            self._refuse_behind(length, self._too_large())
+            self._refuse_after_discarding(length, self._build_too_large_refusal())
 
     def take_data(self, data: bytes) -> None:
-        if self._is_whole:
+        if self._is_request_over:
             return
-        if self._useless is not None:
-            self._throw_away(len(data), self._useless)
+        if self._pending_refusal is not None:
+            self._discard(len(data), self._pending_refusal)
             return
-        if not self._body_bytes and self._told_bytes is None and data:
+        if not self._body_bytes and self._announced_bytes is None and data:
             refusal = self._check_unexpected_body()
             if refusal is not None:
                 self.refuse(refusal)
                 return
         self._body = append_to_body(self._body, data)
         self._body_bytes += len(data)
-        is_room = self._weighs(len(data))
+        is_room = self._reserve_memory(len(data))
         if self._body_bytes > self._limits.body_bytes:
-            self.refuse(self._too_large())
+            self.refuse(self._build_too_large_refusal())
         elif not is_room:
             self.refuse(self._connection.listener.memory_full)
 
-    def request_ended(self) -> None:
-        self.is_heard_out = True
-        if self._is_whole or self._request is None:
+    def end_request(self) -> None:
+        self.is_input_finished = True
+        if self._is_request_over or self._request is None:
             return
-        if self._useless is not None:
-            self.refuse(self._useless)
+        if self._pending_refusal is not None:
+            self.refuse(self._pending_refusal)
             return
-        if self._told_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
+        if self._announced_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
-        self._is_whole = True
+        self._is_request_over = True
         self._request.body = finish_body(self._body)
         self._request.peer = self._connection.peer
         self._body = b""
         self._connection.listener.start_request(self._request, self, self._weight)
 
     def check_timeouts(self, now: float, connection_stalled: float | None) -> None:
-        waited = now - self._since
-        if not self._is_whole:
+        waited = now - self._wait_started_at
+        if not self._is_request_over:
             if waited > self._limits.body_seconds:
                 self.refuse(InvalidRequest(f"the body took more than {self._limits.body_seconds:g} seconds"))
             return
         if connection_stalled is not None:
             waited = min(waited, connection_stalled)
         if self.outgoing and waited > self._limits.stalled_seconds:
-            self._break()
+            self._reset()
         elif self._is_flow_paused and self._flow is not None:
             self._flow.waits(waited)
 
-    def left(self) -> None:
+    def on_disconnected(self) -> None:
         self.is_gone = True
         self.outgoing.clear()
-        self._drop_body()
+        self._abandon_request()
         flow, self._flow = self._flow, None  # it leads back here
         if flow is not None:
             flow.caller_left()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answers before the request is whole; what still comes of it is thrown away."""
-        self._drop_body()
+        self._abandon_request()
         self._connection.listener.refuse(self, refusal)
 
-    def _refuse_behind(self, length: int, refusal: Refusal) -> None:
+    def _refuse_after_discarding(self, length: int, refusal: Refusal) -> None:
         """The client is heard until it can hear why."""
-        self._unsent, self._useless = length, refusal
-        self._throw_away(0, refusal)
+        self._unsent_body_bytes, self._pending_refusal = length, refusal
+        self._discard(0, refusal)
 
     def _check_unexpected_body(self) -> Refusal | None:
         """Asked as its first byte comes, where none was to be expected."""
         request = self._request
-        if request is None or not _is_read(request):
+        if request is None or not _is_get(request):
             return None
         return self._connection.listener.check_head(request)
 
-    def _throw_away(self, size: int, refusal: Refusal) -> None:
-        self._unsent -= size
-        if self._unsent <= UNSENT_BYTES:
+    def _discard(self, size: int, refusal: Refusal) -> None:
+        self._unsent_body_bytes -= size
+        if self._unsent_body_bytes <= MAX_UNSENT_BYTES:
             self.refuse(refusal)
 
-    def _drop_body(self) -> None:
-        if not self._is_whole:
-            self._is_whole = True
+    def _abandon_request(self) -> None:
+        if not self._is_request_over:
+            self._is_request_over = True
             self._connection.listener.release_memory(self._weight)
             self._body = b""
 
-    def _weighs(self, more: int) -> bool:
-        self._weight += more
-        return self._connection.listener.reserve_memory(more)
+    def _reserve_memory(self, size: int) -> bool:
+        self._weight += size
+        return self._connection.listener.reserve_memory(size)
 
-    def _too_large(self) -> Refusal:
+    def _build_too_large_refusal(self) -> Refusal:
         return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")
 
     # The responder.
@@ -181,10 +181,10 @@ class Stream:
         self._connection.send_head(self, head)
 
     def write(self, data: bytes) -> None:
-        if self.is_gone or self.is_finished or not data or self._is_mute:
+        if self.is_gone or self.is_finished or not data or self._is_head_request:
             return
         if not self.outgoing:
-            self._since = self._connection.now()
+            self._wait_started_at = self._connection.now()
         self.outgoing.append(data)
         self._outgoing_bytes += len(data)
         self.pump()
@@ -201,9 +201,9 @@ class Stream:
 
     def abort(self) -> None:
         if not self.is_finished:  # what was finished may still be on its way to a slow reader
-            self._break()
+            self._reset()
 
-    def _break(self) -> None:
+    def _reset(self) -> None:
         flow, self._flow = self._flow, None
         if not self.is_gone:
             self.is_gone = True
@@ -215,7 +215,7 @@ class Stream:
     def pump(self) -> None:
         if self.is_gone:
             return
-        self._connection.send_some(self)
+        self._connection.send_outgoing(self)
         self._connection.flush()
         if self._outgoing_bytes > self._limits.write_buffer_bytes:
             self.pause()
@@ -228,50 +228,50 @@ class Stream:
         if not self._is_flow_paused:
             self._is_flow_paused = True
             if not self.outgoing:
-                self._since = self._connection.now()
+                self._wait_started_at = self._connection.now()
             if self._flow is not None:
                 self._flow.pause()
 
-    def take_outgoing(self, room: int) -> bytes:
+    def take_outgoing(self, max_bytes: int) -> bytes:
         data = self.outgoing.popleft()
-        if len(data) > room:
-            self.outgoing.appendleft(data[room:])
-            data = data[:room]
+        if len(data) > max_bytes:
+            self.outgoing.appendleft(data[max_bytes:])
+            data = data[:max_bytes]
         if self.outgoing:
-            self._since = self._connection.now()
+            self._wait_started_at = self._connection.now()
         self._outgoing_bytes -= len(data)
         return data
 
 
-def _is_read(request: Request) -> bool:
+def _is_get(request: Request) -> bool:
     """It has no body, though the protocol lets its end come by itself, after the head."""
     return request.method == b"GET"
 
 
-def _request(headers: Sequence[Header], most_bytes: int) -> Request:
+def _build_request(headers: Sequence[Header], max_bytes: int) -> Request:
     """The library has checked the protocol's rules; what it leaves to us is what a value may hold."""
     pseudo: dict[bytes, bytes] = {}
-    plain: dict[bytes, bytes] = {}
+    headers_by_name: dict[bytes, bytes] = {}
     repeated: set[bytes] = set()
     size = 0
     for name, value in headers:
-        size += len(name) + len(value) + ENTRY_BYTES
-        if len(value.translate(None, _BAD_IN_VALUES)) != len(value):
+        size += len(name) + len(value) + HEADER_ENTRY_BYTES
+        if len(value.translate(None, _FORBIDDEN_IN_VALUES)) != len(value):
             raise InvalidRequest("a header's value has no control characters")
         if name.startswith(b":"):
             pseudo[name] = value
-        elif name in plain:
+        elif name in headers_by_name:
             repeated.add(name)
         else:
-            plain[name] = value
-    if size > most_bytes:
-        raise InvalidRequest(f"a request's head has at most {most_bytes} bytes")
+            headers_by_name[name] = value
+    if size > max_bytes:
+        raise InvalidRequest(f"a request's head has at most {max_bytes} bytes")
     if b"content-length" in repeated:
         raise InvalidRequest("a body has one length")
     authority = pseudo.get(b":authority")
-    if authority is not None and plain.setdefault(b"host", authority) != authority:
+    if authority is not None and headers_by_name.setdefault(b"host", authority) != authority:
         raise InvalidRequest("the headers Host and :authority differ")
-    host_error = find_host_error(plain.get(b"host", b""))
+    host_error = find_host_error(headers_by_name.get(b"host", b""))
     if host_error is not None:
         raise InvalidRequest(host_error)
     if b"host" in repeated:
@@ -281,4 +281,4 @@ def _request(headers: Sequence[Header], most_bytes: int) -> Request:
     method, path = pseudo[b":method"], pseudo.get(b":path", b"")
     if b" " in method + path or b"\t" in method + path:
         raise InvalidRequest("neither a method nor a path has spaces")
-    return Request(method, path, plain, frozenset(repeated))
+    return Request(method, path, headers_by_name, frozenset(repeated))
