@@ -197,7 +197,7 @@ class Choosing:
             instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
             return Candidate(instead, its_terms, self._targets(instead, asked))
 
-        request.count_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
+        request.reserve_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
         asking = Asking(asked.operation, request.headers, request.body)
 
         def decide(dry: Collection[str]) -> Decision:

@@ -12,10 +12,10 @@ from price_keeper.model import Caller
 Header: TypeAlias = "tuple[bytes, bytes]"
 
 
-class Hearing(Protocol):
+class RequestObserver(Protocol):
     """Hears of a request what its answer does not tell."""
 
-    def comes_from(self, caller: Caller) -> None: ...
+    def on_authenticated(self, caller: Caller) -> None: ...
 
     def ended(self, receipt: Any) -> None:
         """What it came to, where it has come to anything that costs."""
@@ -23,17 +23,17 @@ class Hearing(Protocol):
     def close(self) -> None: ...
 
 
-class Room(Protocol):
+class RequestMemory(Protocol):
     """The memory that all requests share."""
 
-    def grow(self, request: Request, more: int) -> None:
+    def grow_request(self, request: Request, size: int) -> None:
         """Counts so much more for this request, until it is over. Raises Busy where there is no room for it."""
 
 
 class Request:
     """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
 
-    __slots__ = ("body", "headers", "hearing", "method", "peer", "repeated", "room", "taken_at", "target", "weight")
+    __slots__ = ("body", "headers", "observer", "method", "peer", "repeated", "memory", "received_at", "target", "memory_bytes")
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
         self.method = method
@@ -42,28 +42,28 @@ class Request:
         self.repeated = repeated
         self.body = b""
         self.peer = ""  # the address it comes from, as far as that is known
-        self.taken_at = 0.0  # when all of it was here, by the monotonic clock
-        self.hearing: Hearing | None = None
-        self.room: Room | None = None
-        self.weight = 0  # what it is counted with in that room
+        self.received_at = 0.0  # when all of it was here, by the monotonic clock
+        self.observer: RequestObserver | None = None
+        self.memory: RequestMemory | None = None
+        self.memory_bytes = 0  # what it is counted with in that room
 
-    def count_copies(self, copies: int) -> None:
+    def reserve_copies(self, copies: int) -> None:
         """Of its body, which are about to be made. Raises Busy."""
-        if self.room is not None:
-            self.room.grow(self, copies * len(self.body))
+        if self.memory is not None:
+            self.memory.grow_request(self, copies * len(self.body))
 
 
-class Flow(Protocol):
+class FlowControl(Protocol):
     """What feeds a responder, and can be asked to wait while the caller reads slowly."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
-    def waits(self, seconds: float) -> None:
+    def on_stalled(self, seconds: float) -> None:
         """Told every second or so while it is paused: for how long the caller has read nothing."""
 
-    def caller_left(self) -> None: ...
+    def on_disconnected(self) -> None: ...
 
 
 class Responder(Protocol):
@@ -76,10 +76,10 @@ class Responder(Protocol):
     def has_started(self) -> bool: ...
 
     @property
-    def is_gone(self) -> bool:
+    def is_disconnected(self) -> bool:
         """The caller has left; what is written goes nowhere."""
 
-    def attach(self, flow: Flow) -> None: ...
+    def attach(self, flow: FlowControl) -> None: ...
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         """`length` of the body, where it is known; the headers name neither it nor the framing."""
@@ -98,7 +98,7 @@ class Responder(Protocol):
 Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
 
 
-def request_ids() -> Callable[[], bytes]:
+def create_request_id_source() -> Callable[[], bytes]:
     """Each new in this process, and in all likelihood among all."""
     run, numbers = os.urandom(6).hex(), count(1)
     return lambda: f"{run}-{next(numbers)}".encode()

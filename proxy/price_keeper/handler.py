@@ -18,7 +18,7 @@ from price_keeper.auth.container import HandsOut
 from price_keeper.auth.identify import Identify
 from price_keeper.choosing import LABEL_TOLD, LARGE_BYTES, Choosing, Chosen, Route, Told, off_the_loop
 from price_keeper.errors import Refusal, UnknownOperation
-from price_keeper.exchange import Request, Responder, request_ids
+from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
 from price_keeper.forwarding.forwarder import Call, Forwarder
 from price_keeper.forwarding.joining import Joining, Shared
@@ -69,7 +69,7 @@ class RequestHandler:
         self._simulated_prefix = simulated_prefix
         self._tells_who_calls = tells_who_calls
         self.traffic = traffic
-        self.new_request_id = request_ids()
+        self.new_request_id = create_request_id_source()
         self._routes: dict[bytes, Route] = {}  # by target; those of the configured labels alone
 
     @property
@@ -113,9 +113,9 @@ class RequestHandler:
             asked = await off_the_loop(request.body, understood, request) if route is None else route.asked
             boundary.operation = asked.operation.name
             headers = headers_upstream(request, self._simulated_prefix)
-            if request.hearing is not None:
-                request.hearing.comes_from(caller)
-                pending.add(request.hearing)
+            if request.observer is not None:
+                request.observer.on_authenticated(caller)
+                pending.add(request.observer)
             if route is None:
                 route = await self._find_route(request, caller, asked)
             key = retry_key(request, caller, headers)
@@ -171,12 +171,12 @@ class RequestHandler:
         asked, body, operation = chosen.asked, chosen.body, chosen.asked.operation
         to_be_sent = _unchanged
         if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.is_to_be_asked, body):
-            request.count_copies(1)
+            request.reserve_copies(1)
             responder, to_be_sent = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
         if asked.named_at is not None:
-            request.count_copies(1)  # with the name of its label's model in it
+            request.reserve_copies(1)  # with the name of its label's model in it
         if self._tells_who_calls:
-            request.count_copies(1)
+            request.reserve_copies(1)
             known = request_metadata.identity(caller.org, caller.app, chosen.choice.label)
             headers, body = await off_the_loop(body, request_metadata.tell, operation, known, headers, body)
         units = 0
@@ -194,7 +194,7 @@ class RequestHandler:
             lambda model: to_be_sent(asked.body_for(model, body)),
             chosen.targets,
             chosen.lane,
-            request.taken_at,
+            request.received_at,
         )
         meter = self._meter(caller, chosen, len(body), units, pending)
         if meter.price_source:

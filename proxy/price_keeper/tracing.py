@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from price_keeper.build import own_version
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
-from price_keeper.exchange import Flow, Handler, Header, Request, Responder
+from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
 from price_keeper.forwarding.model_path import Operation, Target, split
 from price_keeper.model import PICO_PER_USD, Caller
 from price_keeper.recording.entries import Receipt
@@ -108,7 +108,7 @@ class Tracing:
         span = self._begun(target, request)
         self._made += span.is_recording()
         heard = _Heard(span, _NAMED[target.operation], target.id, responder)
-        request.hearing = heard
+        request.observer = heard
         try:
             await handler(request, heard)
         finally:
@@ -186,10 +186,10 @@ class _Heard:
         return self._responder.has_started
 
     @property
-    def is_gone(self) -> bool:
-        return self._responder.is_gone
+    def is_disconnected(self) -> bool:
+        return self._responder.is_disconnected
 
-    def attach(self, flow: Flow) -> None:
+    def attach(self, flow: FlowControl) -> None:
         self._responder.attach(flow)
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
@@ -217,7 +217,7 @@ class _Heard:
 
     # Who hears.
 
-    def comes_from(self, caller: Caller) -> None:
+    def on_authenticated(self, caller: Caller) -> None:
         self._span.set_attribute("price_keeper.org", caller.org)
         if caller.app is not None:
             self._span.set_attribute("price_keeper.app", caller.app)
@@ -243,7 +243,7 @@ class _Heard:
         pass
 
     def over(self) -> None:
-        if not self._is_whole and self._responder.is_gone:
+        if not self._is_whole and self._responder.is_disconnected:
             self._span.set_attribute("price_keeper.caller_left", True)
         self._span.update_name(f"{self._operation} {self._model[:LONGEST]}".strip())
         self._span.end()

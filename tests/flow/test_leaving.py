@@ -283,7 +283,7 @@ async def test_who_leaves_before_the_call_is_sent_has_not_called(protocol: str, 
         async def __call__(self, request: Request, responder: Responder) -> None:
             await in_task()  # where `asyncio.timeout` works
             begun.set()
-            await eventually(lambda: responder.is_gone)
+            await eventually(lambda: responder.is_disconnected)
             await super().__call__(request, responder)
 
     begun = asyncio.Event()

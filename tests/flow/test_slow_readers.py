@@ -92,10 +92,10 @@ class Waited:
 
     def resume(self) -> None: ...
 
-    def waits(self, seconds: float) -> None:
+    def on_stalled(self, seconds: float) -> None:
         self.seconds.append(seconds)
 
-    def caller_left(self) -> None: ...
+    def on_disconnected(self) -> None: ...
 
 
 @on_both_loops

@@ -247,7 +247,7 @@ class Stuck:
 class Nobody:
     """A caller who has left."""
 
-    is_gone = has_started = True
+    is_disconnected = has_started = True
 
     def finish(self) -> None: ...
 

@@ -188,7 +188,7 @@ class Told:
 
     def __init__(self) -> None:
         self.status = 0
-        self.has_started = self.is_gone = self.is_over = self.was_cut = False
+        self.has_started = self.is_disconnected = self.is_over = self.was_cut = False
         self.flow: Any = None
 
     def attach(self, flow: Any) -> None:
@@ -208,8 +208,8 @@ class Told:
         self.was_cut = self.is_over = True
 
     def leaves(self) -> None:
-        if not self.is_over and not self.is_gone:
-            self.is_gone = True
+        if not self.is_over and not self.is_disconnected:
+            self.is_disconnected = True
             if self.flow is not None:
                 self.flow.caller_left()
 

@@ -242,7 +242,7 @@ class Life:
         told = self.calls[number] = Told()
 
         def begin() -> None:
-            request.taken_at = self.loop.time()
+            request.received_at = self.loop.time()
             self.tasks.begin(handled())
 
         def over() -> None:

@@ -163,7 +163,7 @@ class World:
     # What is found out.
 
     def call_is_over(self, life: Life, number: int, told: Told) -> None:
-        how = "left" if told.is_gone else "cut" if told.was_cut else str(told.status)
+        how = "left" if told.is_disconnected else "cut" if told.was_cut else str(told.status)
         self.figures.calls[how] += 1
         self.trace(life.name, "call", number, how)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.errors import InvalidRequest
-from price_keeper.exchange import Flow, Header
+from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.chat_usage import WithoutUsage, is_to_be_asked, with_usage_asked
 from price_keeper.metering.streams import usage_event_only
 
@@ -20,14 +20,14 @@ from tests.support.effort import tries
 
 
 class Heard:
-    has_started = is_gone = False
+    has_started = is_disconnected = False
 
     def __init__(self) -> None:
         self.data = b""
         self.length: int | None = -1
         self.is_finished = self.is_aborted = False
 
-    def attach(self, flow: Flow) -> None: ...
+    def attach(self, flow: FlowControl) -> None: ...
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self.length = length

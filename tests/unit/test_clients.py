@@ -267,7 +267,7 @@ async def test_what_is_remembered_is_bounded(store: SqliteStore, time: Time, mon
 class Kept:
     """A responder that keeps what it is given."""
 
-    has_started = is_gone = False
+    has_started = is_disconnected = False
 
     def __init__(self) -> None:
         self.status, self.headers, self.body, self.is_finished = 0, {}, b"", False

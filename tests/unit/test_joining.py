@@ -14,7 +14,7 @@ from price_keeper.forwarding.joining import CALL_BYTES, HEADER_BYTES, Joining, S
 class Nobody:
     """A responder that only counts."""
 
-    has_started = is_gone = False
+    has_started = is_disconnected = False
 
     def __init__(self) -> None:
         self.size = 0
@@ -101,9 +101,9 @@ class Flow:
 
     def resume(self) -> None: ...
 
-    def waits(self, seconds: float) -> None: ...
+    def on_stalled(self, seconds: float) -> None: ...
 
-    def caller_left(self) -> None:
+    def on_disconnected(self) -> None:
         self.is_left = True
 
 
@@ -173,12 +173,12 @@ def test_a_call_that_is_not_sent_yet_is_for_those_who_wait() -> None:
     first, second, flow = Left(), Left(), Flow()
     shared = joining.share(1, first)
     first.leave()
-    assert shared.is_gone
+    assert shared.is_disconnected
     assert joining.join(1, second)
-    assert not shared.is_gone
+    assert not shared.is_disconnected
     shared.attach(flow)
     second.leave()
-    assert not shared.is_gone  # whoever paid for it may come back
+    assert not shared.is_disconnected  # whoever paid for it may come back
     assert not flow.is_left
 
 
@@ -189,7 +189,7 @@ class Left(Nobody):
         self.flow = flow
 
     def leave(self) -> None:
-        self.is_gone = True
+        self.is_disconnected = True
         self.flow.caller_left()  # type: ignore[attr-defined]
 
 

@@ -81,7 +81,7 @@ class HandsOut(ABC):
         if AUTHORIZATION in request.repeated:
             raise AccessDenied("a header that says who calls comes only once")
         authorization = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
-        told = await self.told_to(request.peer, authorization, lambda: responder.is_gone)
+        told = await self.told_to(request.peer, authorization, lambda: responder.is_disconnected)
         answer_json(responder, told, (_NOT_KEPT, *more))
 
 

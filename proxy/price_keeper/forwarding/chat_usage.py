@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.exchange import Flow, Header, Responder
+from price_keeper.exchange import FlowControl, Header, Responder
 from price_keeper.forwarding import json_splice
 
 _STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
@@ -79,10 +79,10 @@ class WithoutUsage:
         return self._responder.has_started
 
     @property
-    def is_gone(self) -> bool:
-        return self._responder.is_gone
+    def is_disconnected(self) -> bool:
+        return self._responder.is_disconnected
 
-    def attach(self, flow: Flow) -> None:
+    def attach(self, flow: FlowControl) -> None:
         self._responder.attach(flow)
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from price_keeper.aside import large_work
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
-from price_keeper.exchange import Flow, Header
+from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
 from price_keeper.forwarding.model_path import Operation
@@ -69,22 +69,22 @@ def _request(operation: Operation, body: bytes) -> tuple[bytes, int]:
 class _Answer:
     """Kept, for nobody but us."""
 
-    is_gone = False
+    is_disconnected = False
 
     def __init__(self) -> None:
         self.has_started = False
         self._status = 0
         self._body = bytearray()
         self._is_whole = False
-        self._flow: Flow | None = None
+        self._flow: FlowControl | None = None
 
-    def attach(self, flow: Flow) -> None:
+    def attach(self, flow: FlowControl) -> None:
         self._flow = flow
 
     def leave(self) -> None:
         """What may still come is waited for no longer than what any caller left behind."""
         if self._flow is not None:
-            self._flow.caller_left()
+            self._flow.on_disconnected()
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:  # noqa: ARG002
         self.has_started, self._status = True, status

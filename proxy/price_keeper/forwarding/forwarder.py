@@ -143,7 +143,7 @@ class Forwarder:
             if self._is_closed:
                 connection.close()
                 raise UpstreamUnavailable("the sidecar is stopping", retry_after=1)
-            if responder.is_gone:
+            if responder.is_disconnected:
                 self._pool(target.endpoint).free(connection)
                 raise UpstreamUnavailable("the caller left before its call was sent")
             ended: asyncio.Future[Outcome] = self._loop.create_future()

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
-from price_keeper.exchange import Flow, Header, Responder
+from price_keeper.exchange import FlowControl, Header, Responder
 
 KEPT_BYTES = 1024 * 1024  # of one answer; a longer one is no longer joinable
 KEPT_BYTES_IN_ALL = 32 * 1024 * 1024  # at most; under way and whole, the oldest of the whole ones going first
@@ -41,7 +41,7 @@ class Shared:
         self.key = key
         self._joining = joining
         self._readers: list[_Reader] = []
-        self._flow: Flow | None = None
+        self._flow: FlowControl | None = None
         self._is_paused = False
         self._head: tuple[int, Sequence[Header], int | None] | None = None
         self._kept: list[bytes] = []
@@ -53,7 +53,7 @@ class Shared:
         self.join(first)
 
     def join(self, responder: Responder) -> None:
-        if responder.is_gone:
+        if responder.is_disconnected:
             return
         reader = _Reader(self, responder)
         if not self.is_finished:
@@ -75,7 +75,7 @@ class Shared:
             self._joining.forget(self)
             self._kept = []
             if not self._readers and self._flow is not None:
-                self._flow.caller_left()
+                self._flow.on_disconnected()
 
     # The responder of the one call.
 
@@ -84,11 +84,11 @@ class Shared:
         return self._head is not None
 
     @property
-    def is_gone(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Once the call is sent, whoever left may come back for the answer as long as it is kept."""
         return not self._readers and (self._flow is None or not self.is_joinable)
 
-    def attach(self, flow: Flow) -> None:
+    def attach(self, flow: FlowControl) -> None:
         self._flow = flow
         self._is_paused = False
         self.steer()
@@ -131,7 +131,7 @@ class Shared:
         for reader in readers:
             reader.responder.abort()
         if flow is not None:
-            flow.caller_left()
+            flow.on_disconnected()
 
     def _keep(self, data: bytes) -> None:
         if self._is_left_alone() or not self._is_kept(len(data) + PIECE_BYTES):
@@ -167,7 +167,7 @@ class Shared:
         self._left_at = self._joining.now()
         self.steer()
         if not self._readers and not self.is_joinable and self._flow is not None:
-            self._flow.caller_left()
+            self._flow.on_disconnected()
 
     @property
     def has_others(self) -> bool:
@@ -202,11 +202,11 @@ class _Reader:
         self.is_paused = False
         self._shared.steer()
 
-    def waits(self, seconds: float) -> None:
+    def on_stalled(self, seconds: float) -> None:
         if seconds > HOLD_SECONDS and self._shared.has_others:
             self.responder.abort()
 
-    def caller_left(self) -> None:
+    def on_disconnected(self) -> None:
         self._shared.reader_left(self)
 
 

@@ -122,8 +122,8 @@ class Relay:
         self._is_drained = False
         self._drained_from = 0  # of what the connection received: from here on nobody is shown any of it
         self._is_over = False
-        if responder.is_gone:
-            self.caller_left()
+        if responder.is_disconnected:
+            self.on_disconnected()
 
     # The sink: what Bedrock says.
 
@@ -224,10 +224,10 @@ class Relay:
         if not self._is_over:
             self._connection.resume()
 
-    def waits(self, seconds: float) -> None:
+    def on_stalled(self, seconds: float) -> None:
         pass  # with the caller, whose connection has a limit of its own
 
-    def caller_left(self) -> None:
+    def on_disconnected(self) -> None:
         if self._is_drained or self._is_over:
             return
         self._is_drained = True

@@ -121,7 +121,7 @@ class Http1Connection(asyncio.Protocol):
         if stalled > (self._limits.lingering_seconds if is_lingering else self._limits.stalled_seconds):
             reset_connection(self._transport)
         elif self._responder is not None and self._responder.flow is not None:
-            self._responder.flow.waits(stalled)
+            self._responder.flow.on_stalled(stalled)
 
     def _check_request_timeout(self, waited: float) -> None:
         if self._request_parser.has_begun:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from price_keeper.exchange import Flow, Header
+from price_keeper.exchange import FlowControl, Header
 
 if TYPE_CHECKING:
     from price_keeper.surface.http1 import Http1Connection
@@ -20,7 +20,7 @@ class Http1Responder:
     """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
 
     __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_write_batcher", "_takes_chunks", "_transport",
-                 "flow", "has_started", "is_gone", "keeps_alive")  # fmt: skip
+                 "flow", "has_started", "is_disconnected", "keeps_alive")  # fmt: skip
 
     def __init__(
         self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool
@@ -34,11 +34,11 @@ class Http1Responder:
         self._is_chunked = False
         self._is_over = False
         self._head = b""
-        self.flow: Flow | None = None
+        self.flow: FlowControl | None = None
         self.has_started = False
-        self.is_gone = False
+        self.is_disconnected = False
 
-    def attach(self, flow: Flow) -> None:
+    def attach(self, flow: FlowControl) -> None:
         self.flow = flow
         if self._connection.is_write_paused:
             flow.pause()
@@ -62,7 +62,7 @@ class Http1Responder:
         self._head = b"%b%b\r\n%b%b" % (line, lines, framing, end) if headers else line + framing + end
 
     def write(self, data: bytes) -> None:
-        if self.is_gone or not data:
+        if self.is_disconnected or not data:
             return
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -76,7 +76,7 @@ class Http1Responder:
         self._send(data)
 
     def flush(self) -> None:
-        if self._head and not self.is_gone:
+        if self._head and not self.is_disconnected:
             self._send(self._head)
             self._head = b""
 
@@ -87,29 +87,29 @@ class Http1Responder:
     def finish(self) -> None:
         if self._is_over:
             return
-        was_gone = self.is_gone
-        if not was_gone:
+        was_disconnected = self.is_disconnected
+        if not was_disconnected:
             self._write_end()
         self._mark_over()
-        if not was_gone:
+        if not was_disconnected:
             self._connection.on_response_finished(self.keeps_alive)
 
     def abort(self) -> None:
         if self._is_over:
             return
-        flow, was_gone = self.flow, self.is_gone
+        flow, was_disconnected = self.flow, self.is_disconnected
         self._mark_over()
-        if not was_gone:
+        if not was_disconnected:
             self._connection.on_response_aborted()
         if flow is not None:
-            flow.caller_left()
+            flow.on_disconnected()
 
     def on_disconnected(self) -> None:
         """The connection is gone."""
-        self.is_gone = True
+        self.is_disconnected = True
         flow, self.flow = self.flow, None  # it leads back here
         if flow is not None:
-            flow.caller_left()
+            flow.on_disconnected()
 
     def _write_end(self) -> None:
         self.flush()
@@ -117,7 +117,7 @@ class Http1Responder:
             self._send(b"0\r\n\r\n")
 
     def _mark_over(self) -> None:
-        self._is_over = self.is_gone = self.has_started = True
+        self._is_over = self.is_disconnected = self.has_started = True
         self.flow = None
 
 

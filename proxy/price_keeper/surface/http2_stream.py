@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 
 from price_keeper.authority import SCHEMES, find_host_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
-from price_keeper.exchange import Flow, Header, Request
+from price_keeper.exchange import FlowControl, Header, Request
 from price_keeper.surface.bodies import Body, append_to_body, measure_head, finish_body
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Http2Stream:
         self._pending_refusal: Refusal | None = None  # why it is not
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
-        self._flow: Flow | None = None
+        self._flow: FlowControl | None = None
         self._is_flow_paused = False
         self.has_started = False
         self.is_finished = False
-        self.is_gone = False
+        self.is_disconnected = False
 
     # The request.
 
@@ -118,15 +118,15 @@ class Http2Stream:
         if self.outgoing and waited > self._limits.stalled_seconds:
             self._reset()
         elif self._is_flow_paused and self._flow is not None:
-            self._flow.waits(waited)
+            self._flow.on_stalled(waited)
 
     def on_disconnected(self) -> None:
-        self.is_gone = True
+        self.is_disconnected = True
         self.outgoing.clear()
         self._abandon_request()
         flow, self._flow = self._flow, None  # it leads back here
         if flow is not None:
-            flow.caller_left()
+            flow.on_disconnected()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answers before the request is whole; what still comes of it is thrown away."""
@@ -165,7 +165,7 @@ class Http2Stream:
 
     # The responder.
 
-    def attach(self, flow: Flow) -> None:
+    def attach(self, flow: FlowControl) -> None:
         self._flow = flow
         self._is_flow_paused = False
         if self._connection.is_write_paused:
@@ -173,7 +173,7 @@ class Http2Stream:
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self.has_started = True
-        if self.is_gone:
+        if self.is_disconnected:
             return
         head = [(b":status", b"%d" % status), *headers]
         if length is not None:
@@ -181,7 +181,7 @@ class Http2Stream:
         self._connection.send_head(self, head)
 
     def write(self, data: bytes) -> None:
-        if self.is_gone or self.is_finished or not data or self._is_head_request:
+        if self.is_disconnected or self.is_finished or not data or self._is_head_request:
             return
         if not self.outgoing:
             self._wait_started_at = self._connection.now()
@@ -190,7 +190,7 @@ class Http2Stream:
         self.pump()
 
     def flush(self) -> None:
-        if not self.is_gone:
+        if not self.is_disconnected:
             self._connection.flush()
 
     def finish(self) -> None:
@@ -205,15 +205,15 @@ class Http2Stream:
 
     def _reset(self) -> None:
         flow, self._flow = self._flow, None
-        if not self.is_gone:
-            self.is_gone = True
+        if not self.is_disconnected:
+            self.is_disconnected = True
             self.outgoing.clear()
             self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
             if flow is not None:
-                flow.caller_left()
+                flow.on_disconnected()
 
     def pump(self) -> None:
-        if self.is_gone:
+        if self.is_disconnected:
             return
         self._connection.send_outgoing(self)
         self._connection.flush()

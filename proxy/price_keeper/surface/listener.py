@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from price_keeper.answers import answer_failure, refuse
 from price_keeper.clock import Clock
 from price_keeper.errors import Busy, Refusal
-from price_keeper.exchange import Handler, Request, Responder, request_ids
+from price_keeper.exchange import Handler, Request, Responder, create_request_id_source
 from price_keeper.surface.doors import Acceptor, PlainAcceptor, TlsAcceptor
 from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits
 from price_keeper.surface.outbox import BATCHING_THRESHOLD, WriteBatcher
@@ -74,7 +74,7 @@ class Listener:
         self._tasks = tasks
         self.limits = limits
         self.check_head = check_head
-        self._new_request_id = new_request_id or request_ids()
+        self._new_request_id = new_request_id or create_request_id_source()
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
         self._connections: set[ServerConnection] = set()
@@ -168,12 +168,12 @@ class Listener:
     def release_memory(self, size: int) -> None:
         self.reserved_bytes -= size
 
-    def grow(self, request: Request, more: int) -> None:
+    def grow_request(self, request: Request, size: int) -> None:
         """Raises Busy."""
-        if not self.reserve_memory(more):
-            self.release_memory(more)
+        if not self.reserve_memory(size):
+            self.release_memory(size)
             raise Busy(MEMORY_FULL_MESSAGE, retry_after=1)
-        request.weight += more
+        request.memory_bytes += size
 
     def start_request(self, request: Request, responder: Responder, weight: int) -> None:
         """`weight` is what it was counted with."""
@@ -184,8 +184,8 @@ class Listener:
         before = self.active_requests
         self.active_requests = before + 1
         self.write_batcher.is_busy = before + 1 >= BATCHING_THRESHOLD
-        request.taken_at = self.now()
-        request.room, request.weight = self, weight
+        request.received_at = self.now()
+        request.memory, request.memory_bytes = self, weight
         if self._immediate_answers >= MAX_IMMEDIATE_ANSWERS:
             self._tasks.once(self._handle(request, responder))
             return
@@ -214,7 +214,7 @@ class Listener:
 
     def _finish_request(self, request: Request) -> None:
         self.active_requests -= 1
-        self.reserved_bytes -= request.weight
+        self.reserved_bytes -= request.memory_bytes
 
     async def _check_timeouts(self) -> None:
         now = self.now()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from price_keeper.exchange import Flow, Header
+from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.chat_usage import WithoutUsage
 from price_keeper.metering.streams import ChatStream, usage_event_only
 
@@ -26,9 +26,9 @@ _EVENT = re.compile(rb".+?(?:\n\n|\r\n\r\n|\Z)", re.DOTALL)
 class Shown:
     def __init__(self) -> None:
         self.body = b""
-        self.is_over = self.has_started = self.is_gone = False
+        self.is_over = self.has_started = self.is_disconnected = False
 
-    def attach(self, flow: Flow) -> None: ...
+    def attach(self, flow: FlowControl) -> None: ...
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None: ...
 

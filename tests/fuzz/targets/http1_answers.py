@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from price_keeper.exchange import Flow, Header
+from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.relay import Outcome, Relay
 from price_keeper.forwarding.upstream import Connection, Endpoint, Pool
 
@@ -35,9 +35,9 @@ class Caller:
         self.end = ""
         self.tapped_whole: bool | None = None
         self.outcome: Outcome | None = None
-        self.has_started = self.is_gone = False
+        self.has_started = self.is_disconnected = False
 
-    def attach(self, flow: Flow) -> None: ...
+    def attach(self, flow: FlowControl) -> None: ...
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         same(self.has_started, False, "started before")
