@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Protocol
 
-from price_keeper.answers import answer_failure, answer_json
+from price_keeper.answers import send_error, send_json
 from price_keeper.auth.container import HandsOut
 from price_keeper.auth.identify import Identify
 from price_keeper.choosing import LABEL_TOLD, LARGE_BYTES, Choosing, Chosen, Route, Told, off_the_loop
@@ -234,7 +234,7 @@ class RequestHandler:
             await self._identify.learned(request)
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
-        answer_json(boundary.responder, {"inferenceProfileSummaries": []}, tuple(boundary.told))
+        send_json(boundary.responder, {"inferenceProfileSummaries": []}, tuple(boundary.told))
         self.traffic.lane(_PROFILES, "").answered_here(200)
 
 
@@ -263,7 +263,7 @@ class _ErrorBoundary:
             if not isinstance(failure, Exception):
                 return False
             label = next((value.decode() for name, value in self.told if name == LABEL_TOLD), "")
-            refusal = answer_failure(self.responder, self.told, failure)
+            refusal = send_error(self.responder, self.told, failure)
             self._traffic.refuses(refusal, self._traffic.lane(self.operation, label))
             return True
         finally:

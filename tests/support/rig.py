@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from price_keeper.answers import refuse
+from price_keeper.answers import send_refusal
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
 from price_keeper.forwarding.forwarder import BearerKey, Call, Forwarder, Target
@@ -342,7 +342,7 @@ class Through:
         try:
             self.outcomes.append(await self.forwarder.forward(call, responder, self.added, tap))
         except Refusal as refusal:
-            refuse(responder, refusal)
+            send_refusal(responder, refusal)
 
     @property
     def pooled(self) -> list[Connection]:

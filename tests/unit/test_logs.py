@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper import logs
-from price_keeper.answers import answer_failure
+from price_keeper.answers import send_error
 
 from tests.support.relaying import KEY
 
@@ -105,7 +105,7 @@ def test_a_request_is_told_by_its_id_and_its_failure_by_its_place_alone() -> Non
         try:
             raise KeyError(sent)
         except KeyError as failure:
-            refusal = answer_failure(responder, [(b"x-price-keeper-request-id", b"f00d-7")], failure)
+            refusal = send_error(responder, [(b"x-price-keeper-request-id", b"f00d-7")], failure)
     (told,) = map(json.loads, written.getvalue().splitlines())
     assert (told["request_id"], told["message"]) == ("f00d-7", "request f00d-7 failed: KeyError")
     assert "test_logs.py" in told["cause"][0]

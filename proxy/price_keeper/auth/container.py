@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from price_keeper.answers import answer_json
+from price_keeper.answers import send_json
 from price_keeper.auth.clients import LOOKS, Clients
 from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.identify import AUTHORIZATION
@@ -82,7 +82,7 @@ class HandsOut(ABC):
             raise AccessDenied("a header that says who calls comes only once")
         authorization = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
         told = await self.told_to(request.peer, authorization, lambda: responder.is_disconnected)
-        answer_json(responder, told, (_NOT_KEPT, *more))
+        send_json(responder, told, (_NOT_KEPT, *more))
 
 
 @dataclass(frozen=True, slots=True)

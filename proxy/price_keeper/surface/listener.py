@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
-from price_keeper.answers import answer_failure, refuse
+from price_keeper.answers import send_error, send_refusal
 from price_keeper.clock import Clock
 from price_keeper.errors import Busy, Refusal
 from price_keeper.exchange import Handler, Request, Responder, create_request_id_source
@@ -197,7 +197,7 @@ class Listener:
 
     def refuse(self, responder: Responder, refusal: Refusal) -> None:
         self._on_refusal(refusal)
-        refuse(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
+        send_refusal(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         try:
@@ -205,7 +205,7 @@ class Listener:
         except Refusal as refusal:
             self.refuse(responder, refusal)
         except Exception as failure:
-            self._on_refusal(answer_failure(responder, ((REQUEST_ID, self._new_request_id()),), failure))
+            self._on_refusal(send_error(responder, ((REQUEST_ID, self._new_request_id()),), failure))
         finally:
             self._finish_request(request)
 
