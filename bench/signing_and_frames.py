@@ -18,7 +18,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
 from price_keeper.forwarding.eventstream import FrameWatcher, encode
-from price_keeper.forwarding.model_path import encoded, model_id_of, split
+from price_keeper.forwarding.model_path import encode_model_id, decode_model_id, parse_path
 from price_keeper.forwarding.sigv4 import Credentials, Signer
 
 HOST = "bedrock-runtime.us-east-1.amazonaws.com"
@@ -172,14 +172,14 @@ def _splitting(rounds: int) -> None:
         ("ARN", f"/model/{quote(ARN, safe='')}/converse"),
         ("fixed", "/openai/v1/chat/completions"),
     ]:
-        target = split(path)
+        target = parse_path(path)
         assert target is not None
-        taken_apart, put_together = _microseconds([lambda p=path: split(p), lambda t=target: t.path], rounds)
+        taken_apart, put_together = _microseconds([lambda p=path: parse_path(p), lambda t=target: t.path], rounds)
         _print(f"split a path: {title}", taken_apart)
         _print(f"build a path: {title}", put_together)
     raw = quote(MODEL, safe="")
     decoding, encoding = _microseconds(
-        [lambda: model_id_of.__wrapped__(raw), lambda: encoded.__wrapped__(MODEL)], rounds
+        [lambda: decode_model_id.__wrapped__(raw), lambda: encode_model_id.__wrapped__(MODEL)], rounds
     )
     _print("decode a model id not seen before", decoding)
     _print("encode a model id not seen before", encoding)

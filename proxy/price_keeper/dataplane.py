@@ -281,7 +281,7 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
         places_of_label = places.get(label) if isinstance(label, str) else list_places(label.label)
         serving_places = places_of_label or [(*default, model)]
         return [
-            Target(endpoint, region, own, path or model_path.Target(cast(Operation, operation), own).path)
+            Target(endpoint, region, own, path or model_path.OperationPath(cast(Operation, operation), own).path)
             for endpoint, region, own in serving_places
         ]
 

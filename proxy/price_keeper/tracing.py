@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from price_keeper.build import own_version
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
-from price_keeper.forwarding.model_path import Operation, Target, split
+from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
 from price_keeper.model import PICO_PER_USD, Caller
 from price_keeper.recording.entries import Receipt
 from price_keeper.telemetry import Samples
@@ -104,7 +104,7 @@ class Tracing:
 
         return traced
 
-    async def _traced(self, target: Target, request: Request, responder: Responder, handler: Handler) -> None:
+    async def _traced(self, target: OperationPath, request: Request, responder: Responder, handler: Handler) -> None:
         span = self._begun(target, request)
         self._made += span.is_recording()
         heard = _Heard(span, _NAMED[target.operation], target.id, responder)
@@ -114,7 +114,7 @@ class Tracing:
         finally:
             heard.over()
 
-    def _begun(self, target: Target, request: Request) -> Span:
+    def _begun(self, target: OperationPath, request: Request) -> Span:
         """Under the caller's, if that says so; and Bedrock is told of ours."""
         shown = {name: request.headers.pop(name.encode(), b"").decode("latin-1") for name in (_PARENT, _STATE)}
         operation = _NAMED[target.operation]
@@ -161,10 +161,10 @@ async def opened_tracing(chosen: Chosen) -> AsyncIterator[Tracing]:
         await tracing.close()
 
 
-def _target(request: Request) -> Target | None:
+def _target(request: Request) -> OperationPath | None:
     """None for what is no call of Bedrock's."""
     try:
-        return split(request.target.partition(b"?")[0].decode("latin-1"))
+        return parse_path(request.target.partition(b"?")[0].decode("latin-1"))
     except ValueError:
         return None
 

@@ -89,7 +89,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "a negative count": ("usage", puts(bodies, "_checked", lambda value: value if type(value) is int else 0)),
     "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_PLAIN", b"no such name")),
     "units of one assessment": ("guardrails", wraps(guardrail_traces, "_told", lambda told: told[:1])),
-    "ids that are sent raw": ("paths", puts(model_path, "encoded", lambda id: id)),
+    "ids that are sent raw": ("paths", puts(model_path, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(calls, "_OF_BEDROCK", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_once_each", dict)),
     "quotas that are nobody's": ("control_bodies", puts(settings._Checking, "every_quota", lambda *_: None)),

@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.model_path import Operation, Target
+from price_keeper.forwarding.model_path import Operation, OperationPath
 from price_keeper.forwarding.sigv4 import Credentials, Signer, canonical_query
 
 from tests.support.effort import tries
@@ -87,7 +87,7 @@ raw_segments = st.text(VISIBLE.translate({ord(c): None for c in "/?#"}), min_siz
 unicode_segments = st.text(min_size=1, max_size=10).map(lambda text: quote(text, safe=""))
 segments = st.one_of(raw_segments, unicode_segments, ids, ids.map(lambda some: quote(some, safe="")))
 paths = st.one_of(
-    st.builds(lambda operation, some: Target(operation, some, "1").path, st.sampled_from(Operation), ids),
+    st.builds(lambda operation, some: OperationPath(operation, some, "1").path, st.sampled_from(Operation), ids),
     st.builds(
         lambda several, end: "/" + "/".join(several) + end if several else "/",
         st.lists(segments.filter(lambda segment: segment not in (".", "..")), max_size=5),

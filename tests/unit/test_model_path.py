@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from price_keeper.forwarding.model_path import MAX_ID, Operation, Target, encoded, model_id_of, split
+from price_keeper.forwarding.model_path import MAX_ID_CHARS, Operation, OperationPath, encode_model_id, decode_model_id, parse_path
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-sonnet-4-5-v1:0"
 CUSTOM = "arn:aws:bedrock:us-east-1:123456789012:custom-model/amazon.titan-text/abcdef123456"
@@ -57,8 +57,8 @@ SPELLINGS = [raw, once, twice, lambda text: lower_hex(once(text)), percent_encod
 @pytest.mark.parametrize("model", ["premium", "anthropic.claude-v2:1", "my_model", "a", ARN, CUSTOM, FOUNDATION])
 @pytest.mark.parametrize("spell", SPELLINGS)
 def test_a_model_is_found_however_it_is_spelled(last, model, spell):
-    target = split(f"/model/{spell(model)}/{last}")
-    assert target == Target(OF_A_MODEL[last], model)
+    target = parse_path(f"/model/{spell(model)}/{last}")
+    assert target == OperationPath(OF_A_MODEL[last], model)
     assert target.path == f"/model/{once(model)}/{last}"
 
 
@@ -66,15 +66,15 @@ def test_a_model_is_found_however_it_is_spelled(last, model, spell):
 @pytest.mark.parametrize("version", ["DRAFT", "1", "12345678"])
 @pytest.mark.parametrize("guardrail", ["abc123", GUARDRAIL])
 def test_guardrails(spell, version, guardrail):
-    target = split(f"/guardrail/{spell(guardrail)}/version/{version}/apply")
-    assert target == Target(Operation.APPLY_GUARDRAIL, guardrail, version)
+    target = parse_path(f"/guardrail/{spell(guardrail)}/version/{version}/apply")
+    assert target == OperationPath(Operation.APPLY_GUARDRAIL, guardrail, version)
     assert target.path == f"/guardrail/{once(guardrail)}/version/{version}/apply"
 
 
 @pytest.mark.parametrize("spell", SPELLINGS)
 def test_an_asynchronous_invocation(spell):
-    target = split(f"/async-invoke/{spell(JOB)}")
-    assert target == Target(Operation.ASYNC_INVOKE, JOB)
+    target = parse_path(f"/async-invoke/{spell(JOB)}")
+    assert target == OperationPath(Operation.ASYNC_INVOKE, JOB)
     assert target.path == f"/async-invoke/{once(JOB)}"
 
 
@@ -87,12 +87,12 @@ def test_an_asynchronous_invocation(spell):
     ],
 )
 def test_paths_without_an_id(path, operation):
-    assert split(path) == Target(operation)
-    assert split(path).path == path
+    assert parse_path(path) == OperationPath(operation)
+    assert parse_path(path).path == path
 
 
 def test_another_model_in_the_same_place():
-    target = split("/model/premium/converse")
+    target = parse_path("/model/premium/converse")
     assert target._replace(id=ARN).path == f"/model/{once(ARN)}/converse"
 
 
@@ -139,7 +139,7 @@ def test_another_model_in_the_same_place():
     ],
 )
 def test_what_is_none_of_bedrocks_paths(path):
-    assert split(path) is None
+    assert parse_path(path) is None
 
 
 # ---------------------------------------------------------------- ids that go no further
@@ -221,9 +221,9 @@ TRICKS = [
     "x%u003A",
     "x%25253A0",
     "{id}",
-    "x" * (MAX_ID + 1),
-    "%78" * (MAX_ID + 1),
-    "arn:aws:" + "x" * MAX_ID,
+    "x" * (MAX_ID_CHARS + 1),
+    "%78" * (MAX_ID_CHARS + 1),
+    "arn:aws:" + "x" * MAX_ID_CHARS,
 ]
 
 
@@ -231,9 +231,9 @@ TRICKS = [
 def test_a_trick_is_refused_with_what_is_allowed(trick):
     for path in (f"/model/{trick}/invoke", f"/async-invoke/{trick}", f"/guardrail/{trick}/version/1/apply"):
         with pytest.raises(ValueError, match=r"letters, digits, .* an ARN .* single slashes"):
-            split(path)
+            parse_path(path)
     with pytest.raises(ValueError, match="letters, digits") as refused:
-        encoded(trick)
+        encode_model_id(trick)
     assert len(str(refused.value)) < 1000
     assert str(refused.value).isascii()
     assert str(refused.value).isprintable()
@@ -242,13 +242,13 @@ def test_a_trick_is_refused_with_what_is_allowed(trick):
 @pytest.mark.parametrize("version", ["", "0", "01", "draft", "DRAFT2", "123456789", "1/2", "..", "%31", "1\n", "-1"])
 def test_a_guardrails_version_is_refused_with_what_is_allowed(version):
     with pytest.raises(ValueError, match="DRAFT or a number"):
-        split(f"/guardrail/abc/version/{version}/apply")
+        parse_path(f"/guardrail/abc/version/{version}/apply")
 
 
 def test_the_longest_id():
-    longest = "x" * MAX_ID
-    assert model_id_of(longest) == model_id_of(percent_encoded(longest)) == longest
-    assert split(f"/model/{twice(longest)}/converse").path == f"/model/{longest}/converse"
+    longest = "x" * MAX_ID_CHARS
+    assert decode_model_id(longest) == decode_model_id(percent_encoded(longest)) == longest
+    assert parse_path(f"/model/{twice(longest)}/converse").path == f"/model/{longest}/converse"
 
 
 # ---------------------------------------------------------------- any id
@@ -269,36 +269,36 @@ layered = st.lists(st.sampled_from(["%", "25", "2e", "2F", "3a", "..", ".", "/",
 
 @given(ids, st.sampled_from(SPELLINGS))
 def test_decoding_undoes_encoding(model, spell):
-    assert model_id_of(spell(model)) == model
-    assert model_id_of(encoded(model)) == model
-    assert unquote(encoded(model)) == model
+    assert decode_model_id(spell(model)) == model
+    assert decode_model_id(encode_model_id(model)) == model
+    assert unquote(encode_model_id(model)) == model
 
 
 @given(ids, ids, st.sampled_from(list(OF_A_MODEL.values())))
 @example("arn:a/b", "arn:a:b", Operation.INVOKE)
 def test_two_ids_never_share_a_path(one, other, operation):
-    assert (Target(operation, one).path == Target(operation, other).path) == (one == other)
+    assert (OperationPath(operation, one).path == OperationPath(operation, other).path) == (one == other)
 
 
 @given(ids, st.sampled_from(Operation))
 def test_a_path_that_was_built_is_read_as_it_was_meant(some_id, operation):
-    target = Target(
+    target = OperationPath(
         operation,
         some_id if "{id}" in operation.value else "",
         "7" if "{version}" in operation.value else "",
     )
-    assert split(target.path) == target
+    assert parse_path(target.path) == target
 
 
 @given(st.one_of(near_ids, layered.map("".join), st.text(max_size=12)))
 def test_whatever_is_accepted_is_safe_to_send(text):
     for path in (text, f"/model/{text}/invoke", f"/async-invoke/{text}", f"/guardrail/{text}/version/1/apply"):
         try:
-            target = split(path)
+            target = parse_path(path)
         except ValueError:
             continue
         if target is not None:
             assert is_fit(target.id) or not target.id
             assert set(target.id) <= set(PLAIN + "/")
             assert set(target.path) <= set(string.ascii_letters + string.digits + "._-%/")
-            assert split(target.path) == target
+            assert parse_path(target.path) == target

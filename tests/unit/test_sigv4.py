@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
-from price_keeper.forwarding.model_path import split
+from price_keeper.forwarding.model_path import parse_path
 from price_keeper.forwarding.sigv4 import Credentials, Signer, canonical_query
 
 SUITE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
@@ -255,7 +255,7 @@ def test_everything_given_is_signed(changed):
 )
 def test_one_model_has_one_signature_however_its_id_came(spelling):
     straight = "/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Ainference-profile%2Fus.x/converse"
-    assert signed(path=split(f"/model/{spelling}/converse").path) == signed(path=straight)
+    assert signed(path=parse_path(f"/model/{spelling}/converse").path) == signed(path=straight)
 
 
 # ---------------------------------------------------------------- queries

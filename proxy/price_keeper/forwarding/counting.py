@@ -40,7 +40,7 @@ class Counting:
 
     async def __call__(self, target: Target, operation: Operation, body: bytes) -> int:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
-        path = model_path.Target(Operation.COUNT_TOKENS, target.model).path
+        path = model_path.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
         sent, beside = await large_work(_request, operation, body) if large else _request(operation, body)
         call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))

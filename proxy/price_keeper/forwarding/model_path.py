@@ -14,19 +14,19 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 # Bedrock's own limit for a model id.
-MAX_ID = 2048
+MAX_ID_CHARS = 2048
 
-ALLOWED = (
-    f"an id is 1 to {MAX_ID} letters, digits, '.', ':', '_' and '-', an ARN has single slashes between such parts too, "
+ALLOWED_ID = (
+    f"an id is 1 to {MAX_ID_CHARS} letters, digits, '.', ':', '_' and '-', an ARN has single slashes between such parts too, "
     "and neither has '..'; it may be percent-encoded once, or twice"
 )
 ALLOWED_VERSION = "a guardrail's version is DRAFT or a number of at most 8 digits"
 
 # A fleet uses a handful of ids, each spelled in a few ways. With the longest raw spelling one takes 20 kB.
-_IDS_REMEMBERED = 256
+_ID_CACHE_SIZE = 256
 
 _PART = r"(?!\.(?:/|\Z))[A-Za-z0-9.:_-]+"
-_LEGAL = re.compile(rf"(?!.*\.\.)(?:{_PART}|arn:[A-Za-z0-9.:_-]+(?:/{_PART})+)")
+_VALID_ID = re.compile(rf"(?!.*\.\.)(?:{_PART}|arn:[A-Za-z0-9.:_-]+(?:/{_PART})+)")
 _ENCODED = re.compile(r"(?:[A-Za-z0-9.:_/-]|%[0-9A-Fa-f]{2})+")
 _VERSION = re.compile(r"DRAFT|[1-9][0-9]{0,7}")
 
@@ -49,7 +49,7 @@ class Operation(Enum):
     CHAT_COMPLETIONS = "/openai/v1/chat/completions"
 
 
-class Target(NamedTuple):
+class OperationPath(NamedTuple):
     operation: Operation
     id: str = ""  # decoded: of the model, the guardrail, or the async invocation; empty where the path has none
     version: str = ""  # of the guardrail
@@ -60,15 +60,15 @@ class Target(NamedTuple):
         template: str = self.operation.value
         if not self.id:
             return template
-        return template.replace("{id}", encoded(self.id)).replace("{version}", self.version)
+        return template.replace("{id}", encode_model_id(self.id)).replace("{version}", self.version)
 
 
 _MODEL, _GUARDRAIL, _VERSION_MARK, _APPLY, _ASYNC = "/model/", "/guardrail/", "/version/", "/apply", "/async-invoke/"
-_WITH_MODEL = {each.value.rpartition("/")[2]: each for each in Operation if each.value.startswith(_MODEL)}
-_FIXED = {each.value: Target(each) for each in Operation if "{" not in each.value}
+_MODEL_OPERATIONS = {each.value.rpartition("/")[2]: each for each in Operation if each.value.startswith(_MODEL)}
+_FIXED_PATHS = {each.value: OperationPath(each) for each in Operation if "{" not in each.value}
 
 
-def split(path: str) -> Target | None:
+def parse_path(path: str) -> OperationPath | None:
     """What a raw path without its query asks for; None if it is none of Bedrock's.
 
     Raises ValueError for a path of the right form with an id in it that must not get any further.
@@ -76,42 +76,42 @@ def split(path: str) -> Target | None:
     if path.startswith(_MODEL):
         # The last part alone is the operation, as a raw ARN brings slashes of its own.
         raw, slash, last = path[len(_MODEL) :].rpartition("/")
-        operation = _WITH_MODEL.get(last)
-        return Target(operation, model_id_of(raw)) if slash and operation else None
+        operation = _MODEL_OPERATIONS.get(last)
+        return OperationPath(operation, decode_model_id(raw)) if slash and operation else None
     if path.startswith(_ASYNC):
-        return Target(Operation.ASYNC_INVOKE, model_id_of(path[len(_ASYNC) :]))
+        return OperationPath(Operation.ASYNC_INVOKE, decode_model_id(path[len(_ASYNC) :]))
     if path.startswith(_GUARDRAIL) and path.endswith(_APPLY):
-        return _guardrail(path[len(_GUARDRAIL) : -len(_APPLY)])
-    return _FIXED.get(path)
+        return _parse_guardrail_path(path[len(_GUARDRAIL) : -len(_APPLY)])
+    return _FIXED_PATHS.get(path)
 
 
-def _guardrail(middle: str) -> Target | None:
+def _parse_guardrail_path(middle: str) -> OperationPath | None:
     raw, mark, version = middle.rpartition(_VERSION_MARK)
     if not mark:
         return None
     if not _VERSION.fullmatch(version):
         raise ValueError(f"{version[:100]!a} is not allowed: {ALLOWED_VERSION}")
-    return Target(Operation.APPLY_GUARDRAIL, model_id_of(raw), version)
+    return OperationPath(Operation.APPLY_GUARDRAIL, decode_model_id(raw), version)
 
 
-@lru_cache(_IDS_REMEMBERED)
-def model_id_of(raw: str) -> str:
+@lru_cache(_ID_CACHE_SIZE)
+def decode_model_id(raw: str) -> str:
     """The id that this part of a path means, be it a label, an id of Bedrock's or an ARN."""
     decoded = raw
     for _layer in range(2):
         if "%" in decoded and _ENCODED.fullmatch(decoded):
             decoded = unquote(decoded)
-    return legal(decoded)
+    return check_model_id(decoded)
 
 
-@lru_cache(_IDS_REMEMBERED)
-def encoded(model_id: str) -> str:
+@lru_cache(_ID_CACHE_SIZE)
+def encode_model_id(model_id: str) -> str:
     """The one way an id is spelled in a path that is sent: all but RFC 3986's unreserved characters encoded."""
-    return quote(legal(model_id), safe="")
+    return quote(check_model_id(model_id), safe="")
 
 
-def legal(model_id: str) -> str:
+def check_model_id(model_id: str) -> str:
     """The same id, decoded as it is. Raises ValueError."""
-    if len(model_id) > MAX_ID or not _LEGAL.fullmatch(model_id):
-        raise ValueError(f"{model_id[:100]!a} is not allowed: {ALLOWED}")
+    if len(model_id) > MAX_ID_CHARS or not _VALID_ID.fullmatch(model_id):
+        raise ValueError(f"{model_id[:100]!a} is not allowed: {ALLOWED_ID}")
     return model_id

@@ -12,7 +12,7 @@ import orjson
 from price_keeper.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request
 from price_keeper.forwarding import json_splice
-from price_keeper.forwarding.model_path import Operation, Target, legal, split
+from price_keeper.forwarding.model_path import Operation, OperationPath, check_model_id, parse_path
 from price_keeper.model import Caller
 
 _LISTS_TOO: Final = Operation.ASYNC_INVOKES
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 
     operation: Operation
     model: str
-    target: Target
+    target: OperationPath
     named_at: tuple[int, int] | None = None  # where the body names the model, if it does
 
     def body_for(self, model: str, body: bytes) -> bytes:
@@ -83,7 +83,7 @@ def understood(request: Request) -> Asked:
     """Raises a Refusal. It reads the body where that names the model, which takes time for a large one."""
     path, _, query = request.target.decode("latin-1").partition("?")
     try:
-        target = split(path)
+        target = parse_path(path)
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
     if target is None or not _is_method_of(target.operation, request.method):
@@ -109,7 +109,7 @@ def _is_method_of(operation: Operation, method: bytes) -> bool:
     return method == b"GET" and operation in (_LISTS_TOO, _READ_ONLY)
 
 
-def _named_in_body(target: Target, body: bytes) -> Asked:
+def _named_in_body(target: OperationPath, body: bytes) -> Asked:
     key = _MODEL_KEYS[target.operation]
     try:
         span = json_splice.members(body, (key,)).spans.get(key)
@@ -119,7 +119,7 @@ def _named_in_body(target: Target, body: bytes) -> Asked:
     if not model:
         raise InvalidRequest(f"the body's {key!r} names the model: a label or a model's id")
     try:
-        return Asked(target.operation, legal(model), target, span)
+        return Asked(target.operation, check_model_id(model), target, span)
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
 

@@ -10,7 +10,7 @@ from price_keeper.control.problems import Problem
 from price_keeper.control.routing import Routing
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
-from price_keeper.forwarding.model_path import Operation, Target, split
+from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
 from price_keeper.surface.calls import headers_upstream, understood
 
 from tests.fuzz.oracle import holds, same
@@ -62,14 +62,14 @@ def _forwarded(request: Request) -> None:
     target = asked.target
     sent = target.path
     holds(sent.isascii() and sent.isprintable() and not set(sent) & set("?# \\"), f"a path to be sent: {sent!r}")
-    same(split(sent), target, "the path that is sent, read again")
+    same(parse_path(sent), target, "the path that is sent, read again")
     same(sent.count("/"), target.operation.value.count("/"), "its parts")
     if target.id:
         holds(ID.match(target.id) and ".." not in target.id and "/./" not in target.id, f"an id: {target.id!r}")
         _means(request.target.decode("latin-1").partition("?")[0], target)
 
 
-def _means(path: str, target: Target) -> None:
+def _means(path: str, target: OperationPath) -> None:
     """The caller's own spelling holds this id, decoded no more than twice."""
     start = path.index("/", 1) + 1
     end = len(path) if target.operation is Operation.ASYNC_INVOKE else path.rindex("/")
