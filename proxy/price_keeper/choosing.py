@@ -22,14 +22,14 @@ from price_keeper.selection.payer import Payer
 from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import Standings
-from price_keeper.surface.calls import Asked, located
+from price_keeper.surface.calls import ParsedCall, locate_model
 from price_keeper.traffic import Lane, Traffic
 
 LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
 LABEL_TOLD: Final = b"x-price-keeper-label"
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
-Targets = Callable[[Choice, Asked], list[Target]]
+Targets = Callable[[Choice, ParsedCall], list[Target]]
 Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ class Chosen(NamedTuple):
 
     metering: Metering
     choice: Choice
-    asked: Asked
+    asked: ParsedCall
     body: bytes
     targets: list[Target]
     lane: Lane
@@ -68,7 +68,7 @@ class Route:
 
     __slots__ = ("asked", "choice", "choosing", "destinations", "terms")
 
-    def __init__(self, choosing: Choosing, asked: Asked, choice: Choice, terms: Terms | None) -> None:
+    def __init__(self, choosing: Choosing, asked: ParsedCall, choice: Choice, terms: Terms | None) -> None:
         self.choosing = choosing
         self.asked = asked
         self.choice = choice
@@ -131,13 +131,13 @@ class Choosing:
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
     def _destination(
-        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
+        self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, decision: Decision
     ) -> Destination:
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
         lane = self._traffic.lane(asked.operation.name, terms.counted_as)
         return Destination(choice, terms, self._targets(choice, asked), _choice_told(choice), lane)
 
-    async def named(self, caller: Caller, asked: Asked) -> Choice:
+    async def named(self, caller: Caller, asked: ParsedCall) -> Choice:
         """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
         choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
         if choice is not None:
@@ -148,7 +148,7 @@ class Choosing:
         return self._labels.choose(asked.model, own)
 
     async def chosen(
-        self, caller: Caller, asked: Asked, request: Request, choice: Choice, terms: Terms | None, told: Told
+        self, caller: Caller, asked: ParsedCall, request: Request, choice: Choice, terms: Terms | None, told: Told
     ) -> Chosen:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if terms is None:
@@ -174,7 +174,7 @@ class Choosing:
         account = payer.account(terms.counted_as)
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
-    async def _chosen_anew(self, caller: Caller, asked: Asked, request: Request, told: Told) -> Chosen:
+    async def _chosen_anew(self, caller: Caller, asked: ParsedCall, request: Request, told: Told) -> Chosen:
         """For a call that had its name read by labels that are none any more when its budget was known. Standings know
         one set of labels, so no decision mixes two."""
         choice = await self.named(caller, asked)
@@ -182,7 +182,7 @@ class Choosing:
         return await self.chosen(caller, asked, request, choice, terms, told)
 
     def _instead(
-        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, decision: Decision
+        self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, decision: Decision
     ) -> tuple[Choice, Terms]:
         """What was asked for, unless it was decided otherwise."""
         if decision.label in (choice.label, terms.counted_as):
@@ -191,7 +191,7 @@ class Choosing:
         return choice, self.metering.terms(choice, asked.operation, request.method) or terms
 
     async def _held(
-        self, payer: Payer, asked: Asked, request: Request, choice: Choice, terms: Terms, told: Told
+        self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, told: Told
     ) -> Chosen:
         def candidate(decision: Decision) -> Candidate:
             instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
@@ -215,7 +215,7 @@ class Choosing:
         if worst is not None and worst.body is not body:  # it says now how long the answer may be
             body = worst.body
             try:
-                asked = await off_the_loop(body, located, asked, body)
+                asked = await off_the_loop(body, locate_model, asked, body)
             except BaseException:
                 if held is not None:
                     held.close()
@@ -224,7 +224,7 @@ class Choosing:
         return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)
 
 
-def _decided(payer: Payer, choice: Choice, terms: Terms, asked: Asked) -> Decision:
+def _decided(payer: Payer, choice: Choice, terms: Terms, asked: ParsedCall) -> Decision:
     standing, is_specific = payer.standing, asked.operation in SPECIFIC
     if terms.counted_as != choice.label:
         return standing.allows(terms.counted_as)
@@ -233,7 +233,7 @@ def _decided(payer: Payer, choice: Choice, terms: Terms, asked: Asked) -> Decisi
     return standing.decide(choice.label, is_specific)
 
 
-def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: Asked, dry: Collection[str]) -> Decision:
+def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
     standing = payer.standing
     if terms.counted_as != choice.label:
         return standing.allows_hard(terms.counted_as, dry)

@@ -52,7 +52,7 @@ from price_keeper.selection.labels import Labels
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
-from price_keeper.surface.calls import OF_A_MODEL, Asked
+from price_keeper.surface.calls import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.surface.limits import fit_to_descriptors, raise_descriptor_limit, fit_to_memory
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
@@ -270,9 +270,9 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
     default = _locate_endpoint(config.upstream.region, bedrock.url)
     places = {name: list_places(label) for name, label in config.labels.items()}
 
-    def find_targets(resolved: Choice, call: Asked) -> list[Target]:
+    def find_targets(resolved: Choice, call: ParsedCall) -> list[Target]:
         label = resolved.profile if type(resolved) is OwnChoice else resolved.label
-        if call.operation not in OF_A_MODEL:
+        if call.operation not in MODEL_PATH_OPERATIONS:
             return build_targets(label, resolved.model, call.target.path, None)
         return build_targets(label, resolved.model, "", call.operation)
 

@@ -29,7 +29,7 @@ from price_keeper.model import Caller
 from price_keeper.recording.entries import Ended
 from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
 from price_keeper.selection.admitting import Admitting
-from price_keeper.surface.calls import Asked, headers_upstream, check_target, retry_key, understood
+from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
 from price_keeper.tasks import in_task
 from price_keeper.traffic import NONE, Traffic
 
@@ -110,15 +110,15 @@ class RequestHandler:
                 caller = await self._identify.learned(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
-            asked = await off_the_loop(request.body, understood, request) if route is None else route.asked
+            asked = await off_the_loop(request.body, parse_call, request) if route is None else route.asked
             boundary.operation = asked.operation.name
-            headers = headers_upstream(request, self._simulated_prefix)
+            headers = select_upstream_headers(request, self._simulated_prefix)
             if request.observer is not None:
                 request.observer.on_authenticated(caller)
                 pending.add(request.observer)
             if route is None:
                 route = await self._find_route(request, caller, asked)
-            key = retry_key(request, caller, headers)
+            key = compute_retry_key(request, caller, headers)
             if key is not None:
                 if self.joining.join(key, responder):
                     return None
@@ -142,7 +142,7 @@ class RequestHandler:
             await self._send(request, caller, chosen, headers, responder, told, pending)
         return None
 
-    async def _find_route(self, request: Request, caller: Caller, asked: Asked) -> Route:
+    async def _find_route(self, request: Request, caller: Caller, asked: ParsedCall) -> Route:
         """The model that the caller's words stand for, and what the call may cost."""
         choice = self._choosing.configured(asked.model) if asked.model else None
         is_everybodys = choice is not None and request.target.startswith(_OF_A_MODEL) and request.method == b"POST"
@@ -173,7 +173,7 @@ class RequestHandler:
         if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.is_to_be_asked, body):
             request.reserve_copies(1)
             responder, to_be_sent = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
-        if asked.named_at is not None:
+        if asked.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it
         if self._tells_who_calls:
             request.reserve_copies(1)
@@ -191,7 +191,7 @@ class RequestHandler:
             request.method.decode(),
             "",  # no operation that gets so far takes a query
             headers,
-            lambda model: to_be_sent(asked.body_for(model, body)),
+            lambda model: to_be_sent(asked.body_with_model(model, body)),
             chosen.targets,
             chosen.lane,
             request.received_at,

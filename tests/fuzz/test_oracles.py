@@ -90,7 +90,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_PLAIN", b"no such name")),
     "units of one assessment": ("guardrails", wraps(guardrail_traces, "_told", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(model_path, "encode_model_id", lambda id: id)),
-    "every header": ("paths", puts(calls, "_OF_BEDROCK", b"x-")),
+    "every header": ("paths", puts(calls, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_once_each", dict)),
     "quotas that are nobody's": ("control_bodies", puts(settings._Checking, "every_quota", lambda *_: None)),
     "signatures": ("tokens", puts(tokens, "_CHECKS", {"verify_signature": False})),

@@ -13,7 +13,7 @@ from hyperframe import frame as frames
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.exchange import Request, Responder
-from price_keeper.surface.calls import headers_upstream, understood
+from price_keeper.surface.calls import select_upstream_headers, parse_call
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, Rig, echo, port
@@ -24,8 +24,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 async def understands(request: Request, responder: Responder) -> None:
     """As far as the pipeline goes without knowing the caller."""
-    understood(request)
-    headers_upstream(request, None)
+    parse_call(request)
+    select_upstream_headers(request, None)
     await echo(request, responder)
 
 

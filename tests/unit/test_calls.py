@@ -8,7 +8,7 @@ import pytest
 from price_keeper.errors import AccessDenied, InvalidRequest, UnknownOperation
 from price_keeper.exchange import Request
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.surface.calls import Asked, headers_upstream, check_target, understood
+from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, parse_call
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/abcdef123456"
 
@@ -32,7 +32,7 @@ def test_bidirectional_streams_are_refused_at_their_head(target: bytes) -> None:
     assert isinstance(refusal, InvalidRequest)
     assert "bidirectional streams are not supported" in refusal.message
     with pytest.raises(InvalidRequest):
-        understood(request(target))
+        parse_call(request(target))
 
 
 @pytest.mark.parametrize("target", [b"/", b"*", b"/model/premium/converse", b"/x?/invoke-with-bidirectional-stream"])
@@ -53,17 +53,17 @@ def test_nothing_else_is(target: bytes) -> None:
 )
 def test_what_is_not_served(method: bytes, target: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
-        understood(request(target, method=method))
+        parse_call(request(target, method=method))
 
 
 def test_a_job_is_asked_for_by_its_arn() -> None:
-    asked = understood(request(f"/async-invoke/{ARN}?".encode(), method=b"GET"))
+    asked = parse_call(request(f"/async-invoke/{ARN}?".encode(), method=b"GET"))
     assert (asked.operation, asked.target.id, asked.model) == (Operation.ASYNC_INVOKE, ARN, "")
 
 
-def named(model: str, key: str = "model") -> Asked:
+def named(model: str, key: str = "model") -> ParsedCall:
     path = b"/openai/v1/chat/completions" if key == "model" else b"/async-invoke"
-    return understood(request(path, json.dumps({"x": {key: "y"}, key: model, "z": [1]}).encode()))
+    return parse_call(request(path, json.dumps({"x": {key: "y"}, key: model, "z": [1]}).encode()))
 
 
 @pytest.mark.parametrize("key", ["model", "modelId"])
@@ -71,8 +71,8 @@ def test_a_model_in_a_body(key: str) -> None:
     asked = named("premium", key)
     body = json.dumps({"x": {key: "y"}, key: "premium", "z": [1]}).encode()
     assert asked.model == "premium"
-    assert asked.body_for("premium", body) is body
-    assert asked.body_for("economy", body) == body.replace(b"premium", b"economy")
+    assert asked.body_with_model("premium", body) is body
+    assert asked.body_with_model("economy", body) == body.replace(b"premium", b"economy")
 
 
 @pytest.mark.parametrize("model", ["", "a b", "a\r\nb", "\x00", "..", "a/b", "\u00e9", "x" * 2049, "%61"])
@@ -93,8 +93,8 @@ def test_headers_that_go_upstream() -> None:
         cookie=b"secret",
     )
     passed = [("content-type", "application/json; charset=utf-8"), ("x-amzn-bedrock-trace", "ENABLED")]
-    assert headers_upstream(given, None) == passed
-    assert headers_upstream(given, b"x-simulate-") == [*passed, ("x-simulate-fault", "cut")]
+    assert select_upstream_headers(given, None) == passed
+    assert select_upstream_headers(given, b"x-simulate-") == [*passed, ("x-simulate-fault", "cut")]
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_a_name_that_no_header_has(name: bytes) -> None:
     given = request(b"/")
     given.headers[name] = b"v"
     with pytest.raises(InvalidRequest) as refused:
-        headers_upstream(given, None)
+        select_upstream_headers(given, None)
     assert refused.value.message.isprintable()
 
 
 @pytest.mark.parametrize("value", [b"a\x00b", b"a\x7fb", b"a\r\nb", b"caf\xc3\xa9", b"\xff"])
 def test_a_value_that_cannot_be_signed(value: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        headers_upstream(request(b"/", accept=value), None)
+        select_upstream_headers(request(b"/", accept=value), None)
 
 
 def test_a_header_that_comes_twice() -> None:
     given = Request(b"POST", b"/", {b"accept": b"a"}, frozenset({b"accept"}))
     with pytest.raises(InvalidRequest):
-        headers_upstream(given, None)
+        select_upstream_headers(given, None)

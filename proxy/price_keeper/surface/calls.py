@@ -15,9 +15,9 @@ from price_keeper.forwarding import json_splice
 from price_keeper.forwarding.model_path import Operation, OperationPath, check_model_id, parse_path
 from price_keeper.model import Caller
 
-_LISTS_TOO: Final = Operation.ASYNC_INVOKES
+_LISTABLE: Final = Operation.ASYNC_INVOKES
 _READ_ONLY: Final = Operation.ASYNC_INVOKE
-OF_A_MODEL: Final = frozenset(
+MODEL_PATH_OPERATIONS: Final = frozenset(
     {
         Operation.INVOKE,
         Operation.INVOKE_STREAM,
@@ -28,9 +28,9 @@ OF_A_MODEL: Final = frozenset(
 )
 # Operations whose model is named in the body, and the key that names it.
 _MODEL_KEYS: Final = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
-_LONGEST_NAMED: Final = 16 * 1024  # bytes: an id of the greatest length, every character escaped
+_MAX_MODEL_NAME_BYTES: Final = 16 * 1024  # bytes: an id of the greatest length, every character escaped
 
-_PASSED_ON: Final = {
+_FORWARDED_HEADERS: Final = {
     name.encode(): name
     for name in (
         "accept",
@@ -43,98 +43,98 @@ _PASSED_ON: Final = {
         "x-amzn-trace-id",
     )
 }
-_OF_BEDROCK: Final = b"x-amzn-bedrock-"
+_BEDROCK_PREFIX: Final = b"x-amzn-bedrock-"
 _TOKEN: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
-_NAMES_REMEMBERED: Final = 256
+_HEADER_NAME_CACHE_SIZE: Final = 256
 
-_INVOCATION: Final = b"amz-sdk-invocation-id"
-_TELLING: Final = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
+_INVOCATION_ID: Final = b"amz-sdk-invocation-id"
+_VARYING_HEADERS: Final = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
 _BIDIRECTIONAL: Final = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].encode()
 
 
-class Asked(NamedTuple):
+class ParsedCall(NamedTuple):
     """`model` is what the caller named: a label or an id; empty where the operation has no model."""
 
     operation: Operation
     model: str
     target: OperationPath
-    named_at: tuple[int, int] | None = None  # where the body names the model, if it does
+    model_span: tuple[int, int] | None = None  # where the body names the model, if it does
 
-    def body_for(self, model: str, body: bytes) -> bytes:
+    def body_with_model(self, model: str, body: bytes) -> bytes:
         """The caller's own bytes, but for another model's name in the place of the one they name."""
-        if self.named_at is None or model == self.model:
+        if self.model_span is None or model == self.model:
             return body
-        return json_splice.replaced(body, self.named_at, orjson.dumps(model))
+        return json_splice.replaced(body, self.model_span, orjson.dumps(model))
 
 
 def check_target(target: bytes) -> Refusal | None:
     """Why this is refused whoever asks for it. The body of such a request may have no end, so none is waited for."""
-    return _no_bidirectional() if target.partition(b"?")[0].endswith(_BIDIRECTIONAL) else None
+    return _build_bidirectional_refusal() if target.partition(b"?")[0].endswith(_BIDIRECTIONAL) else None
 
 
-def _no_bidirectional() -> Refusal:
+def _build_bidirectional_refusal() -> Refusal:
     return InvalidRequest("bidirectional streams are not supported; use converse-stream or invoke-with-response-stream")
 
 
-def understood(request: Request) -> Asked:
+def parse_call(request: Request) -> ParsedCall:
     """Raises a Refusal. It reads the body where that names the model, which takes time for a large one."""
     path, _, query = request.target.decode("latin-1").partition("?")
     try:
         target = parse_path(path)
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
-    if target is None or not _is_method_of(target.operation, request.method):
+    if target is None or not _is_method_allowed(target.operation, request.method):
         raise UnknownOperation("this port serves the operations of bedrock-runtime and OpenAI's chat completions")
     if query:
         raise InvalidRequest("no operation takes a query here; who calls is said in headers")
     operation = target.operation
-    if operation in OF_A_MODEL:
-        return Asked(operation, target.id, target)
+    if operation in MODEL_PATH_OPERATIONS:
+        return ParsedCall(operation, target.id, target)
     if operation is Operation.INVOKE_BIDIRECTIONAL:
-        raise _no_bidirectional()
+        raise _build_bidirectional_refusal()
     if operation not in _MODEL_KEYS:
-        return Asked(operation, "", target)
+        return ParsedCall(operation, "", target)
     if request.method == b"GET":
         whose = "the jobs of every app in the account"
         raise AccessDenied(f"a list would show {whose}; ask for one job, by the ARN that its start was answered with")
-    return _named_in_body(target, request.body)
+    return _parse_model_in_body(target, request.body)
 
 
-def _is_method_of(operation: Operation, method: bytes) -> bool:
+def _is_method_allowed(operation: Operation, method: bytes) -> bool:
     if method == b"POST":
         return operation is not _READ_ONLY
-    return method == b"GET" and operation in (_LISTS_TOO, _READ_ONLY)
+    return method == b"GET" and operation in (_LISTABLE, _READ_ONLY)
 
 
-def _named_in_body(target: OperationPath, body: bytes) -> Asked:
+def _parse_model_in_body(target: OperationPath, body: bytes) -> ParsedCall:
     key = _MODEL_KEYS[target.operation]
     try:
         span = json_splice.members(body, (key,)).spans.get(key)
     except json_splice.NoJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
-    model = _string(body, span)
+    model = _read_model_name(body, span)
     if not model:
         raise InvalidRequest(f"the body's {key!r} names the model: a label or a model's id")
     try:
-        return Asked(target.operation, check_model_id(model), target, span)
+        return ParsedCall(target.operation, check_model_id(model), target, span)
     except ValueError as failure:
         raise InvalidRequest(str(failure)) from None
 
 
-def located(asked: Asked, body: bytes) -> Asked:
+def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
     """The same in another body, in which the model's name stands elsewhere."""
-    if asked.named_at is None:
-        return asked
-    key = _MODEL_KEYS[asked.operation]
-    return asked._replace(named_at=json_splice.members(body, (key,)).spans[key])
+    if parsed_call.model_span is None:
+        return parsed_call
+    key = _MODEL_KEYS[parsed_call.operation]
+    return parsed_call._replace(named_at=json_splice.members(body, (key,)).spans[key])
 
 
-def _string(body: bytes, span: tuple[int, int] | None) -> str:
+def _read_model_name(body: bytes, span: tuple[int, int] | None) -> str:
     """Empty where there is none, or none that could be meant."""
-    if span is None or span[1] - span[0] > _LONGEST_NAMED:
+    if span is None or span[1] - span[0] > _MAX_MODEL_NAME_BYTES:
         return ""
     try:
         value = orjson.loads(body[span[0] : span[1]])
@@ -143,44 +143,44 @@ def _string(body: bytes, span: tuple[int, int] | None) -> str:
     return value if isinstance(value, str) else ""
 
 
-def headers_upstream(request: Request, extra_prefix: bytes | None) -> Headers:
+def select_upstream_headers(request: Request, extra_prefix: bytes | None) -> Headers:
     """Those on the list and no others: what says who calls ends here. `extra_prefix` is the simulator's."""
-    prefixes = (_OF_BEDROCK,) if extra_prefix is None else (_OF_BEDROCK, extra_prefix)
-    passed = []
+    prefixes = (_BEDROCK_PREFIX,) if extra_prefix is None else (_BEDROCK_PREFIX, extra_prefix)
+    selected = []
     for name, value in request.headers.items():
-        told = _PASSED_ON.get(name)
-        if told is None:
+        header_name = _FORWARDED_HEADERS.get(name)
+        if header_name is None:
             if not name.startswith(prefixes):
                 continue
-            told = _token(name)
+            header_name = _decode_header_name(name)
         if name in request.repeated:
-            raise InvalidRequest(f"the header {told} comes only once")
+            raise InvalidRequest(f"the header {header_name} comes only once")
         text = value.decode("latin-1")
         if not (text.isascii() and text.isprintable()):
-            text = _printable(told, text)
-        passed.append((told, text))
-    return passed
+            text = _require_printable(header_name, text)
+        selected.append((header_name, text))
+    return selected
 
 
-def retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
+def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
     """The same for a call sent again, and for no other call whose answer might be another one. None for a call that
     does not say which it is."""
-    invocation = request.headers.get(_INVOCATION)
-    if invocation is None:
+    invocation_id = request.headers.get(_INVOCATION_ID)
+    if invocation_id is None:
         return None
-    telling = sorted([header for header in headers if header[0].startswith(_TELLING)])
-    whole = repr((caller.client_id, request.method, request.target, invocation, telling)).encode()
-    return sha256(whole + sha256(request.body).digest()).digest()
+    varying = sorted([header for header in headers if header[0].startswith(_VARYING_HEADERS)])
+    identity = repr((caller.client_id, request.method, request.target, invocation_id, varying)).encode()
+    return sha256(identity + sha256(request.body).digest()).digest()
 
 
-@lru_cache(_NAMES_REMEMBERED)
-def _token(name: bytes) -> str:
+@lru_cache(_HEADER_NAME_CACHE_SIZE)
+def _decode_header_name(name: bytes) -> str:
     if not _TOKEN.fullmatch(name):
         raise InvalidRequest("the name of a header has characters that no name has")
     return name.decode()
 
 
-def _printable(name: str, text: str) -> str:
+def _require_printable(name: str, text: str) -> str:
     """A tab means no more than a space, and only a space can be signed."""
     text = text.replace("\t", " ")
     if not (text.isascii() and text.isprintable()):

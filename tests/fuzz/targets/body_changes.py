@@ -15,7 +15,7 @@ from price_keeper.forwarding.json_splice import Members as Spans
 from price_keeper.forwarding.json_splice import NoJsonObject
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.request_metadata import KEY, identity, tell
-from price_keeper.surface.calls import understood
+from price_keeper.surface.calls import parse_call
 
 from tests.fuzz.documents import Members, document, pairs, views
 from tests.fuzz.oracle import holds, same
@@ -110,13 +110,13 @@ def _model_named(body: bytes, told: Any) -> None:
     request = Request(b"POST", b"/openai/v1/chat/completions", {}, frozenset())
     request.body = body
     try:
-        asked = understood(request)
+        asked = parse_call(request)
     except InvalidRequest:
         return
     same([view["model"] for view in views(body)], [asked.model] * 2, "the model that is named")
     with suppress(orjson.JSONDecodeError):  # half a character somewhere else, which only some readers take
         same(orjson.loads(body)["model"], asked.model, "the model that is named, to another reader")
-    changed = asked.body_for("another", body)
+    changed = asked.body_with_model("another", body)
     same(pairs(changed).but("model"), told.but("model"), "what is not ours")
     same(
         [json.loads(changed)["model"], *(view["model"] for view in views(changed))], ["another"] * 3, "the model put in"

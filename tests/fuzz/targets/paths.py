@@ -11,7 +11,7 @@ from price_keeper.control.routing import Routing
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
 from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
-from price_keeper.surface.calls import headers_upstream, understood
+from price_keeper.surface.calls import select_upstream_headers, parse_call
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
@@ -56,7 +56,7 @@ def one(data: bytes) -> None:
 
 def _forwarded(request: Request) -> None:
     try:
-        asked = understood(request)
+        asked = parse_call(request)
     except Refusal:
         return
     target = asked.target
@@ -81,7 +81,7 @@ def _means(path: str, target: OperationPath) -> None:
 
 def _passed_on(request: Request) -> None:
     try:
-        sent = headers_upstream(request, None)
+        sent = select_upstream_headers(request, None)
     except Refusal:
         return
     for name, value in sent:
