@@ -354,7 +354,7 @@ async def _open_data_port(
     reloader.add_step(catalog.prepared)
     tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
     listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
-    measured.add_to(core.telemetry, handler.traffic, handler.joining, listener, forwarder)
+    measured.add_to(core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder)
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 

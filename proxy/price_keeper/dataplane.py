@@ -209,18 +209,18 @@ def build_handler(
     forwarder.knows(list_endpoints(config, bedrock))
     meters = Metering(config, recorder.journal, price_tables, clock)
     return RequestHandler(
-        identify=_build_authenticator(config, tokens, revocation),
-        admitting=rate_limiter,
-        choosing=build_label_selector(config, bedrock, recorder, budgets, meters, hard_budgets, request_stats),
+        authenticator=_build_authenticator(config, tokens, revocation),
+        rate_limiter=rate_limiter,
+        label_selector=build_label_selector(config, bedrock, recorder, budgets, meters, hard_budgets, request_stats),
         forwarder=forwarder,
-        joining=retry_joiner,
-        credentials=credential_issuer
+        retry_joiner=retry_joiner,
+        credential_issuer=credential_issuer
         or ContainerCredentials(
             Clients(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
         ),
         simulated_prefix=bedrock.simulated_prefix,
-        tells_who_calls=config.upstream.request_metadata,
-        traffic=request_stats,
+        adds_request_metadata=config.upstream.request_metadata,
+        request_stats=request_stats,
     )
 
 
@@ -318,7 +318,7 @@ async def open_data_port(
     tls_context = create_server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
     limits = fit_to_memory(fit_to_descriptors(raise_descriptor_limit()), memory.read_memory_limits(), workers, requests_bytes, is_tls=tls is not None)
-    handler.joining.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
+    handler.retry_joiner.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
     listener = Listener(
         handler if tracing is None else tracing.around(handler),
         clock,
@@ -327,7 +327,7 @@ async def open_data_port(
         check_head=handler.check_head,
         new_request_id=handler.new_request_id,
         write_batcher=write_batcher,
-        on_refusal=handler.traffic.refuses,
+        on_refusal=handler.request_stats.refuses,
     )
     data = config.listen.data
     port = await listener.listen(data.host, data.port, tls_context, is_shared=workers > 1)

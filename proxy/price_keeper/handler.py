@@ -34,13 +34,13 @@ from price_keeper.tasks import in_task
 from price_keeper.traffic import NONE, Traffic
 
 # Endpoints of our own, by their names in metrics.
-_CREDENTIALS, _PROFILES = "credentials", "inference_profiles"
+_CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"
 
-_OF_A_MODEL: Final = b"/model/"  # other paths name their model, if any, in the body
-MOST_ROUTES: Final = 1000
+_MODEL_PATH_PREFIX: Final = b"/model/"  # other paths name their model, if any, in the body
+MAX_ROUTES: Final = 1000
 
 
-class Waiting(Ended, Protocol):
+class CancellableListener(Ended, Protocol):
     """Told once how a call ended, or that it was never sent."""
 
     def close(self) -> None:
@@ -50,36 +50,36 @@ class Waiting(Ended, Protocol):
 class RequestHandler:
     def __init__(
         self,
-        identify: Identify,
-        admitting: Admitting,
-        choosing: Choosing,
+        authenticator: Identify,
+        rate_limiter: Admitting,
+        label_selector: Choosing,
         forwarder: Forwarder,
-        joining: Joining,
-        credentials: HandsOut,
+        retry_joiner: Joining,
+        credential_issuer: HandsOut,
         simulated_prefix: bytes | None,
-        tells_who_calls: bool,
-        traffic: Traffic,
+        adds_request_metadata: bool,
+        request_stats: Traffic,
     ) -> None:
-        self._identify = identify
-        self._admitting = admitting
-        self._choosing = choosing
+        self._authenticator = authenticator
+        self._rate_limiter = rate_limiter
+        self._label_selector = label_selector
         self._forwarder = forwarder
-        self.joining = joining
-        self._credentials = credentials
+        self.retry_joiner = retry_joiner
+        self._credential_issuer = credential_issuer
         self._simulated_prefix = simulated_prefix
-        self._tells_who_calls = tells_who_calls
-        self.traffic = traffic
+        self._adds_request_metadata = adds_request_metadata
+        self.request_stats = request_stats
         self.new_request_id = create_request_id_source()
         self._routes: dict[bytes, Route] = {}  # by target; those of the configured labels alone
 
     @property
-    def choosing(self) -> Choosing:
-        return self._choosing
+    def label_selector(self) -> Choosing:
+        return self._label_selector
 
-    def take_on(self, choosing: Choosing) -> None:
+    def apply_config(self, label_selector: Choosing) -> None:
         """Use another configuration's labels and prices for every request that has not been routed yet."""
-        before, self._choosing = self._choosing, choosing
-        before.successor = choosing
+        previous, self._label_selector = self._label_selector, label_selector
+        previous.successor = label_selector
         self._routes = {}
 
     def check_head(self, request: Request) -> Refusal | None:
@@ -87,73 +87,73 @@ class RequestHandler:
         refusal = check_target(request.target)
         if refusal is None:
             try:
-                self._identify.known(request)
+                self._authenticator.known(request)
             except Refusal as failure:
                 return failure.with_traceback(None)
         return refusal
 
     async def __call__(self, request: Request, responder: Responder) -> None:
-        told: Told = [(b"x-price-keeper-request-id", self.new_request_id())]
-        with _ErrorBoundary(responder, told, self.traffic) as boundary, _PendingCallbacks() as pending:
+        response_headers: Told = [(b"x-price-keeper-request-id", self.new_request_id())]
+        with _ErrorBoundary(responder, response_headers, self.request_stats) as boundary, _PendingCallbacks() as pending:
             if request.target == b"/credentials":
-                return await self._hand_out_credentials(request, boundary)
+                return await self._issue_credentials(request, boundary)
             if request.target.partition(b"?")[0] == b"/inference-profiles":
-                return await self._list_no_profiles(request, boundary)
+                return await self._list_inference_profiles(request, boundary)
 
             # The caller, before any byte of the body is parsed.
             route = self._routes.get(request.target) if request.method == b"POST" else None
             if route is not None:
                 boundary.operation = route.asked.operation.name
-            caller = self._identify.known(request)
+            caller = self._authenticator.known(request)
             if caller is None:
                 await in_task()
-                caller = await self._identify.learned(request)
+                caller = await self._authenticator.learned(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
-            asked = await off_the_loop(request.body, parse_call, request) if route is None else route.asked
-            boundary.operation = asked.operation.name
+            parsed_call = await off_the_loop(request.body, parse_call, request) if route is None else route.asked
+            boundary.operation = parsed_call.operation.name
             headers = select_upstream_headers(request, self._simulated_prefix)
             if request.observer is not None:
                 request.observer.on_authenticated(caller)
                 pending.add(request.observer)
             if route is None:
-                route = await self._find_route(request, caller, asked)
+                route = await self._find_route(request, caller, parsed_call)
             key = compute_retry_key(request, caller, headers)
             if key is not None:
-                if self.joining.join(key, responder):
+                if self.retry_joiner.join(key, responder):
                     return None
-                responder = boundary.share(self.joining.share(key, responder))
+                responder = boundary.share(self.retry_joiner.share(key, responder))
 
             # Rate limits, then the label that serves, then a meter: from here on money is set aside.
             tokens = 0 if route.terms is None else route.terms.tokens(len(request.body))
-            limits = self._admitting.known(caller)
+            limits = self._rate_limiter.known(caller)
             if limits is None or limits.buckets:
-                reserved = None if limits is None else self._admitting.at_once(limits, tokens, told)
-                if reserved is None:
+                reservation = None if limits is None else self._rate_limiter.at_once(limits, tokens, response_headers)
+                if reservation is None:
                     await in_task()
-                    reserved = await self._admitting.admitted(caller, tokens, told, is_counted=limits is not None)
-                pending.add(reserved)
-            choosing = route.choosing
-            chosen = choosing.cached(caller, route, request, told) if choosing is self._choosing else None
-            if chosen is None:
+                    reservation = await self._rate_limiter.admitted(caller, tokens, response_headers, is_counted=limits is not None)
+                pending.add(reservation)
+            selector = route.choosing
+            selection = selector.cached(caller, route, request, response_headers) if selector is self._label_selector else None
+            if selection is None:
                 await in_task()
-                chosen = await choosing.chosen(caller, route.asked, request, route.choice, route.terms, told)
-                pending.add(chosen.held)
-            await self._send(request, caller, chosen, headers, responder, told, pending)
+                selection = await selector.chosen(caller, route.asked, request, route.choice, route.terms, response_headers)
+                pending.add(selection.held)
+            await self._send(request, caller, selection, headers, responder, response_headers, pending)
         return None
 
-    async def _find_route(self, request: Request, caller: Caller, asked: ParsedCall) -> Route:
+    async def _find_route(self, request: Request, caller: Caller, parsed_call: ParsedCall) -> Route:
         """The model that the caller's words stand for, and what the call may cost."""
-        choice = self._choosing.configured(asked.model) if asked.model else None
-        is_everybodys = choice is not None and request.target.startswith(_OF_A_MODEL) and request.method == b"POST"
-        if choice is None:
+        resolved = self._label_selector.configured(parsed_call.model) if parsed_call.model else None
+        is_shared_by_callers = resolved is not None and request.target.startswith(_MODEL_PATH_PREFIX) and request.method == b"POST"
+        if resolved is None:
             await in_task()
-            choice = await self._choosing.named(caller, asked)
-        choosing = self._choosing  # which is another one if labels were reloaded meanwhile
-        terms = choosing.metering.terms(choice, asked.operation, request.method)
-        route = Route(choosing, asked, choice, terms)
-        if is_everybodys and terms is not None:
-            if len(self._routes) >= MOST_ROUTES:
+            resolved = await self._label_selector.named(caller, parsed_call)
+        selector = self._label_selector  # which is another one if labels were reloaded meanwhile
+        pricing = selector.metering.terms(resolved, parsed_call.operation, request.method)
+        route = Route(selector, parsed_call, resolved, pricing)
+        if is_shared_by_callers and pricing is not None:
+            if len(self._routes) >= MAX_ROUTES:
                 self._routes.clear()
             self._routes[request.target] = route
         return route
@@ -162,92 +162,92 @@ class RequestHandler:
         self,
         request: Request,
         caller: Caller,
-        chosen: Chosen,
+        selection: Chosen,
         headers: list[tuple[str, str]],
         responder: Responder,
-        told: Told,
+        response_headers: Told,
         pending: _PendingCallbacks,
     ) -> None:
-        asked, body, operation = chosen.asked, chosen.body, chosen.asked.operation
-        to_be_sent = _unchanged
+        parsed_call, body, operation = selection.asked, selection.body, selection.asked.operation
+        transform_body = _keep_body
         if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.is_to_be_asked, body):
             request.reserve_copies(1)
-            responder, to_be_sent = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
-        if asked.model_span is not None:
+            responder, transform_body = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
+        if parsed_call.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it
-        if self._tells_who_calls:
+        if self._adds_request_metadata:
             request.reserve_copies(1)
-            known = request_metadata.identity(caller.org, caller.app, chosen.choice.label)
-            headers, body = await off_the_loop(body, request_metadata.tell, operation, known, headers, body)
-        units = 0
-        if chosen.terms is not None:
+            identity = request_metadata.identity(caller.org, caller.app, selection.choice.label)
+            headers, body = await off_the_loop(body, request_metadata.tell, operation, identity, headers, body)
+        guardrail_units = 0
+        if selection.terms is not None:
             if len(request.body) < LARGE_BYTES:
-                units = guardrails.units_asked(operation, request.headers, request.body)
+                guardrail_units = guardrails.units_asked(operation, request.headers, request.body)
             else:
-                units = await off_the_loop(
+                guardrail_units = await off_the_loop(
                     request.body, guardrails.units_asked, operation, request.headers, request.body
                 )
         call = Call(
             request.method.decode(),
             "",  # no operation that gets so far takes a query
             headers,
-            lambda model: to_be_sent(asked.body_with_model(model, body)),
-            chosen.targets,
-            chosen.lane,
+            lambda model: transform_body(parsed_call.body_with_model(model, body)),
+            selection.targets,
+            selection.lane,
             request.received_at,
         )
-        meter = self._meter(caller, chosen, len(body), units, pending)
+        meter = self._open_meter(caller, selection, len(body), guardrail_units, pending)
         if meter.price_source:
-            told.append((b"x-price-keeper-price-source", meter.price_source.encode()))
+            response_headers.append((b"x-price-keeper-price-source", meter.price_source.encode()))
         try:
-            await self._forwarder.forward(call, responder, told, meter)
+            await self._forwarder.forward(call, responder, response_headers, meter)
         finally:
             meter.close()
 
-    def _meter(
-        self, caller: Caller, chosen: Chosen, body_bytes: int, units: int, pending: _PendingCallbacks
+    def _open_meter(
+        self, caller: Caller, selection: Chosen, body_bytes: int, guardrail_units: int, pending: _PendingCallbacks
     ) -> Metered:
         """Write the call's intent. From here on its meter tells the callbacks how it ended."""
-        if chosen.terms is None or chosen.account is None:
-            for each in pending.handed_over():
+        if selection.terms is None or selection.account is None:
+            for each in pending.hand_over():
                 each.ended(None)
             return FREE_OF_CHARGE
-        meter = chosen.metering.meter(
-            chosen.terms, chosen.account, caller, chosen.targets, body_bytes, units, pending.all, chosen.worst
+        meter = selection.metering.meter(
+            selection.terms, selection.account, caller, selection.targets, body_bytes, guardrail_units, pending.listeners, selection.worst
         )
-        pending.handed_over()
+        pending.hand_over()
         return meter
 
-    async def _hand_out_credentials(self, request: Request, boundary: _ErrorBoundary) -> None:
-        boundary.operation = _CREDENTIALS
+    async def _issue_credentials(self, request: Request, boundary: _ErrorBoundary) -> None:
+        boundary.operation = _CREDENTIALS_ENDPOINT
         if request.method != b"GET":
             raise UnknownOperation("credentials are fetched with GET")
         await in_task()
-        await self._credentials.answer(request, boundary.responder, tuple(boundary.told))
-        self.traffic.lane(_CREDENTIALS, "").answered_here(200)
+        await self._credential_issuer.answer(request, boundary.responder, tuple(boundary.response_headers))
+        self.request_stats.lane(_CREDENTIALS_ENDPOINT, "").answered_here(200)
 
-    async def _list_no_profiles(self, request: Request, boundary: _ErrorBoundary) -> None:
+    async def _list_inference_profiles(self, request: Request, boundary: _ErrorBoundary) -> None:
         """Claude Code lists inference profiles when it starts; an empty list lets it go on."""
-        boundary.operation = _PROFILES
-        if self._identify.known(request) is None:
+        boundary.operation = _PROFILES_ENDPOINT
+        if self._authenticator.known(request) is None:
             await in_task()
-            await self._identify.learned(request)
+            await self._authenticator.learned(request)
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
-        send_json(boundary.responder, {"inferenceProfileSummaries": []}, tuple(boundary.told))
-        self.traffic.lane(_PROFILES, "").answered_here(200)
+        send_json(boundary.responder, {"inferenceProfileSummaries": []}, tuple(boundary.response_headers))
+        self.request_stats.lane(_PROFILES_ENDPOINT, "").answered_here(200)
 
 
 class _ErrorBoundary:
     """Answers the request with whatever was raised inside. Of what nobody raised on purpose only the log says more."""
 
-    __slots__ = ("_shared", "_traffic", "operation", "responder", "told")
+    __slots__ = ("_shared", "_request_stats", "operation", "responder", "response_headers")
 
-    def __init__(self, responder: Responder, told: Told, traffic: Traffic) -> None:
+    def __init__(self, responder: Responder, response_headers: Told, request_stats: Traffic) -> None:
         self.responder = responder
-        self.told = told
+        self.response_headers = response_headers
         self.operation = NONE  # for metrics
-        self._traffic = traffic
+        self._request_stats = request_stats
         self._shared: Shared | None = None
 
     def share(self, shared: Shared) -> Shared:
@@ -262,9 +262,9 @@ class _ErrorBoundary:
         try:
             if not isinstance(failure, Exception):
                 return False
-            label = next((value.decode() for name, value in self.told if name == LABEL_TOLD), "")
-            refusal = send_error(self.responder, self.told, failure)
-            self._traffic.refuses(refusal, self._traffic.lane(self.operation, label))
+            label = next((value.decode() for name, value in self.response_headers if name == LABEL_TOLD), "")
+            refusal = send_error(self.responder, self.response_headers, failure)
+            self._request_stats.refuses(refusal, self._request_stats.lane(self.operation, label))
             return True
         finally:
             if self._shared is not None:
@@ -274,26 +274,26 @@ class _ErrorBoundary:
 class _PendingCallbacks:
     """The callbacks of a call until its meter takes them over. If it never comes to that, they are told so here."""
 
-    __slots__ = ("all",)
+    __slots__ = ("listeners",)
 
     def __init__(self) -> None:
-        self.all: tuple[Waiting, ...] = ()
+        self.listeners: tuple[CancellableListener, ...] = ()
 
-    def add(self, each: Waiting | None) -> None:
-        if each is not None:
-            self.all = (*self.all, each)
+    def add(self, listener: CancellableListener | None) -> None:
+        if listener is not None:
+            self.listeners = (*self.listeners, listener)
 
-    def handed_over(self) -> tuple[Waiting, ...]:
-        every, self.all = self.all, ()
-        return every
+    def hand_over(self) -> tuple[CancellableListener, ...]:
+        listeners, self.listeners = self.listeners, ()
+        return listeners
 
     def __enter__(self) -> _PendingCallbacks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self.all:
+        for each in self.listeners:
             each.close()
 
 
-def _unchanged(body: bytes) -> bytes:
+def _keep_body(body: bytes) -> bytes:
     return body

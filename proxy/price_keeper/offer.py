@@ -58,16 +58,16 @@ class Offer:
 
         def take_on() -> None:
             pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
-            metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.choosing.metering)
+            metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.label_selector.metering)
             hard = HardBudgets(config, self._purses, tariffs, Counting(self._forwarder))
-            choosing = dataplane.build_label_selector(config, self._bedrock, recorder, standings, metering, hard, pipeline.traffic)
+            choosing = dataplane.build_label_selector(config, self._bedrock, recorder, standings, metering, hard, pipeline.request_stats)
             endpoints = dataplane.list_endpoints(config, self._bedrock)
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
-            pipeline.traffic.tell_apart(labels)
+            pipeline.request_stats.tell_apart(labels)
             recorder.journal.tell_apart(labels)
             self._forwarder.knows(endpoints)
             self.tariffs = tariffs
-            pipeline.take_on(choosing)
+            pipeline.apply_config(choosing)
 
         return take_on

@@ -176,14 +176,14 @@ async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> Non
     for _ in range(4):
         await ask(port)
         await ask(port, "steady")
-    known = port.pipeline.choosing.metering._expected
+    known = port.pipeline.label_selector.metering._expected
     means = {name: (known[name].output, known[name].pico) for name in ("moving", "steady")}
     await port.take_on(labels={**AFTER, "moving": label(CLAUDE, 9)})
-    kept = port.pipeline.choosing.metering._expected
+    kept = port.pipeline.label_selector.metering._expected
     means["moving"] = means["moving"][0], None  # what calls under way are taken to cost is never by the price before
     assert {name: (kept[name].output, kept[name].pico) for name in kept} == means
     await port.take_on(labels=AFTER)
-    assert set(port.pipeline.choosing.metering._expected) == {"steady"}
+    assert set(port.pipeline.label_selector.metering._expected) == {"steady"}
 
 
 async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> None:
@@ -281,7 +281,7 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
     kept = Counter(type(each) for each in gc.get_objects())
     assert kept[Choosing] == 1
     assert kept[Tariffs] <= 2  # those of the start have a part that counts
-    assert len(port.pipeline.traffic._labels) == 4
+    assert len(port.pipeline.request_stats._labels) == 4
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
 
 
@@ -314,7 +314,7 @@ async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
         await port.take_on(labels={**BEFORE, f"unlabelled.amazon.nova-{number}": label(f"amazon.nova-{number}", 5)})
         await ask(port, f"amazon.nova-{number}")
         now = {(name, "usd"): float(counts.pico) for name, counts in recorded(port).items()}
-        now |= {(lane.operation, lane.label): float(sum(lane.answers)) for lane in port.pipeline.traffic.lanes}
+        now |= {(lane.operation, lane.label): float(sum(lane.answers)) for lane in port.pipeline.request_stats.lanes}
         assert all(now.get(name, -1) >= before for name, before in seen.items())
         seen = now
     assert sum(name == "converse" for name, *_ in seen) <= 10
