@@ -218,7 +218,7 @@ class Choosing:
                 asked = await off_the_loop(body, locate_model, asked, body)
             except BaseException:
                 if held is not None:
-                    held.close()
+                    held.on_cancelled()
                 raise
         lane = self._traffic.lane(asked.operation.name, terms.counted_as)
         return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)

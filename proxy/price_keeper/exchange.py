@@ -20,7 +20,7 @@ class RequestObserver(Protocol):
     def ended(self, receipt: Any) -> None:
         """What it came to, where it has come to anything that costs."""
 
-    def close(self) -> None: ...
+    def on_cancelled(self) -> None: ...
 
 
 class RequestMemory(Protocol):

@@ -43,7 +43,7 @@ MAX_ROUTES: Final = 1000
 class CancellableListener(Ended, Protocol):
     """Told once how a call ended, or that it was never sent."""
 
-    def close(self) -> None:
+    def on_cancelled(self) -> None:
         """It was never sent."""
 
 
@@ -292,7 +292,7 @@ class _PendingCallbacks:
 
     def __exit__(self, *_: object) -> None:
         for each in self.listeners:
-            each.close()
+            each.on_cancelled()
 
 
 def _keep_body(body: bytes) -> bytes:

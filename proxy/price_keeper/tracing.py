@@ -239,7 +239,7 @@ class _Heard:
             }
         )
 
-    def close(self) -> None:
+    def on_cancelled(self) -> None:
         pass
 
     def over(self) -> None:

@@ -32,7 +32,7 @@ async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: Wo
             assert held is not None
             held.ended(Receipt(Counts(1, pico=1)))
             held.ended(Receipt(Counts(1, pico=1)))
-            held.close()  # twice is once
+            held.on_cancelled()  # twice is once
         assert (purse.free, purse.in_flight) == (40, 0)
         assert all(purse.take(8) for _ in range(5))
         assert not purse.take(1)
@@ -82,7 +82,7 @@ async def test_leftovers_of_many_come_together(world: World) -> None:
         for purse in (mine, theirs):
             held = await waited(world, purse, 45)
             assert held is not None
-            held.close()
+            held.on_cancelled()
         assert (mine.free, theirs.free, left(world)) == (45, 45, 10)
         assert await waited(world, mine, 90) is None
         assert (mine.free, left(world)) == (0, 55)
@@ -114,13 +114,13 @@ async def test_a_burst_does_not_keep_its_money_for_ever(world: World) -> None:
         for call in burst:
             held = call.result()
             assert held is not None
-            held.close()
+            held.on_cancelled()
         assert purse.free >= 95_000
         for _ in range(30):
             await world.clock.advance(1)
             held = await waited(world, purse, 500)
             assert held is not None
-            held.close()
+            held.on_cancelled()
             await purses.tick()
         assert purse.free < 20_000
         assert left(world) + purse.free == 100_000
@@ -131,7 +131,7 @@ async def test_a_store_that_is_away_refuses_all_but_what_is_held(world: World) -
     async with one(world) as (purse, _, wire):
         held = await waited(world, purse, 30)
         assert held is not None
-        held.close()
+        held.on_cancelled()
         wire.is_away = True
         assert await waited(world, purse, 30)
         assert await waited(world, purse, 30) is None
@@ -196,7 +196,7 @@ async def test_the_bucket_follows_the_newest_settings_once(world: World) -> None
         assert left(world) == -140
         assert old.told.quota == 50
         assert held is not None
-        held.close()
+        held.on_cancelled()
         await made[1][0].tick()  # where a quota is passed already, nobody sits on what is left
         assert (new.free, left(world)) == (0, 10)
         made[1][0].of(NAME, 80, 4)

@@ -28,7 +28,7 @@ async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) 
         purse = purses.of(NAME, world.quota, world.version)
         held = await _held(purse, 100)
         assert held is not None
-        held.close()
+        held.on_cancelled()
         shutil.copytree(folder, world.folder / "copy")
         assert await give_back_former(store, world.clock, world.folder / "copy") == 100
         assert await _held(purse, 200) is None

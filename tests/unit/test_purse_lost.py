@@ -39,7 +39,7 @@ async def test_what_became_of_a_lost_giving_is_found_out(world: World, fault: st
     async with one(world) as (purse, purses, wire):
         held = await waited(world, purse, 60)
         assert held is not None
-        held.close()
+        held.on_cancelled()
         await purses.tick()
         await world.clock.advance(6)
         wire.meet(fault, 0)

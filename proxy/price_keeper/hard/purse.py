@@ -79,7 +79,7 @@ class Held:
         if purse is not None:
             purse.settle(self.worst, 0 if receipt is None else receipt.counts[-1])
 
-    def close(self) -> None:
+    def on_cancelled(self) -> None:
         self.ended(None)
 
 

@@ -46,7 +46,7 @@ class Limited:
         used = input + output + written_5m + written_1h
         self._leasing.settle(admission, {TOKENS: MILLI * (max(used, self._tokens) if is_estimated else used)})
 
-    def close(self) -> None:
+    def on_cancelled(self) -> None:
         """What has not ended by now was never sent."""
         admission, self._admission = self._admission, None
         if admission is not None:

@@ -114,7 +114,7 @@ class HardBudgets:
             elif self._prices(candidate) == prices:
                 return Paid(decision, _at(prices, candidate), worst, held)
             else:  # they changed while the store was asked
-                held.close()
+                held.on_cancelled()
 
     def _prices(self, candidate: Candidate) -> Prices:
         choice, terms, targets = candidate
