@@ -101,8 +101,8 @@ async def open_store(
     store: Store
     if config.engine == "sqlite":
         sqlite_store = await open_sqlite(config, clock)
-        tasks.every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge_expired(sqlite_store, clock), jitter=0.2)
-        tasks.every("store file", FILE_CHECK_SECONDS, lambda: _check_store_file(sqlite_store), jitter=0.2)
+        tasks.run_every("purge", PURGE_INTERVAL_SECONDS, lambda: _purge_expired(sqlite_store, clock), jitter=0.2)
+        tasks.run_every("store file", FILE_CHECK_SECONDS, lambda: _check_store_file(sqlite_store), jitter=0.2)
         store = sqlite_store
     else:
         store = await open_dynamodb(config, clock, store_time)
@@ -278,7 +278,7 @@ async def _build_core_services(
 
 def build_lease_manager(store: Store, clock: Clock, tasks: Tasks, store_time: StoreTime) -> Leasing:
     lease_manager = Leasing(Limiter(store, store_time.now_ms, clock), clock, tasks)
-    tasks.every("leases", SWEEP_SECONDS, lease_manager.sweep, jitter=0.2)
+    tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep, jitter=0.2)
     return lease_manager
 
 

@@ -101,8 +101,8 @@ async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str
         return BedrockAccess(config.endpoint, BearerKey(environ[BEARER_TOKEN_VARIABLE]))
     credentials = ProvidedCredentials()
     await credentials.renew()
-    tasks.every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
-    tasks.every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
+    tasks.run_every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
+    tasks.run_every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
     return BedrockAccess(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
 
 
@@ -111,7 +111,7 @@ def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_ba
     forwarder = Forwarder(bedrock.authorizer, clock, put=write_batcher.write)
     if bedrock.credentials is not None:
         bedrock.credentials.on_renewed = forwarder.reach.renewed
-    tasks.every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_time)
+    tasks.run_every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_time)
     return forwarder
 
 
@@ -205,7 +205,7 @@ def build_handler(
 ) -> RequestHandler:
     request_stats = Traffic((*config.labels, *PSEUDO_LABELS))
     retry_joiner = Joining(clock.monotonic)
-    tasks.every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.check_time)
+    tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.check_time)
     forwarder.knows(list_endpoints(config, bedrock))
     meters = Metering(config, recorder.journal, price_tables, clock)
     return RequestHandler(

@@ -30,7 +30,7 @@ from price_keeper.recording.entries import Ended
 from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
 from price_keeper.selection.admitting import Admitting
 from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
-from price_keeper.tasks import in_task
+from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import NONE, Traffic
 
 # Endpoints of our own, by their names in metrics.
@@ -106,7 +106,7 @@ class RequestHandler:
                 boundary.operation = route.asked.operation.name
             caller = self._authenticator.known(request)
             if caller is None:
-                await in_task()
+                await switch_to_task()
                 caller = await self._authenticator.learned(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
@@ -130,13 +130,13 @@ class RequestHandler:
             if limits is None or limits.buckets:
                 reservation = None if limits is None else self._rate_limiter.at_once(limits, tokens, response_headers)
                 if reservation is None:
-                    await in_task()
+                    await switch_to_task()
                     reservation = await self._rate_limiter.admitted(caller, tokens, response_headers, is_counted=limits is not None)
                 pending.add(reservation)
             selector = route.choosing
             selection = selector.cached(caller, route, request, response_headers) if selector is self._label_selector else None
             if selection is None:
-                await in_task()
+                await switch_to_task()
                 selection = await selector.chosen(caller, route.asked, request, route.choice, route.terms, response_headers)
                 pending.add(selection.held)
             await self._send(request, caller, selection, headers, responder, response_headers, pending)
@@ -147,7 +147,7 @@ class RequestHandler:
         resolved = self._label_selector.configured(parsed_call.model) if parsed_call.model else None
         is_shared_by_callers = resolved is not None and request.target.startswith(_MODEL_PATH_PREFIX) and request.method == b"POST"
         if resolved is None:
-            await in_task()
+            await switch_to_task()
             resolved = await self._label_selector.named(caller, parsed_call)
         selector = self._label_selector  # which is another one if labels were reloaded meanwhile
         pricing = selector.metering.terms(resolved, parsed_call.operation, request.method)
@@ -222,7 +222,7 @@ class RequestHandler:
         boundary.operation = _CREDENTIALS_ENDPOINT
         if request.method != b"GET":
             raise UnknownOperation("credentials are fetched with GET")
-        await in_task()
+        await switch_to_task()
         await self._credential_issuer.answer(request, boundary.responder, tuple(boundary.response_headers))
         self.request_stats.lane(_CREDENTIALS_ENDPOINT, "").answered_here(200)
 
@@ -230,7 +230,7 @@ class RequestHandler:
         """Claude Code lists inference profiles when it starts; an empty list lets it go on."""
         boundary.operation = _PROFILES_ENDPOINT
         if self._authenticator.known(request) is None:
-            await in_task()
+            await switch_to_task()
             await self._authenticator.learned(request)
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")

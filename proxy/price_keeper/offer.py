@@ -50,7 +50,7 @@ class Offer:
         self._store = store
         self._clock = clock
         self._tasks = tasks
-        tasks.every("prices", REFRESH_SECONDS, lambda: self.tariffs.refresh(), jitter=0.2)
+        tasks.run_every("prices", REFRESH_SECONDS, lambda: self.tariffs.refresh(), jitter=0.2)
 
     async def prepared(self, config: Config) -> Callable[[], None]:
         """What takes it on, in one go. Until then nothing is another than before."""

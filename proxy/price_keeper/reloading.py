@@ -97,7 +97,7 @@ class ConfigReloader:
         """One at a time; who asks meanwhile may have another file in mind, so it is read once more after it."""
         if self._is_requested and self._tasks is not None and not self._is_reloading and not self._is_stopped:
             self._is_reloading, self._is_requested = True, False
-            self._tasks.once(self._reload())
+            self._tasks.spawn(self._reload())
 
     async def _reload(self) -> None:
         try:

@@ -16,7 +16,7 @@ Work = Callable[[], Coroutine[Any, Any, object]]
 
 _log = logging.getLogger("price_keeper.tasks")
 
-_FIRST_BACKOFF_SECS = 1.0
+_MIN_BACKOFF_SECS = 1.0
 _MAX_BACKOFF_SECS = 60.0
 
 
@@ -28,8 +28,8 @@ class Tasks:
         self._clock = clock
         self._chance = chance
         self._loop = asyncio.get_running_loop()
-        self._short: set[asyncio.Task[None]] = set()
-        self._running: set[asyncio.Task[None]] = set()  # the loop itself holds its tasks only weakly
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._supervised: set[asyncio.Task[None]] = set()  # the loop itself holds its tasks only weakly
         self._is_stopping = False
 
     async def __aenter__(self) -> Self:
@@ -45,32 +45,32 @@ class Tasks:
         if self._is_stopping:
             raise RuntimeError(f"cannot start {name!r}: the background tasks are stopping")
         task = asyncio.create_task(self._supervise(name, work), name=name)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._supervised.add(task)
+        task.add_done_callback(self._supervised.discard)
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn_eager(self, work: Coroutine[Any, Any, None]) -> None:
         """As `once`, but run at once, and without a task until it first waits: most calls never do before they are
         written to Bedrock. Until then `asyncio.timeout` does not work; see `in_task`."""
         try:
             pending = work.send(None)
         except StopIteration:
             return
-        self.once(_carry_on(work, pending))
+        self.spawn(_continue_in_task(work, pending))
 
-    def once(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run to its end, come what may: made for the many and short, whose failures are their own to tell."""
         task = self._loop.create_task(work)
-        self._short.add(task)
-        task.add_done_callback(self._over)
+        self._spawned.add(task)
+        task.add_done_callback(self._on_done)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._short.discard(task)
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._spawned.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             # Its message is left out, as it could hold a piece of what a caller sent.
             _log.error("a task ended with %s", type(failure).__name__, extra={"where": where(failure)})
 
-    def every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
+    def run_every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
         """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.
 
         The interval runs from the end of an action to the start of the next, so actions never overlap.
@@ -82,7 +82,7 @@ class Tasks:
         async def repeat() -> None:
             while not self._is_stopping:
                 await self._clock.sleep(interval * (1 + jitter * (2 * self._chance() - 1)))
-                await self._is_done(name, action)
+                await self._run_logged(name, action)
 
         self.start(name, repeat)
 
@@ -90,24 +90,24 @@ class Tasks:
         """Cancel everything and wait until it has cleaned up. Any later call only waits."""
         if not self._is_stopping:
             self._is_stopping = True
-            for task in self._running:
+            for task in self._supervised:
                 task.cancel()
-        if self._running:
+        if self._supervised:
             # If this wait is cancelled, the tasks are not: a second cancellation would break off their clean-up.
-            await asyncio.wait(set(self._running))
+            await asyncio.wait(set(self._supervised))
 
     async def _supervise(self, name: str, work: Work) -> None:
-        backoff = _FIRST_BACKOFF_SECS
+        backoff = _MIN_BACKOFF_SECS
         while True:
-            began = self._clock.monotonic()
-            if await self._is_done(name, work) or self._is_stopping:
+            started_at = self._clock.monotonic()
+            if await self._run_logged(name, work) or self._is_stopping:
                 return
-            if self._clock.monotonic() - began >= _MAX_BACKOFF_SECS:
-                backoff = _FIRST_BACKOFF_SECS  # it ran well for a while, so this crash is a new trouble
+            if self._clock.monotonic() - started_at >= _MAX_BACKOFF_SECS:
+                backoff = _MIN_BACKOFF_SECS  # it ran well for a while, so this crash is a new trouble
             await self._clock.sleep(backoff * (0.5 + self._chance() / 2))
             backoff = min(2 * backoff, _MAX_BACKOFF_SECS)
 
-    async def _is_done(self, name: str, work: Work) -> bool:
+    async def _run_logged(self, name: str, work: Work) -> bool:
         """Whether the work came to its end; if it crashed instead, that has been logged."""
         try:
             await work()
@@ -124,17 +124,17 @@ class Tasks:
 
 
 @coroutine
-def in_task() -> Generator[None, None, None]:
+def switch_to_task() -> Generator[None, None, None]:
     """What comes behind this runs in a task, also of work that was begun without one."""
     yield
 
 
-async def _carry_on(work: Coroutine[Any, Any, None], pending: Any) -> None:
-    await _rest(work, pending)
+async def _continue_in_task(work: Coroutine[Any, Any, None], pending: Any) -> None:
+    await _continue(work, pending)
 
 
 @coroutine
-def _rest(work: Coroutine[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
+def _continue(work: Coroutine[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
     """Waits for what the work waits for already, and then does the rest of it."""
     try:
         while True:

@@ -9,7 +9,7 @@ import pytest
 from h2.settings import SettingCodes
 from price_keeper.exchange import Request, Responder
 from price_keeper.forwarding import relay
-from price_keeper.tasks import in_task
+from price_keeper.tasks import switch_to_task
 
 from tests.support.rig import Exchange, Rig, Through, Upstream, between, on_both_loops, plain, upstream
 from tests.support.wire import Http2Wire, Wire, ask, descriptors, eventually, quiet
@@ -281,7 +281,7 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str,
 async def test_who_leaves_before_the_call_is_sent_has_not_called(protocol: str, how: str) -> None:
     class Late(Through):
         async def __call__(self, request: Request, responder: Responder) -> None:
-            await in_task()  # where `asyncio.timeout` works
+            await switch_to_task()  # where `asyncio.timeout` works
             begun.set()
             await eventually(lambda: responder.is_disconnected)
             await super().__call__(request, responder)

@@ -129,7 +129,7 @@ class Life:
         holders = self.leasing._holders.values()
         is_owed = any(not each.lease.is_empty or each.open or each.asking is not None for each in holders)
         is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
-        is_telling = any(task.get_coro().__name__ in TELLING for task in self.tasks._short)  # perhaps not yet begun
+        is_telling = any(task.get_coro().__name__ in TELLING for task in self.tasks._spawned)  # perhaps not yet begun
         return bool(self.limiter.pending or is_owed or is_telling or (is_exact and (self.calls or self.under_way)))
 
     def _ends(self, task: asyncio.Task[None]) -> None:
@@ -166,7 +166,7 @@ class Life:
             self.limiter.books = self.leasing.books = world.limits
             self.limiter.life = self.leasing.life = self.number
             if setup.limits is not None:
-                tasks.every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
+                tasks.run_every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
             recording = await running.enter_async_context(opened_recording(config, store, clock))
             self.recording: Recording = recording
             # To look back over a month of days is mostly time.
@@ -243,7 +243,7 @@ class Life:
 
         def begin() -> None:
             request.received_at = self.loop.time()
-            self.tasks.begin(handled())
+            self.tasks.spawn_eager(handled())
 
         def over() -> None:
             self.calls.pop(number, None)

@@ -148,7 +148,7 @@ async def data_port(
             forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
             revocation = dataplane.build_revocation_list(whole, store, clock, tasks)
             leasing = Leasing(Limiter(store, StoreTime(clock).now_ms, clock), clock, tasks)
-            tasks.every("leases", SWEEP_SECONDS, leasing.sweep)
+            tasks.run_every("leases", SWEEP_SECONDS, leasing.sweep)
             hard = dataplane.build_hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder)
             pipeline = dataplane.build_handler(
                 whole,

@@ -227,7 +227,7 @@ class Sidecar:
         self.recording.recorder.journal.record(call.number, receipt)
 
     async def kill(self) -> None:
-        for task in (*self.work, *self.tasks._short, *self.tasks._running):
+        for task in (*self.work, *self.tasks._spawned, *self.tasks._supervised):
             task.cancel()
         self.recording.recorder.journal._segment.close()
         self.open.clear()  # each costs its worst case, for all that anybody knows

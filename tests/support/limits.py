@@ -310,7 +310,7 @@ class Sidecar:
         admission = self.leasing.at_once("app", fleet.buckets, costs)
         if admission is None:
             fleet.outcome.waited += not is_again
-            fleet.tasks.once(self._waits(costs, is_again))
+            fleet.tasks.spawn(self._waits(costs, is_again))
         else:
             self._done(admission, costs, is_again)
 
@@ -393,7 +393,7 @@ class Fleet:
     def start(self) -> None:
         for number, sidecar in enumerate(self.sidecars):
             self.loop.call_later(self.setup.starts * number / len(self.sidecars), sidecar.start)
-            self.tasks.once(sidecar.sweep())
+            self.tasks.spawn(sidecar.sweep())
 
     async def warm_up(self) -> None:
         self.start()

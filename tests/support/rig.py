@@ -227,7 +227,7 @@ class Rig:
 
     @property
     def handling(self) -> int:
-        return len(self.tasks._short)
+        return len(self.tasks._spawned)
 
     def narrow(self) -> None:
         """From now on the kernel keeps little for clients that do not read."""
@@ -360,7 +360,7 @@ async def between(through: Through, **limits: Any) -> AsyncIterator[Rig]:
     """A port that forwards. At the end, nothing may be left of its upstream connections either."""
     async with port(through, **limits) as rig:
         through.begin(rig.clock)
-        rig.tasks.every("upstream", 1.0, through.forwarder.check_time)
+        rig.tasks.run_every("upstream", 1.0, through.forwarder.check_time)
         rig.watchers += 1
         try:
             yield rig

@@ -297,7 +297,7 @@ class Process:
 
     def stop(self) -> None:
         """At once. Nothing that was under way goes on; the system keeps what is in the journal."""
-        for task in (*self.work, *self.tasks._short, *self.tasks._running):
+        for task in (*self.work, *self.tasks._spawned, *self.tasks._supervised):
             task.cancel()
         self.journal._segment.close()
 
@@ -361,7 +361,7 @@ class Process:
         """As a sidecar does by itself."""
         self.tasks.start("flush timer", self.recorder.keep_time)
         self.tasks.start("flush", self.recorder.keep_flushing)
-        self.tasks.every("totals", self.config.aggregator.interval_secs, self.add_up, jitter=AGGREGATE_JITTER)
+        self.tasks.run_every("totals", self.config.aggregator.interval_secs, self.add_up, jitter=AGGREGATE_JITTER)
 
 
 async def in_time(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:

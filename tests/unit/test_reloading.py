@@ -219,7 +219,7 @@ async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: R
     rig.reloading.stop()
     rig.gate.set()
     await eventually(lambda: not rig.reloading._is_reloading)
-    assert not rig.tasks._short
+    assert not rig.tasks._spawned
     assert (rig.read, rig.taken) == (1, [])
 
 

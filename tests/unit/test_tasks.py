@@ -205,7 +205,7 @@ async def test_stop_ends_even_periodic_work_that_hides_its_cancellation():
             return
 
     tasks = Tasks(clock)
-    tasks.every("stubborn", 1, stubborn)
+    tasks.run_every("stubborn", 1, stubborn)
     await clock.advance(2)
     stopping = asyncio.create_task(tasks.stop())
     await settle()
@@ -268,7 +268,7 @@ async def test_periodic_work_waits_first_and_then_comes_at_each_interval():
     clock = ManualClock()
     work = Script(clock, None)
     async with Tasks(clock) as tasks:
-        tasks.every("sweep", 60, work)
+        tasks.run_every("sweep", 60, work)
         await clock.advance(59)
         assert work.runs == []
         await clock.advance(181)
@@ -279,7 +279,7 @@ async def test_periodic_work_keeps_its_pace_through_exceptions(caplog):
     clock = ManualClock()
     work = Script(clock, OSError("one"), OSError("two"), OSError("three"), None)
     async with Tasks(clock) as tasks:
-        tasks.every("sweep", 60, work)
+        tasks.run_every("sweep", 60, work)
         await clock.advance(300)
     assert work.runs == [60, 120, 180, 240, 300]
     told = [record.getMessage() for record in crashes(caplog)]
@@ -291,7 +291,7 @@ async def test_periodic_work_survives_a_cancellation_that_nobody_asked_for():
     clock = ManualClock()
     work = Script(clock, asyncio.CancelledError(), None)
     async with Tasks(clock) as tasks:
-        tasks.every("sweep", 60, work)
+        tasks.run_every("sweep", 60, work)
         await clock.advance(120)
     assert work.runs == [60, 120]
 
@@ -300,7 +300,7 @@ async def test_periodic_work_never_overlaps_itself():
     clock = ManualClock()
     work = Script(clock, 100)
     async with Tasks(clock) as tasks:
-        tasks.every("slow", 60, work)
+        tasks.run_every("slow", 60, work)
         await clock.advance(400)
     assert work.runs == [60, 220, 380]
 
@@ -309,7 +309,7 @@ async def test_periodic_work_never_overlaps_itself():
 async def test_jitter_spreads_the_interval_both_ways(chance, wait):
     clock = ManualClock()
     async with Tasks(clock, chance=always(chance)) as tasks:
-        tasks.every("sweep", 60, Script(clock, None), jitter=0.1)
+        tasks.run_every("sweep", 60, Script(clock, None), jitter=0.1)
         await settle()
         assert clock.waits() == [wait]
 
@@ -318,4 +318,4 @@ async def test_jitter_spreads_the_interval_both_ways(chance, wait):
 async def test_an_interval_that_would_never_wait_is_refused(interval, jitter):
     async with Tasks(ManualClock()) as tasks:
         with pytest.raises(ValueError, match="sweep"):
-            tasks.every("sweep", interval, Script(ManualClock(), None), jitter=jitter)
+            tasks.run_every("sweep", interval, Script(ManualClock(), None), jitter=jitter)

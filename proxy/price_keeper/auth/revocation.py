@@ -85,7 +85,7 @@ class Revocation:
         self._asked_in_vain = -ASK_AGAIN_SECONDS
         self.let_in_unchecked = self.known_here = self.asked_for = 0
         self.revoked = {"token": 0, "session": 0}
-        tasks.every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
+        tasks.run_every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
 
     def add_to(self, telemetry: Telemetry) -> None:
         telemetry.add(metrics.REVOCATION_AWAY, lambda: self.away_seconds)
@@ -191,7 +191,7 @@ class Revocation:
         question = self._asking.get(names)
         if question is None:
             question = self._asking[names] = _Question(asyncio.Event())
-            self._tasks.once(self._asked(names, claims, question))
+            self._tasks.spawn(self._asked(names, claims, question))
         return question
 
     async def _asked(self, names: _Names, claims: Claims, question: _Question) -> None:

@@ -19,7 +19,7 @@ from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
 from price_keeper.forwarding.relay import Tap as Watcher
 from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
-from price_keeper.tasks import in_task
+from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import Lane
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
@@ -176,7 +176,7 @@ class Forwarder:
     async def _connected(self, endpoint: Endpoint) -> Connection | None:
         """Where an endpoint is, is for the log alone: callers need not know what is inside."""
         pool = self._pool(endpoint)
-        await in_task()
+        await switch_to_task()
         try:
             connection = await pool.connect()
         except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter

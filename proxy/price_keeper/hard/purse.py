@@ -197,7 +197,7 @@ class Purse:
     def _topped_up(self) -> asyncio.Event:
         if self._under_way is None:
             self._under_way = asyncio.Event()
-            self._tasks.once(self._top_up(self._under_way))
+            self._tasks.spawn(self._top_up(self._under_way))
         return self._under_way
 
     async def _top_up(self, over: asyncio.Event) -> None:

@@ -69,7 +69,7 @@ class Purses:
         return sum(purse.refusals for purse in self._purses.values())
 
     def start(self) -> None:
-        self._tasks.every("hard budgets", TICK_SECONDS, self.tick, jitter=JITTER)
+        self._tasks.run_every("hard budgets", TICK_SECONDS, self.tick, jitter=JITTER)
 
     async def tick(self) -> None:
         """What nobody needs goes back, what was spent without a hold is looked for, and what is over is forgotten."""

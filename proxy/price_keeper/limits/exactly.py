@@ -20,7 +20,7 @@ class Exactly:
     async def admit(self, buckets: Buckets, costs: Amounts) -> Admission:
         """Raises StoreError or TimeoutError."""
         answer: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._tasks.once(self._acquire(buckets, costs, answer))
+        self._tasks.spawn(self._acquire(buckets, costs, answer))
         async with asyncio.timeout(WAIT_SECONDS):
             grant = await answer
         names = tuple(tightest(buckets))
@@ -46,4 +46,4 @@ class Exactly:
         each = zip(admission.names, admission.costs, real, strict=True)
         more = {name: used - cost for name, cost, used in each if used != cost}
         if more:
-            self._tasks.once(self._limiter.adjust(admission.buckets, more, more))
+            self._tasks.spawn(self._limiter.adjust(admission.buckets, more, more))

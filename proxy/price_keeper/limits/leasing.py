@@ -189,7 +189,7 @@ class Leasing:
         if (owed := holder.lease.debt(need)) is not None:
             self._pay(holder, owed)
         over = holder.asking = asyncio.Event()
-        self._tasks.once(self._top_up(holder, holder.lease.plan(self._now(), need), over))
+        self._tasks.spawn(self._top_up(holder, holder.lease.plan(self._now(), need), over))
         return over
 
     async def _top_up(self, holder: Holder, plan: Plan, over: asyncio.Event) -> None:
@@ -276,7 +276,7 @@ class Leasing:
     def _let_go(self, name: str) -> None:
         holder = self._holders.pop(name)
         holder.is_gone = True
-        self._tasks.once(self._given_back_at_last(holder))
+        self._tasks.spawn(self._given_back_at_last(holder))
 
     async def _given_back_at_last(self, holder: Holder) -> None:
         if holder.asking is not None:
@@ -318,7 +318,7 @@ class Leasing:
         self._adjust_soon(holder.buckets, {name: -amount for name, amount in given.items()}, used)
 
     def _adjust_soon(self, buckets: Buckets, taken: Amounts, used: Amounts) -> None:
-        self._tasks.once(self._limiter.adjust(buckets, taken, used))
+        self._tasks.spawn(self._limiter.adjust(buckets, taken, used))
 
     async def stop(self) -> None:
         """Everything goes back. Calls that are settled later, or admitted, write each for itself."""
@@ -339,7 +339,7 @@ class Leasing:
 
         for holder in holders:
             if holder.asking is not None:  # nobody waits for it any longer
-                self._tasks.once(self._given_back_at_last(holder))
+                self._tasks.spawn(self._given_back_at_last(holder))
         await asyncio.gather(*(given_back(holder) for holder in holders if holder.asking is None))
         await asyncio.sleep(0)  # what calls that just ended used begins to be told
         if self._limiter.pending:

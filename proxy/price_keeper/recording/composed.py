@@ -56,11 +56,11 @@ class Recording:
     def start(self, config: Config, tasks: Tasks) -> None:
         tasks.start("flush timer", self.recorder.keep_time)
         tasks.start("flush", self.recorder.keep_flushing)
-        tasks.every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
-        tasks.every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
-        tasks.every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
+        tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
+        tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
+        tasks.run_every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
         if self.adoption is not None:
-            tasks.every("journals of former workers", ADOPTING_SECONDS, self.adopt, jitter=AGGREGATE_JITTER)
+            tasks.run_every("journals of former workers", ADOPTING_SECONDS, self.adopt, jitter=AGGREGATE_JITTER)
 
     async def adopt(self) -> None:
         """Takes over what has become free, and gives up each folder of which all is in the store."""

@@ -105,7 +105,7 @@ class LimitsKept:
     def _read_soon(self, caller: Caller, kept: _Kept) -> asyncio.Event:
         if kept.reading is None:
             kept.reading = asyncio.Event()
-            self._tasks.once(self._read(caller, kept, kept.reading))
+            self._tasks.spawn(self._read(caller, kept, kept.reading))
         return kept.reading
 
     async def _read(self, caller: Caller, kept: _Kept, over: asyncio.Event) -> None:

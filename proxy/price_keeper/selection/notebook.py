@@ -70,7 +70,7 @@ class Notebook:
                 self._again_at = self._clock.monotonic() + AGAIN_SECONDS
 
     def start(self, tasks: Tasks) -> None:
-        tasks.every("notes to disk", TICK_SECONDS, self.keep)
+        tasks.run_every("notes to disk", TICK_SECONDS, self.keep)
 
     async def keep(self) -> None:
         """Once: what is new is on the disk, if it is time for that."""

@@ -165,7 +165,7 @@ class OwnLabels:
     def _read_soon(self, name: _Name, kept: _Kept) -> asyncio.Event:
         if kept.reading is None:
             kept.reading, kept.is_slow = asyncio.Event(), False
-            self._tasks.once(self._read(name, kept, kept.reading))
+            self._tasks.spawn(self._read(name, kept, kept.reading))
         return kept.reading
 
     async def _read(self, name: _Name, kept: _Kept, over: asyncio.Event) -> None:

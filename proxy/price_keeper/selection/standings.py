@@ -245,7 +245,7 @@ class Standings:
         over = self._meeting.get(name)
         if over is None:
             over = self._meeting[name] = asyncio.Event()
-            self._tasks.once(self._meet(caller, over))
+            self._tasks.spawn(self._meet(caller, over))
         return over
 
     async def _meet(self, caller: Caller, over: asyncio.Event) -> None:

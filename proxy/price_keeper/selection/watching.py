@@ -82,7 +82,7 @@ class Watching:
         if wait <= 0 and watch.looking is None:
             self.look(watch)
         else:  # perhaps nobody calls any more, and the alerts are due all the same
-            self._tasks.once(self._look_after(wait, watch))
+            self._tasks.spawn(self._look_after(wait, watch))
 
     async def _look_after(self, wait: float, watch: Watch) -> None:
         await self._clock.sleep(wait)
@@ -110,7 +110,7 @@ class Watching:
     def look(self, watch: Watch) -> asyncio.Event:
         if watch.looking is None:
             watch.looking, watch.is_slow = asyncio.Event(), False
-            self._tasks.once(self._look(watch, watch.looking))
+            self._tasks.spawn(self._look(watch, watch.looking))
         return watch.looking
 
     async def _look(self, watch: Watch, over: asyncio.Event) -> None:

@@ -92,7 +92,7 @@ class TlsAcceptor:
             del self._handshakes[oldest]
             oldest.abort()
         self._handshakes[detector] = None
-        self._tasks.once(self._run_handshake(detector, client_socket))
+        self._tasks.spawn(self._run_handshake(detector, client_socket))
 
     async def _run_handshake(self, detector: ProtocolDetector, client_socket: socket.socket) -> None:
         try:

@@ -97,7 +97,7 @@ class Listener:
             acceptor: Acceptor = PlainAcceptor(self, listening_socket) if tls is None else TlsAcceptor(self, listening_socket, tls, self._tasks)
             self._acceptors.append(acceptor)
             await acceptor.open()
-        self._tasks.every("time of connections", TIMEOUT_CHECK_SECONDS, self._check_timeouts)
+        self._tasks.run_every("time of connections", TIMEOUT_CHECK_SECONDS, self._check_timeouts)
         bound_port: int = sockets[0].getsockname()[1]
         return bound_port
 
@@ -187,9 +187,9 @@ class Listener:
         request.received_at = self.now()
         request.memory, request.memory_bytes = self, weight
         if self._immediate_answers >= MAX_IMMEDIATE_ANSWERS:
-            self._tasks.once(self._handle(request, responder))
+            self._tasks.spawn(self._handle(request, responder))
             return
-        self._tasks.begin(self._handle(request, responder))
+        self._tasks.spawn_eager(self._handle(request, responder))
         if self.active_requests <= before:  # that was its answer
             if not self._immediate_answers:
                 asyncio.get_running_loop().call_soon(self._on_turn_end)
