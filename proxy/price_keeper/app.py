@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from price_keeper import dataplane
 from price_keeper.alerts.composed import add_to as add_alerts
 from price_keeper.alerts.composed import opened_alerts
-from price_keeper.aside import Aside
+from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.control_service import control_service
@@ -168,7 +168,7 @@ async def run(
     clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
     config, snapshot_file = slot.configured(config), Notebook(journal, clock, slot.number, slot.count)
     stop_signal, reloader = Stop(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
-    asyncio.get_running_loop().set_default_executor(Aside())
+    asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     token_service = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not token_service.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])

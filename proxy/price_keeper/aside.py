@@ -12,29 +12,29 @@ from typing import Final, ParamSpec, TypeVar
 
 from price_keeper.errors import Busy
 
-MOST_IDLE: Final = 8
+MAX_IDLE_THREADS: Final = 8
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_large_work = Lock()
+_large_work_lock = Lock()
 
 
-async def large_work(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def run_large_work(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Work on a large body, in a thread. One at a time: each may take several times the body's memory for a moment, and
     as the interpreter runs one thread at a time, several would end no sooner."""
 
-    alone: Callable[..., T] = _alone
-    return await asyncio.to_thread(alone, work, *arguments, **named)
+    exclusively: Callable[..., T] = _run_exclusively
+    return await asyncio.to_thread(exclusively, work, *arguments, **named)
 
 
-def _alone(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    with _large_work:
+def _run_exclusively(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    with _large_work_lock:
         return work(*arguments, **named)
 
 
-class Aside(ThreadPoolExecutor):
+class DaemonThreadPool(ThreadPoolExecutor):
     """For `asyncio.to_thread`. Some work may never end, as that of a provider of credentials, so there are as many
     threads as there is work; for what must be done, its owner waits.
 
@@ -47,7 +47,7 @@ class Aside(ThreadPoolExecutor):
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = Lock()
         self._alive = 0
-        self._free = 0  # threads that have begun and wait for work, less the work that waits for one
+        self._idle = 0  # threads that have begun and wait for work, less the work that waits for one
 
     def submit(self, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
         """Raises Busy where there is no thread, nor can one be started."""
@@ -61,13 +61,13 @@ class Aside(ThreadPoolExecutor):
                     future.set_exception(failure)
 
         with self._lock:
-            if self._free <= 0:
-                self._start()
-            self._free -= 1
+            if self._idle <= 0:
+                self._start_thread()
+            self._idle -= 1
         self._work.put(do)
         return future
 
-    def _start(self) -> None:
+    def _start_thread(self) -> None:
         try:
             start_new_thread(self._run, ())
         except RuntimeError:  # no memory, or as many threads as the system allows: the next that is free does it
@@ -79,8 +79,8 @@ class Aside(ThreadPoolExecutor):
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._free >= MOST_IDLE:
+                if self._idle >= MAX_IDLE_THREADS:
                     self._alive -= 1
                     return
-                self._free += 1
+                self._idle += 1
             self._work.get()()

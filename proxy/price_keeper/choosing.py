@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from price_keeper.aside import large_work
+from price_keeper.aside import run_large_work
 from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import Target
@@ -258,4 +258,4 @@ async def off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **
     """In a thread if the body is large, as looking into it would keep everybody waiting."""
     if len(body) < LARGE_BYTES:
         return work(*arguments, **named)
-    return await large_work(work, *arguments, **named)
+    return await run_large_work(work, *arguments, **named)

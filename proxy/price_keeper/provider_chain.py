@@ -14,7 +14,7 @@ from contextlib import suppress
 from signal import SIGKILL
 from typing import Any, TypeAlias
 
-from price_keeper.aside import Aside
+from price_keeper.aside import DaemonThreadPool
 
 RENEW_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
 LOOK_SECONDS = 5.0  # for an answer; one that comes later is taken at the next look
@@ -38,7 +38,7 @@ class ProviderChain:
         self._make = make or _botocore_chain
         self._find: Find = _Lazily(self._make)
         self._now = now
-        self._aside = Aside()  # its own: a command that has said what is wrong ends without them as well
+        self._aside = DaemonThreadPool()  # its own: a command that has said what is wrong ends without them as well
         self._look: Answer | None = None  # the one under way, which all who ask share
         self._began = 0.0
         self._silent: set[Answer] = set()

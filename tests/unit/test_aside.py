@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from price_keeper import aside
-from price_keeper.aside import MOST_IDLE, Aside
+from price_keeper.aside import MAX_IDLE_THREADS, DaemonThreadPool
 from price_keeper.errors import Busy
 
 SECONDS = 10
@@ -36,15 +36,15 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 
 def test_work_one_after_another_needs_one_thread(starts: Starts) -> None:
-    pool = Aside()
+    pool = DaemonThreadPool()
     for number in range(50):
         assert pool.submit(lambda each: each + 1, number).result(SECONDS) == number + 1
     assert starts.made <= 2  # one may not be back yet when the next work comes
 
 
 def test_work_that_never_ends_keeps_no_other_waiting(starts: Starts) -> None:
-    pool, is_over = Aside(), threading.Event()
-    stuck = [pool.submit(is_over.wait) for _ in range(3 * MOST_IDLE)]
+    pool, is_over = DaemonThreadPool(), threading.Event()
+    stuck = [pool.submit(is_over.wait) for _ in range(3 * MAX_IDLE_THREADS)]
     assert pool.submit(lambda: "done").result(SECONDS) == "done"
     assert not any(each.done() for each in stuck)
     is_over.set()
@@ -52,14 +52,14 @@ def test_work_that_never_ends_keeps_no_other_waiting(starts: Starts) -> None:
 
 
 def test_what_fails_is_for_who_waits_and_its_thread_goes_on(starts: Starts) -> None:
-    pool = Aside()
+    pool = DaemonThreadPool()
     with pytest.raises(ZeroDivisionError):
         pool.submit(lambda: 1 // 0).result(SECONDS)
     assert pool.submit(lambda: "done").result(SECONDS) == "done"
 
 
 def test_without_a_thread_to_be_had_it_waits_for_one_that_is_there(starts: Starts) -> None:
-    pool, is_over = Aside(), threading.Event()
+    pool, is_over = DaemonThreadPool(), threading.Event()
     first = pool.submit(is_over.wait)
     starts.is_refused = True
     waiting: list[Future[int]] = [pool.submit(lambda each=number: each) for number in range(5)]
@@ -69,7 +69,7 @@ def test_without_a_thread_to_be_had_it_waits_for_one_that_is_there(starts: Start
 
 
 def test_without_any_it_is_a_clear_refusal(starts: Starts) -> None:
-    pool = Aside()
+    pool = DaemonThreadPool()
     starts.is_refused = True
     with pytest.raises(Busy, match="cannot start a thread"):
         pool.submit(lambda: None)
@@ -80,13 +80,13 @@ def test_without_any_it_is_a_clear_refusal(starts: Starts) -> None:
 def test_nobody_waits_for_a_thread_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short it may never: a loop that waits for that stands still for good."""
     monkeypatch.setattr(aside, "start_new_thread", lambda *_: 0)
-    assert not Aside().submit(lambda: None).done()
+    assert not DaemonThreadPool().submit(lambda: None).done()
 
 
 def test_what_a_thread_that_never_began_was_to_do_is_done_by_the_next(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = Aside()
+    pool = DaemonThreadPool()
     with monkeypatch.context() as patch:
         patch.setattr(aside, "start_new_thread", lambda *_: 0)
         forsaken = pool.submit(lambda: "late")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from price_keeper.aside import Aside
+from price_keeper.aside import DaemonThreadPool
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
 from price_keeper.commands.dev import config_in
@@ -55,7 +55,7 @@ def _config(chosen: Namespace) -> tuple[Config, str, str]:
 
 
 async def _looked(patient: DoctorContext) -> list[CheckResult]:
-    asyncio.get_running_loop().set_default_executor(Aside())
+    asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     if patient.needs_aws:
         import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
     try:

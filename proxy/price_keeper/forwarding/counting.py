@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from price_keeper.aside import large_work
+from price_keeper.aside import run_large_work
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding import model_path
@@ -42,7 +42,7 @@ class Counting:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
         path = model_path.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
-        sent, beside = await large_work(_request, operation, body) if large else _request(operation, body)
+        sent, beside = await run_large_work(_request, operation, body) if large else _request(operation, body)
         call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
         answer = _Answer()
         try:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from price_keeper import telemetry as metrics
-from price_keeper.aside import large_work
+from price_keeper.aside import run_large_work
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, RecordingUnavailable, QuotaExceeded, Refusal, TooManyRequests
@@ -140,7 +140,7 @@ class HardBudgets:
         most = None if known is None else known.max_output_tokens
         asked = (asking.operation, terms.format, asking.body, asking.headers, prices, most, target.model)
         is_large = len(asking.body) > LARGE_BYTES
-        worst = await large_work(worst_case, *asked) if is_large else worst_case(*asked)
+        worst = await run_large_work(worst_case, *asked) if is_large else worst_case(*asked)
         if worst.needs_count:
             return counted(worst, prices, await self._count(target, asking.operation, worst.body))
         return worst
