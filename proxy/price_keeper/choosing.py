@@ -23,7 +23,7 @@ from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import Standings
 from price_keeper.surface.calls import ParsedCall, locate_model
-from price_keeper.traffic import Lane, Traffic
+from price_keeper.traffic import OperationStats, RequestStats
 
 LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
 LABEL_TOLD: Final = b"x-price-keeper-label"
@@ -45,7 +45,7 @@ class Chosen(NamedTuple):
     asked: ParsedCall
     body: bytes
     targets: list[Target]
-    lane: Lane
+    lane: OperationStats
     terms: Terms | None = None
     account: Account | None = None
     worst: Worst | None = None
@@ -59,7 +59,7 @@ class Destination(NamedTuple):
     terms: Terms
     targets: list[Target]
     told: tuple[Header, ...]
-    lane: Lane
+    lane: OperationStats
 
 
 class Route:
@@ -89,7 +89,7 @@ class Choosing:
         targets: Targets,
         admit: Callable[[], None],
         hard: HardBudgets,
-        traffic: Traffic,
+        traffic: RequestStats,
     ) -> None:
         """`admit` raises where what a call costs could not be recorded."""
         self._labels = labels
@@ -134,7 +134,7 @@ class Choosing:
         self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, decision: Decision
     ) -> Destination:
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
-        lane = self._traffic.lane(asked.operation.name, terms.counted_as)
+        lane = self._traffic.get_stats(asked.operation.name, terms.counted_as)
         return Destination(choice, terms, self._targets(choice, asked), _choice_told(choice), lane)
 
     async def named(self, caller: Caller, asked: ParsedCall) -> Choice:
@@ -153,7 +153,7 @@ class Choosing:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if terms is None:
             told += _choice_told(choice)
-            lane = self._traffic.lane(asked.operation.name, choice.label)
+            lane = self._traffic.get_stats(asked.operation.name, choice.label)
             return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), lane)
         self._admit()
         payer = self._standings.known(caller) or await self._standings.learned(caller)
@@ -220,7 +220,7 @@ class Choosing:
                 if held is not None:
                     held.on_cancelled()
                 raise
-        lane = self._traffic.lane(asked.operation.name, terms.counted_as)
+        lane = self._traffic.get_stats(asked.operation.name, terms.counted_as)
         return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)
 
 

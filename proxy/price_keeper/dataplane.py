@@ -59,7 +59,7 @@ from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.surface.tls import create_server_context
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import SPANS, Telemetry
-from price_keeper.traffic import Traffic
+from price_keeper.traffic import RequestStats
 
 if TYPE_CHECKING:
     from price_keeper.tracing import Tracing
@@ -203,7 +203,7 @@ def build_handler(
     hard_budgets: HardBudgets,
     credential_issuer: HandsOut | None = None,
 ) -> RequestHandler:
-    request_stats = Traffic((*config.labels, *PSEUDO_LABELS))
+    request_stats = RequestStats((*config.labels, *PSEUDO_LABELS))
     retry_joiner = Joining(clock.monotonic)
     tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.check_time)
     forwarder.knows(list_endpoints(config, bedrock))
@@ -231,7 +231,7 @@ def build_label_selector(
     budgets: Standings,
     meters: Metering,
     hard_budgets: HardBudgets,
-    request_stats: Traffic,
+    request_stats: RequestStats,
 ) -> Choosing:
     labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
     return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
@@ -327,7 +327,7 @@ async def open_data_port(
         check_head=handler.check_head,
         new_request_id=handler.new_request_id,
         write_batcher=write_batcher,
-        on_refusal=handler.request_stats.refuses,
+        on_refusal=handler.request_stats.count_refusal,
     )
     data = config.listen.data
     port = await listener.listen(data.host, data.port, tls_context, is_shared=workers > 1)

@@ -31,7 +31,7 @@ from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
 from price_keeper.selection.admitting import Admitting
 from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
 from price_keeper.tasks import switch_to_task
-from price_keeper.traffic import NONE, Traffic
+from price_keeper.traffic import NONE, RequestStats
 
 # Endpoints of our own, by their names in metrics.
 _CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"
@@ -58,7 +58,7 @@ class RequestHandler:
         credential_issuer: HandsOut,
         simulated_prefix: bytes | None,
         adds_request_metadata: bool,
-        request_stats: Traffic,
+        request_stats: RequestStats,
     ) -> None:
         self._authenticator = authenticator
         self._rate_limiter = rate_limiter
@@ -224,7 +224,7 @@ class RequestHandler:
             raise UnknownOperation("credentials are fetched with GET")
         await switch_to_task()
         await self._credential_issuer.answer(request, boundary.responder, tuple(boundary.response_headers))
-        self.request_stats.lane(_CREDENTIALS_ENDPOINT, "").answered_here(200)
+        self.request_stats.get_stats(_CREDENTIALS_ENDPOINT, "").count_local_response(200)
 
     async def _list_inference_profiles(self, request: Request, boundary: _ErrorBoundary) -> None:
         """Claude Code lists inference profiles when it starts; an empty list lets it go on."""
@@ -235,7 +235,7 @@ class RequestHandler:
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
         send_json(boundary.responder, {"inferenceProfileSummaries": []}, tuple(boundary.response_headers))
-        self.request_stats.lane(_PROFILES_ENDPOINT, "").answered_here(200)
+        self.request_stats.get_stats(_PROFILES_ENDPOINT, "").count_local_response(200)
 
 
 class _ErrorBoundary:
@@ -243,7 +243,7 @@ class _ErrorBoundary:
 
     __slots__ = ("_shared", "_request_stats", "operation", "responder", "response_headers")
 
-    def __init__(self, responder: Responder, response_headers: Told, request_stats: Traffic) -> None:
+    def __init__(self, responder: Responder, response_headers: Told, request_stats: RequestStats) -> None:
         self.responder = responder
         self.response_headers = response_headers
         self.operation = NONE  # for metrics
@@ -264,7 +264,7 @@ class _ErrorBoundary:
                 return False
             label = next((value.decode() for name, value in self.response_headers if name == LABEL_TOLD), "")
             refusal = send_error(self.responder, self.response_headers, failure)
-            self._request_stats.refuses(refusal, self._request_stats.lane(self.operation, label))
+            self._request_stats.count_refusal(refusal, self._request_stats.get_stats(self.operation, label))
             return True
         finally:
             if self._shared is not None:

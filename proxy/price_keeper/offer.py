@@ -64,7 +64,7 @@ class Offer:
             endpoints = dataplane.list_endpoints(config, self._bedrock)
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
-            pipeline.request_stats.tell_apart(labels)
+            pipeline.request_stats.track_labels(labels)
             recorder.journal.tell_apart(labels)
             self._forwarder.knows(endpoints)
             self.tariffs = tariffs

@@ -304,7 +304,7 @@ async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_relo
 async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("price_keeper.traffic.MOST_TOLD", 8)
+    monkeypatch.setattr("price_keeper.traffic.MAX_LABELS", 8)
     monkeypatch.setattr("price_keeper.recording.journal.MOST_TOLD", 8)
     prices = PricesConfig(*(Decimal(8) for _ in range(5)))
     await port.take_on(unlabelled="meter", default_price=prices)
@@ -314,7 +314,7 @@ async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
         await port.take_on(labels={**BEFORE, f"unlabelled.amazon.nova-{number}": label(f"amazon.nova-{number}", 5)})
         await ask(port, f"amazon.nova-{number}")
         now = {(name, "usd"): float(counts.pico) for name, counts in recorded(port).items()}
-        now |= {(lane.operation, lane.label): float(sum(lane.answers)) for lane in port.pipeline.request_stats.lanes}
+        now |= {(lane.operation, lane.label): float(sum(lane.responses_by_status)) for lane in port.pipeline.request_stats.operations}
         assert all(now.get(name, -1) >= before for name, before in seen.items())
         seen = now
     assert sum(name == "converse" for name, *_ in seen) <= 10

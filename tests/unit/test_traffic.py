@@ -10,42 +10,42 @@ from hypothesis import strategies as st
 from price_keeper.errors import TokenRejected, QuotaExceeded, Refusal, UpstreamUnavailable
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.traffic import (
-    ADDED_BOUNDS,
-    ANSWER_BOUNDS,
+    ADDED_LATENCY_BOUNDS,
+    DURATION_BOUNDS,
     FIRST_BYTE_BOUNDS,
     NONE,
-    OTHER,
+    OTHER_LABEL,
     STATUSES,
     Distribution,
-    Traffic,
+    RequestStats,
 )
 
-SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from([*ADDED_BOUNDS, *ANSWER_BOUNDS, *FIRST_BYTE_BOUNDS])
+SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from([*ADDED_LATENCY_BOUNDS, *DURATION_BOUNDS, *FIRST_BYTE_BOUNDS])
 
 
 @given(st.lists(st.tuples(SPANS, SPANS, SPANS, SPANS, st.sampled_from([0, 200, 204, 301, 404, 429, 500, 599, 999]))))
 def test_what_is_told_is_what_happened(calls: list[tuple[float, float, float, float, int]]) -> None:
-    traffic = Traffic(["premium"])
-    lane = traffic.lane("CONVERSE_STREAM", "premium")
+    traffic = RequestStats(["premium"])
+    lane = traffic.get_stats("CONVERSE_STREAM", "premium")
     took, waited, ours, statuses = [], [], [], []
     for before, thinking, streaming, after, status in calls:
         began = 7.0
         sent = began + before
         first, last = sent + thinking, sent + thinking + streaming
         now = last + after
-        lane.answered(status, began, sent, first, last, now)
+        lane.record_response(status, began, sent, first, last, now)
         took.append(now - began)
         waited.append(first - began)
         ours.append(sent - began + (now - last))
         statuses.append("cut" if not status else f"{min(status // 100, 5)}xx")
-    assert dict(zip(STATUSES, lane.answers, strict=True)) == {each: statuses.count(each) for each in STATUSES}
+    assert dict(zip(STATUSES, lane.responses_by_status, strict=True)) == {each: statuses.count(each) for each in STATUSES}
     for told, seen, bounds in (
-        (lane.durations, took, ANSWER_BOUNDS),
-        (lane.first_bytes, waited, FIRST_BYTE_BOUNDS),
-        (lane.added, ours, ADDED_BOUNDS),
+        (lane.durations, took, DURATION_BOUNDS),
+        (lane.times_to_first_byte, waited, FIRST_BYTE_BOUNDS),
+        (lane.added_latencies, ours, ADDED_LATENCY_BOUNDS),
     ):
         assert told == Distribution(bounds, _counted(seen, bounds), pytest.approx(sum(seen)))
-    assert (len(traffic.measured) == 1) is bool(calls)
+    assert (len(traffic.measured_operations) == 1) is bool(calls)
 
 
 def _counted(seen: list[float], bounds: tuple[float, ...]) -> tuple[int, ...]:
@@ -57,24 +57,24 @@ def _counted(seen: list[float], bounds: tuple[float, ...]) -> tuple[int, ...]:
 
 @given(st.lists(st.text(max_size=20), max_size=50))
 def test_callers_cannot_make_lanes(labels: list[str]) -> None:
-    traffic = Traffic(["premium", "economy"])
+    traffic = RequestStats(["premium", "economy"])
     for label in labels:
         for operation in Operation:
-            traffic.lane(operation.name, label).answered(200, 0, 0, 0, 0, 0)
-    assert {lane.label for lane in traffic.lanes} <= {"premium", "economy", OTHER, NONE}
-    assert len(traffic.lanes) <= len(Operation) * 4
+            traffic.get_stats(operation.name, label).record_response(200, 0, 0, 0, 0, 0)
+    assert {lane.label for lane in traffic.operations} <= {"premium", "economy", OTHER_LABEL, NONE}
+    assert len(traffic.operations) <= len(Operation) * 4
 
 
 def test_a_refusal_counts_where_it_was_refused() -> None:
-    traffic = Traffic(["premium"])
-    traffic.refuses(QuotaExceeded("all is spent"))
-    traffic.refuses(UpstreamUnavailable("it is away"), traffic.lane("CONVERSE", "premium"))
-    traffic.refuses(UpstreamUnavailable("it is away"), traffic.lane("CONVERSE", "premium"))
-    told = {(lane.operation, lane.label): dict(zip(STATUSES, lane.answers, strict=True)) for lane in traffic.lanes}
+    traffic = RequestStats(["premium"])
+    traffic.count_refusal(QuotaExceeded("all is spent"))
+    traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
+    traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
+    told = {(lane.operation, lane.label): dict(zip(STATUSES, lane.responses_by_status, strict=True)) for lane in traffic.operations}
     assert told[NONE, NONE]["4xx"] == 1
     assert told["converse", "premium"]["5xx"] == 2
-    assert (traffic.refused["quota_spent"], traffic.refused["upstream_away"]) == (1, 2)
-    assert traffic.measured == ()  # no times of what was never answered by Bedrock
+    assert (traffic.refusals_by_kind["quota_spent"], traffic.refusals_by_kind["upstream_away"]) == (1, 2)
+    assert traffic.measured_operations == ()  # no times of what was never answered by Bedrock
 
 
 def test_every_kind_is_told_from_the_start() -> None:
@@ -82,8 +82,8 @@ def test_every_kind_is_told_from_the_start() -> None:
     kinds = Refusal.__subclasses__()
     for kind in kinds:
         kinds += kind.__subclasses__()
-    assert set(Traffic().refused) == {kind.counted_as for kind in kinds}
-    assert set(Traffic().refused.values()) == {0}
+    assert set(RequestStats().refusals_by_kind) == {kind.counted_as for kind in kinds}
+    assert set(RequestStats().refusals_by_kind.values()) == {0}
 
 
 def test_refusal_is_counted_by_a_name_of_its_own_that_no_class_gives_it() -> None:
@@ -91,25 +91,25 @@ def test_refusal_is_counted_by_a_name_of_its_own_that_no_class_gives_it() -> Non
     assert len({kind.counted_as for kind in every}) == len(every)
     assert all("counted_as" in vars(kind) for kind in every)
     renamed = type("Renamed", (QuotaExceeded,), {})("all is spent")
-    traffic = Traffic()
-    traffic.refuses(renamed)
-    assert {kind for kind, count in traffic.refused.items() if count} == {"quota_spent"}
+    traffic = RequestStats()
+    traffic.count_refusal(renamed)
+    assert {kind for kind, count in traffic.refusals_by_kind.items() if count} == {"quota_spent"}
 
 
 def test_of_what_is_not_streamed_the_first_byte_is_nothing_of_its_own() -> None:
-    traffic = Traffic(["premium"])
+    traffic = RequestStats(["premium"])
     for operation in Operation:
-        traffic.lane(operation.name, "premium").answered(200, 0.0, 0.1, 0.5, 0.5, 0.6)
-    told = {lane.operation for lane in traffic.lanes if sum(lane.first_bytes.counts)}
+        traffic.get_stats(operation.name, "premium").record_response(200, 0.0, 0.1, 0.5, 0.5, 0.6)
+    told = {lane.operation for lane in traffic.operations if sum(lane.times_to_first_byte.counts)}
     assert told == {"converse_stream", "invoke_stream", "chat_completions"}
 
 
 def test_what_the_sidecar_adds_is_summed_over_labels() -> None:
-    traffic = Traffic(["premium", "economy"])
+    traffic = RequestStats(["premium", "economy"])
     for label in ("premium", "economy"):
-        traffic.lane("CONVERSE", label).answered(200, 0.0, 0.002, 0.5, 0.5, 0.5)
-    traffic.lane("INVOKE", "economy").answered(200, 0.0, 9.0, 9.5, 9.5, 9.5)
-    told = dict(traffic.added_by_operation())
+        traffic.get_stats("CONVERSE", label).record_response(200, 0.0, 0.002, 0.5, 0.5, 0.5)
+    traffic.get_stats("INVOKE", "economy").record_response(200, 0.0, 9.0, 9.5, 9.5, 9.5)
+    told = dict(traffic.sum_added_latencies())
     assert sum(told["converse"].counts) == 2
     assert told["converse"].total == 0.004
     assert told["invoke"].counts[-1] == 1

@@ -20,7 +20,7 @@ from price_keeper.forwarding.relay import Tap as Watcher
 from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
 from price_keeper.tasks import switch_to_task
-from price_keeper.traffic import Lane
+from price_keeper.traffic import OperationStats
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 
@@ -47,7 +47,7 @@ class Call:
     headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
     body_for: Callable[[str], bytes]  # by the model, which some bodies name
     targets: Sequence[Target]  # in the order in which they are tried
-    lane: Lane | None = None  # where it counts
+    lane: OperationStats | None = None  # where it counts
     began: float = 0.0  # when it was taken, by the monotonic clock
 
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.upstream import Connection
-from price_keeper.traffic import Lane
+from price_keeper.traffic import OperationStats
 
 FORBIDDEN: Final = 403
 _KIND: Final = b"x-amzn-errortype"
@@ -103,7 +103,7 @@ class Relay:
         held_back: int | None,
         now: Callable[[], float],
         over: Callable[[Outcome], None],
-        lane: Lane | None = None,
+        lane: OperationStats | None = None,
         began: float = 0.0,
     ) -> None:
         """An answer of the status `held_back` is not shown. `over` is told once how the answer came to its end, and
@@ -205,7 +205,7 @@ class Relay:
     def _took(self, status: int, sent: float, first: float, last: float) -> None:
         lane = self._lane
         if lane is not None and not self._hidden:
-            lane.answered(status, self._began, sent, first, last, self._now())
+            lane.record_response(status, self._began, sent, first, last, self._now())
 
     def _end(self, outcome: Outcome) -> None:
         over, self._over = self._over, None

@@ -24,7 +24,7 @@ from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import Extent, Seal
 from price_keeper.recording.segment import Segment, sync_file, sync_folder
 from price_keeper.recording.ulid import Ulids, made_at
-from price_keeper.traffic import MOST_TOLD, OTHER
+from price_keeper.traffic import MAX_LABELS, OTHER_LABEL
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
 STALE_SECONDS = 86_400
@@ -104,7 +104,7 @@ class Journal:
         self._open: dict[int, Intent] = {}
         self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
         self.tally = Tally()  # of what was recorded since the last seal
-        self._sealed = dict.fromkeys((*labels, OTHER), Counts())  # what was recorded before it
+        self._sealed = dict.fromkeys((*labels, OTHER_LABEL), Counts())  # what was recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
         self._throttle = LogThrottle(ulids.now)
         self._unsound = ""  # the segment that could not be synced
@@ -130,7 +130,7 @@ class Journal:
     def recorded_by_label(self) -> dict[str, Counts]:
         found = dict(self._sealed)
         for label, counts in self.tally.by_label().items():
-            known = label if label in found else OTHER
+            known = label if label in found else OTHER_LABEL
             found[known] = found[known].plus(counts)
         return found
 
@@ -138,9 +138,9 @@ class Journal:
         """These too from now on. What was recorded of one as some other label stays there, since no count goes back."""
         counted = self.tally.by_label()
         for label in labels:
-            if label not in self._sealed and len(self._sealed) < MOST_TOLD:
+            if label not in self._sealed and len(self._sealed) < MAX_LABELS:
                 before = counted.get(label, Counts())
-                self._sealed[OTHER] = self._sealed[OTHER].plus(before)
+                self._sealed[OTHER_LABEL] = self._sealed[OTHER_LABEL].plus(before)
                 self._sealed[label] = Counts().less(before)
 
     @property

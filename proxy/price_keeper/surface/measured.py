@@ -7,12 +7,12 @@ from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.joining import Joining
 from price_keeper.surface.listener import Listener
 from price_keeper.telemetry import Samples, Telemetry
-from price_keeper.traffic import STATUSES, Traffic
+from price_keeper.traffic import STATUSES, RequestStats
 
 _PROTOCOLS = ("http/1.1", "h2", "unknown")
 
 
-def add_to(telemetry: Telemetry, traffic: Traffic, joining: Joining, listener: Listener, forwarder: Forwarder) -> None:
+def add_to(telemetry: Telemetry, traffic: RequestStats, joining: Joining, listener: Listener, forwarder: Forwarder) -> None:
     _add_answers(telemetry, traffic)
     telemetry.add(metrics.JOINED_RETRIES, lambda: joining.joined)
     telemetry.add(
@@ -34,29 +34,29 @@ def add_to(telemetry: Telemetry, traffic: Traffic, joining: Joining, listener: L
     )
 
 
-def _add_answers(telemetry: Telemetry, traffic: Traffic) -> None:
+def _add_answers(telemetry: Telemetry, traffic: RequestStats) -> None:
     def requests() -> Samples:
-        for lane in traffic.lanes:
+        for lane in traffic.operations:
             named = {"operation": lane.operation, "label": lane.label}
-            for status, count in zip(STATUSES, lane.answers, strict=True):
+            for status, count in zip(STATUSES, lane.responses_by_status, strict=True):
                 if count:
                     yield {**named, "status": status}, count
 
     telemetry.add(metrics.REQUESTS, requests)
     telemetry.add(
         metrics.REQUEST_SECONDS,
-        lambda: [({"operation": each.operation, "label": each.label}, each.durations) for each in traffic.measured],
+        lambda: [({"operation": each.operation, "label": each.label}, each.durations) for each in traffic.measured_operations],
     )
     telemetry.add(
         metrics.FIRST_BYTE_SECONDS,
         lambda: [
-            ({"operation": each.operation, "label": each.label}, each.first_bytes)
-            for each in traffic.measured
+            ({"operation": each.operation, "label": each.label}, each.times_to_first_byte)
+            for each in traffic.measured_operations
             if each.is_streamed
         ],
     )
     telemetry.add(
         metrics.ADDED_SECONDS,
-        lambda: [({"operation": operation}, found) for operation, found in traffic.added_by_operation()],
+        lambda: [({"operation": operation}, found) for operation, found in traffic.sum_added_latencies()],
     )
-    telemetry.add(metrics.REFUSALS, lambda: [({"kind": kind}, n) for kind, n in traffic.refused.items()])
+    telemetry.add(metrics.REFUSALS, lambda: [({"kind": kind}, n) for kind, n in traffic.refusals_by_kind.items()])
