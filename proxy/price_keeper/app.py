@@ -54,7 +54,7 @@ from price_keeper.surface.limits import raise_descriptor_limit
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 from price_keeper.workers.crew import opened_crew, telemetry_of
 from price_keeper.workers.place import ALONE, Place
 
@@ -141,7 +141,7 @@ class _CoreServices:
     environ: Mapping[str, str]
     clock: Clock
     token_service: Tokens
-    telemetry: Telemetry
+    telemetry: MetricsRegistry
     tasks: Tasks
     store: Store
     recording: Recording
@@ -242,7 +242,7 @@ async def _build_core_services(
     environ: Mapping[str, str],
     clock: Clock,
     token_service: Tokens,
-    telemetry: Telemetry,
+    telemetry: MetricsRegistry,
     tasks: Tasks,
     store: Store,
     recording: Recording,
@@ -354,7 +354,7 @@ async def _open_data_port(
     reloader.add_step(catalog.prepared)
     tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
     listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
-    measured.add_to(core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder)
+    measured.register_data_port_metrics(core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder)
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 

@@ -6,10 +6,10 @@ import platform
 from importlib.metadata import version
 
 from price_keeper import exchange
-from price_keeper.telemetry import BUILD, Telemetry
+from price_keeper.telemetry import BUILD, MetricsRegistry
 
 
-def own_version() -> str:
+def get_version() -> str:
     return version("bedrock-price-keeper")
 
 
@@ -18,10 +18,10 @@ def is_compiled() -> bool:
     return not exchange.__file__.endswith(".py")
 
 
-def add_to(telemetry: Telemetry) -> None:
-    told = {
-        "version": own_version(),
+def register_build_info(registry: MetricsRegistry) -> None:
+    labels = {
+        "version": get_version(),
         "compiled": str(is_compiled()).lower(),
         "python": platform.python_version(),
     }
-    telemetry.add(BUILD, lambda: [(told, 1)])
+    registry.add(BUILD, lambda: [(labels, 1)])

@@ -58,7 +58,7 @@ from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.surface.tls import create_server_context
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import SPANS, Telemetry
+from price_keeper.telemetry import SPANS, MetricsRegistry
 from price_keeper.traffic import RequestStats
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
 
 
 @asynccontextmanager
-async def open_traces(config: Config, telemetry: Telemetry) -> AsyncIterator[Tracing | None]:
+async def open_traces(config: Config, telemetry: MetricsRegistry) -> AsyncIterator[Tracing | None]:
     """None where nobody is to be told. Raises ConfigError."""
     if config.telemetry.otlp_endpoint is None:
         telemetry.add(SPANS, lambda: ())

@@ -23,7 +23,7 @@ from price_keeper.control.health import Checks
 from price_keeper.errors import ConfigError
 from price_keeper.selection.standings import Standings
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 # Raises ConfigError; None if nothing is new. Runs in a thread: the larger the file, the longer it takes.
 ReadConfig: TypeAlias = "Callable[[], Config | None]"
@@ -61,7 +61,7 @@ class ConfigReloader:
         self._is_refused = is_refused
         self._results = {"taken": 0, "refused": 0}
 
-    def register_metrics(self, telemetry: Telemetry) -> None:
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.RELOADS, lambda: [({"result": each}, count) for each, count in self._results.items()])
         telemetry.add(metrics.CONFIG_REFUSED, lambda: float(self._is_refused))
         telemetry.add(metrics.CONFIG_TAKEN, lambda: self._last_applied_at)

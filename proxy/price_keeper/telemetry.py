@@ -15,18 +15,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels: TypeAlias = Mapping[str, str]
 Samples: TypeAlias = "Iterable[tuple[Labels, float | Distribution]]"
-Reading: TypeAlias = "float | Samples"
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+MetricValue: TypeAlias = "float | Samples"
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
 
 
-def _metric(name: str, kind: Kind, help: str) -> Metric:
+def _metric(name: str, kind: MetricKind, help: str) -> Metric:
     return Metric(f"price_keeper_{name}", kind, help)
 
 
@@ -147,50 +147,50 @@ WEBHOOKS_FAILED = _metric("webhooks_failed_total", "counter", "attempts that fai
 WEBHOOKS_WAITING = _metric("webhooks_waiting", "gauge", "alerts that the webhook's receiver has not taken yet")
 SPANS = _metric("spans_total", "counter", "spans of sampled calls: made, exported, and those that could not be")
 
-ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+ALL_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
-class Telemetry:
+class MetricsRegistry:
     def __init__(self) -> None:
-        self._readings: list[tuple[Metric, Callable[[], Reading]]] = []
+        self._metrics: list[tuple[Metric, Callable[[], MetricValue]]] = []
 
-    def add(self, metric: Metric, read: Callable[[], Reading]) -> None:
-        self._readings.append((metric, read))
+    def add(self, metric: Metric, read: Callable[[], MetricValue]) -> None:
+        self._metrics.append((metric, read))
 
-    def text(self) -> str:
-        return "".join(described(metric) + "".join(_lines(metric.name, read())) for metric, read in self._readings)
+    def render_own(self) -> str:
+        return "".join(format_metric_header(metric) + "".join(_format_samples(metric.name, read())) for metric, read in self._metrics)
 
-    async def told(self) -> str:
+    async def scrape(self) -> str:
         """Of this process, and of those that it speaks for."""
-        return self.text()
+        return self.render_own()
 
 
-def described(metric: Metric) -> str:
+def format_metric_header(metric: Metric) -> str:
     return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
 
 
-def _lines(name: str, reading: Reading) -> Iterable[str]:
-    for labels, value in [({}, reading)] if isinstance(reading, (int, float)) else reading:
-        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+def _format_samples(name: str, value_read: MetricValue) -> Iterable[str]:
+    for labels, value in [({}, value_read)] if isinstance(value_read, (int, float)) else value_read:
+        labels_text = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
         if isinstance(value, Distribution):
-            yield from _buckets(name, told, value)
+            yield from _format_histogram(name, labels_text, value)
         else:
-            yield _line(name, told, value)
+            yield _format_line(name, labels_text, value)
 
 
-def _buckets(name: str, told: str, found: Distribution) -> Iterable[str]:
+def _format_histogram(name: str, labels_text: str, distribution: Distribution) -> Iterable[str]:
     """Each bucket holds all that is in those below it."""
-    so_far, before = 0, f"{told}," if told else ""
-    for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
-        so_far += count
-        yield _line(f"{name}_bucket", f'{before}le="{bound}"', so_far)
-    yield _line(f"{name}_sum", told, found.total)
-    yield _line(f"{name}_count", told, so_far)
+    cumulative, before = 0, f"{labels_text}," if labels_text else ""
+    for bound, count in zip((*map(str, distribution.bounds), "+Inf"), distribution.counts, strict=True):
+        cumulative += count
+        yield _format_line(f"{name}_bucket", f'{before}le="{bound}"', cumulative)
+    yield _format_line(f"{name}_sum", labels_text, distribution.total)
+    yield _format_line(f"{name}_count", labels_text, cumulative)
 
 
-def _line(name: str, told: str, value: float) -> str:
-    return f"{name}{'{' + told + '}' if told else ''} {value:.17g}\n"
+def _format_line(name: str, labels_text: str, value: float) -> str:
+    return f"{name}{'{' + labels_text + '}' if labels_text else ''} {value:.17g}\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from price_keeper.build import own_version
+from price_keeper.build import get_version
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
 from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
@@ -73,7 +73,7 @@ class Tracing:
         self._unpathed = _Unpathed(urlsplit(base).path)
         _EXPORTING.addFilter(self._unpathed)
         self._exporter = _Counted(OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_SECONDS))
-        own = Resource({"service.name": "price-keeper", "service.version": own_version()})
+        own = Resource({"service.name": "price-keeper", "service.version": get_version()})
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(chosen.sample_ratio)),
             resource=own.merge(OTELResourceDetector().detect()),  # the environment goes before
@@ -87,7 +87,7 @@ class Tracing:
             max_export_batch_size=BATCH,
         )
         self._provider.add_span_processor(self._batches)
-        self._tracer = self._provider.get_tracer("price-keeper", own_version())
+        self._tracer = self._provider.get_tracer("price-keeper", get_version())
         self._made = 0
 
     def samples(self) -> Samples:

@@ -20,7 +20,7 @@ from price_keeper.config import parse_config
 from price_keeper.control import api
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import document
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML
 from tests.support.pages import PAGES, Block, blocks, named, none_is_run
@@ -29,7 +29,7 @@ from tests.support.preloaded import preloaded
 
 NOT_RUN = Path(__file__).with_name("not_run.txt")
 UPDATE = "PRICE_KEEPER_UPDATE_DOCS"
-DOCUMENT = document(api.routes(Readiness(SystemClock()), Telemetry()))
+DOCUMENT = document(api.routes(Readiness(SystemClock()), MetricsRegistry()))
 
 
 def is_known(page: Path) -> bool:

@@ -23,7 +23,7 @@ from price_keeper.control.page.listeners import OF_ADMINS
 from price_keeper.control.probes import probes
 from price_keeper.control.serving import Control, listening
 from price_keeper.stores.contract import Key
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, Rig, rig
@@ -96,7 +96,7 @@ async def health() -> AsyncIterator[Client]:
     clock = ManualClock()
     readiness = Readiness(clock)
     readiness.started({})
-    control = Control(probes(readiness, Telemetry()), clock.now)
+    control = Control(probes(readiness, MetricsRegistry()), clock.now)
     async with listening(control, Address("127.0.0.1", 0), clock) as address:
         opened = Client(f"http://{address}")
         yield opened

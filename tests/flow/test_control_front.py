@@ -18,7 +18,7 @@ from price_keeper.control.front import prefers_json
 from price_keeper.control.health import Readiness
 from price_keeper.control.serving import Control, listening
 from price_keeper.errors import StoreUnavailable
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.control import ORG, Rig, rig
@@ -114,7 +114,7 @@ def test_who_is_given_json(accept: str, is_json: bool) -> None:
 async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, str]]) -> list[tuple[int, bytes]]:
     """Without the parts that the control API works with."""
     clock, answers = ManualClock(), []
-    control = Control(api.routes(readiness, Telemetry(), role), clock.now)
+    control = Control(api.routes(readiness, MetricsRegistry(), role), clock.now)
     async with listening(control, Address("127.0.0.1", 0), clock) as address, aiohttp.ClientSession() as session:
         for path, headers in asked:
             async with session.get(f"http://{address}{path}", headers=headers) as answer:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from price_keeper.telemetry import ALL
+from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.commands import ROOT
 from tests.support.observed import Observed, Scrape, observed, use
@@ -79,7 +79,7 @@ def labels_in(query: Query) -> set[str]:
 def test_every_metric_and_label_that_is_asked_for_is_told(scrape: Scrape, query: Query) -> None:
     metrics = metrics_in(query.expression)
     assert metrics
-    told = {f"{metric.name}{part}" for metric in ALL for part in _parts(metric.kind)}
+    told = {f"{metric.name}{part}" for metric in ALL_METRICS for part in _parts(metric.kind)}
     assert metrics <= told
     assert all(f"# TYPE {_family(name)} " in scrape.text for name in metrics)
     found = {label for each in scrape.all if each.name in metrics for label in each.labels}

@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from price_keeper.build import own_version
+from price_keeper.build import get_version
 from price_keeper.surface.newcomer import HTTP2_PREFACE
-from price_keeper.telemetry import ALL
+from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.observed import APP, ORG, SECRET, Observed, Scrape, ask, observed, token, use
 from tests.support.workers import until
@@ -45,7 +45,7 @@ def first(it: Observed) -> Scrape:
 def test_every_metric_is_told_and_in_a_form_that_can_be_read(first: Scrape) -> None:
     text = first.text
     described = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")]
-    assert sorted(described) == sorted(metric.name for metric in ALL)
+    assert sorted(described) == sorted(metric.name for metric in ALL_METRICS)
     assert first.all
 
 
@@ -115,7 +115,7 @@ def test_quotas_of_a_scope_and_what_it_is_served_by(first: Scrape) -> None:
 
 def test_build_and_prices(first: Scrape) -> None:
     (build,) = first.samples("build_info")
-    assert (build.labels["version"], build.value) == (own_version(), 1)
+    assert (build.labels["version"], build.value) == (get_version(), 1)
     sources = {each.labels["label"]: each.labels["source"] for each in first.samples("price_source_info")}
     assert sources == dict.fromkeys(("premium", "standard", "economy", AWAY), "config")
     assert (first.value("workers"), first.value("workers_up")) == (1, 1)

@@ -19,7 +19,7 @@ import yaml
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.telemetry import ALL
+from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.commands import ROOT, Sidecar, called, sidecar
 from tests.support.simulated import Keys, boto_client
@@ -106,7 +106,7 @@ def test_stopping_flushes_and_metrics_tell(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{running.control}/metrics") as answer:
             text = answer.read().decode()
         assert 'price_keeper_recorded_requests_total{label="premium",estimated="false"} 3\n' in text
-        assert {metric.name for metric in ALL} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+        assert {metric.name for metric in ALL_METRICS} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
         assert running.stop() == 0
     assert counted(tmp_path / "data" / "price-keeper.db") == 3
     shown = called("spend", "--data-dir", "data", "--json", folder=tmp_path)

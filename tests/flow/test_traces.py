@@ -22,7 +22,7 @@ from price_keeper.config import parse_config
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.errors import ConfigError
 from price_keeper.exchange import Handler, Request, Responder
-from price_keeper.telemetry import SPANS, Telemetry
+from price_keeper.telemetry import SPANS, MetricsRegistry
 
 from tests.support.commands import ROOT
 from tests.support.observed import APP, ORG, Observed, Told, observed, token
@@ -354,7 +354,7 @@ async def test_where_its_packages_are_missing_the_start_says_so() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
     missing = {"price_keeper.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
-        async with dataplane.open_traces(parse_config(text, "test", {}), Telemetry()):
+        async with dataplane.open_traces(parse_config(text, "test", {}), MetricsRegistry()):
             pass
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from price_keeper.telemetry import ALL
+from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET
@@ -61,7 +61,7 @@ def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
     text = crew.metrics()
     assert text.endswith(f"\nprice_keeper_workers_up {WORKERS}\n")
     told = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
-    assert sorted(told) == sorted(metric.name for metric in ALL)  # each once
+    assert sorted(told) == sorted(metric.name for metric in ALL_METRICS)  # each once
     named = [line.split(" ")[2] if line[0] == "#" else family(line) for line in text.splitlines()]
     assert len(set(named)) == sum(before != after for before, after in zip(["", *named], named, strict=False))
     assert text.count("_bucket{worker=") > 0

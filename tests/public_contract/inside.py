@@ -17,7 +17,7 @@ import price_keeper as product
 from price_keeper.config import Config
 from price_keeper.control.problems import ERRORS
 from price_keeper.errors import Refusal
-from price_keeper.telemetry import ALL
+from price_keeper.telemetry import ALL_METRICS
 
 _NAMES = re.compile(r"(?i)[a-z_.-]*price[_-]keeper[a-z0-9_-]*")
 _MODULES = [product.__name__, *(each.name for each in pkgutil.walk_packages(product.__path__, f"{product.__name__}."))]
@@ -96,7 +96,7 @@ def _all(kind: type) -> Iterator[Any]:
 
 def metrics() -> dict[str, str]:
     """Those that nobody has measured yet, too."""
-    return {metric.name: metric.kind for metric in ALL}
+    return {metric.name: metric.kind for metric in ALL_METRICS}
 
 
 def loggers() -> list[str]:

@@ -29,7 +29,7 @@ from price_keeper.control.serving import Control, listening
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.recording import Recording, recording
@@ -138,7 +138,7 @@ async def rig(
 async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: Limits) -> AsyncIterator[Rig]:
     whole = config()
     tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
-    readiness, telemetry = Readiness(clock), Telemetry()
+    readiness, telemetry = Readiness(clock), MetricsRegistry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
         revocation = Revocation(store, clock, tasks)
         standings = Standings(whole, store, recorder.recorder, clock, tasks)

@@ -22,7 +22,7 @@ from price_keeper.control.serving import Control, listening
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import Moved
 from tests.support.control import ADMIN_KEY, Generous
@@ -113,7 +113,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         whole = Config(labels=labels)
         clients = Clients(store, clock.now)
         parts = parts_of(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
-        control = Control(api.routes(Readiness(clock), Telemetry()), clock.now)
+        control = Control(api.routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.started(parts)
         async with (
             listening(control, Address("127.0.0.1", 0), clock) as address,

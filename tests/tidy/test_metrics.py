@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import Refusal
-from price_keeper.telemetry import ALL, Metric
+from price_keeper.telemetry import ALL_METRICS, Metric
 
 ROOT = Path(__file__).parents[2]
 METRICS_MD = ROOT / "docs" / "metrics.md"
@@ -21,7 +21,7 @@ _NO_UNITS = ("_ms", "_millis", "_minutes", "_hours", "_percent", "_pct", "_kb", 
 
 def test_every_metric_is_documented_once_and_no_other() -> None:
     described = re.findall(r"^\| `(price_keeper_\w+)` \|", METRICS_MD.read_text(), re.MULTILINE)
-    assert sorted(described) == sorted(metric.name for metric in ALL)
+    assert sorted(described) == sorted(metric.name for metric in ALL_METRICS)
 
 
 def test_every_kind_of_refusal_is_documented() -> None:
@@ -34,7 +34,7 @@ def test_every_kind_of_refusal_is_documented() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_document_names_a_metric_that_is_not_there(path: Path) -> None:
-    known = {metric.name for metric in ALL}
+    known = {metric.name for metric in ALL_METRICS}
     named = set(re.findall(r"price_keeper_[a-z0-9_]*[a-z0-9]", path.read_text()))
     named -= {"price_keeper_request_id"}  # no metric
     assert {name for name in named if not any(name in (each, *_parts_of(each)) for each in known)} == set()
@@ -45,10 +45,10 @@ def _parts_of(name: str) -> list[str]:
 
 
 def test_names_and_helps_are_each_one_metrics_own() -> None:
-    assert len({metric.name for metric in ALL}) == len({metric.help for metric in ALL}) == len(ALL)
+    assert len({metric.name for metric in ALL_METRICS}) == len({metric.help for metric in ALL_METRICS}) == len(ALL_METRICS)
 
 
-@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=lambda metric: metric.name)
 def test_names_keep_the_conventions(metric: Metric) -> None:
     assert re.fullmatch(r"price_keeper(_[a-z][a-z0-9]*)+", metric.name)
     assert metric.name.endswith("_total") is (metric.kind == "counter")

@@ -12,7 +12,7 @@ from price_keeper.config.alerts import AlertsConfig, WebhookConfig
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.alerts import DAY, USD, Rows, left_behind, scope
 from tests.support.clock import ManualClock, settle
@@ -133,7 +133,7 @@ async def test_what_cannot_be_used_is_told_at_the_start(
 async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: bool) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     webhook = WebhookConfig("https://alerts.invalid/", None, str(tmp_path / "secret")) if has_webhook else None
-    clock, telemetry, journal = ManualClock(), Telemetry(), tmp_path / "journal"
+    clock, telemetry, journal = ManualClock(), MetricsRegistry(), tmp_path / "journal"
     journal.mkdir()
     async with (
         Tasks(clock) as tasks,
@@ -143,7 +143,7 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
         assert await alerts.reached(scope(), "premium", DAY, 80, USD, USD)
         assert await alerts.reached(scope(), "premium", DAY, 80, USD, USD)
         await settle()
-        lines = telemetry.text().splitlines()
+        lines = telemetry.render_own().splitlines()
     assert 'price_keeper_alerts_raised_total{threshold="80"} 2' in lines
     assert "price_keeper_webhooks_delivered_total 0" in lines
     assert 'price_keeper_webhooks_failed_total{last="true"} 0' in lines

@@ -16,7 +16,7 @@ from price_keeper.selection.plan import plan_of
 from price_keeper.selection.quotas import COMPARED, LABELS, TOLD, Quotas
 from price_keeper.selection.standing import Outcomes, Standing
 from price_keeper.stores.contract import Item
-from price_keeper.telemetry import ACTIVE_LABEL, QUOTA_MODE, QUOTA_USED, SCOPES_UNTOLD, Telemetry
+from price_keeper.telemetry import ACTIVE_LABEL, QUOTA_MODE, QUOTA_USED, SCOPES_UNTOLD, MetricsRegistry
 
 from tests.support.observed import samples_of
 
@@ -36,11 +36,11 @@ def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], ou
 
 class Told:
     def __init__(self, standings: list[Standing]) -> None:
-        self.telemetry = Telemetry()
+        self.telemetry = MetricsRegistry()
         Quotas(lambda: iter(standings)).add_to(self.telemetry)
 
     def of(self, metric: Any) -> dict[tuple[str, str, str], float]:
-        found = [each for each in samples_of(self.telemetry.text()) if each.name == metric.name]
+        found = [each for each in samples_of(self.telemetry.render_own()) if each.name == metric.name]
         return {tuple(each.labels.get(name, "") for name in ("org", "app", "label")): each.value for each in found}  # type: ignore[misc]
 
 
@@ -78,11 +78,11 @@ def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch
             compared += 1
             yield one
 
-    one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), Telemetry()
+    one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), MetricsRegistry()
     Quotas(flood).add_to(telemetry)
-    assert len([each for each in samples_of(telemetry.text()) if each.name == QUOTA_USED.name]) == TOLD
+    assert len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED.name]) == TOLD
     assert compared == 150 + 5000  # and those that are only counted
-    assert telemetry.text().count("\n") < 4 * TOLD
+    assert telemetry.render_own().count("\n") < 4 * TOLD
 
 
 def test_a_scope_with_many_labels_is_told_by_some_of_them() -> None:
@@ -95,7 +95,7 @@ def test_telling_holds_up_calls_for_a_moment_only() -> None:
     limit = dict.fromkeys(("premium", "standard", "economy"), 1000)
     told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(COMPARED)] * 10)
     began = time.process_time()
-    told.telemetry.text()
+    told.telemetry.render_own()
     assert time.process_time() - began < 1.5
 
 

@@ -19,7 +19,7 @@ from price_keeper.errors import (
     StoreUnavailable,
     StoreThrottled,
 )
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
@@ -32,7 +32,7 @@ async def asked(instance: Instance) -> tuple[int, Any]:
     """The answer of /ready, with that check alone."""
     readiness, nobody = Readiness(ManualClock()), None
     readiness.started({"revocation": instance.revocation.check})
-    (route,) = [each for each in probes(readiness, Telemetry()) if each.path == "/ready"]
+    (route,) = [each for each in probes(readiness, MetricsRegistry()) if each.path == "/ready"]
     answer = await route.handle(nobody, nobody)  # type: ignore[arg-type]
     assert answer.value.keys() == {"status", "checks"}
     assert answer.value["status"] == ("ready" if answer.status == 200 else "not ready")

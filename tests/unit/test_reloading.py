@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import CONFIG_REFUSED_TEXT, THREAD_SWITCH_SECONDS, ConfigReloader
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
@@ -66,9 +66,9 @@ class Rig:
         await eventually(lambda: not self.reloading._is_reloading and not self.reloading._is_requested)
 
     def told(self) -> dict[str, float]:
-        telemetry = Telemetry()
+        telemetry = MetricsRegistry()
         self.reloading.register_metrics(telemetry)
-        lines = [line for line in telemetry.text().splitlines() if line[0] != "#"]
+        lines = [line for line in telemetry.render_own().splitlines() if line[0] != "#"]
         return {line.split()[0].removeprefix("price_keeper_"): float(line.split()[1]) for line in lines}
 
 

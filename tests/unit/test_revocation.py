@@ -14,7 +14,7 @@ from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavaila
 from price_keeper.exchange import Request
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
@@ -402,12 +402,12 @@ async def test_whether_to_hand_a_token_out_again(two: list[Instance], clock: Man
 
 
 async def test_a_grace_is_to_be_seen(store: MemoryStore, clock: ManualClock) -> None:
-    telemetry = Telemetry()
+    telemetry = MetricsRegistry()
     async with instances(store, clock) as (here,):
         here.revocation.add_to(telemetry)
-        assert "price_keeper_revocation_away_seconds 0\n" in telemetry.text()
+        assert "price_keeper_revocation_away_seconds 0\n" in telemetry.render_own()
         here.line.trouble = AWAY
         await here.is_welcome(minted(here))
         await clock.advance(42)
-        assert "price_keeper_revocation_away_seconds 42\n" in telemetry.text()
-        assert "price_keeper_tokens_unchecked_total 1\n" in telemetry.text()
+        assert "price_keeper_revocation_away_seconds 42\n" in telemetry.render_own()
+        assert "price_keeper_tokens_unchecked_total 1\n" in telemetry.render_own()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.telemetry import ADDED_SECONDS, QUOTA_USED, REQUEST_SECONDS, REQUESTS, SCOPES, Telemetry
+from price_keeper.telemetry import ADDED_SECONDS, QUOTA_USED, REQUEST_SECONDS, REQUESTS, SCOPES, MetricsRegistry
 from price_keeper.traffic import Distribution
 from price_keeper.workers.samples import merged
 
@@ -13,10 +13,10 @@ FEW = Distribution((0.5, 1.0), (3, 0, 2), 12.25)
 
 
 def test_a_histogram_is_cumulative_and_ends_with_its_sum_and_count() -> None:
-    telemetry = Telemetry()
+    telemetry = MetricsRegistry()
     telemetry.add(REQUEST_SECONDS, lambda: [({"label": "premium"}, FEW)])
     name = REQUEST_SECONDS.name
-    assert telemetry.text().splitlines() == [
+    assert telemetry.render_own().splitlines() == [
         f"# HELP {name} {REQUEST_SECONDS.help}",
         f"# TYPE {name} histogram",
         f'{name}_bucket{{label="premium",le="0.5"}} 3',
@@ -28,27 +28,27 @@ def test_a_histogram_is_cumulative_and_ends_with_its_sum_and_count() -> None:
 
 
 def test_a_histogram_without_labels_has_its_bounds_alone() -> None:
-    telemetry = Telemetry()
+    telemetry = MetricsRegistry()
     telemetry.add(ADDED_SECONDS, lambda: [({}, FEW)])
-    assert f'{ADDED_SECONDS.name}_bucket{{le="+Inf"}} 5\n' in telemetry.text()
-    assert f"{ADDED_SECONDS.name}_count 5\n" in telemetry.text()
+    assert f'{ADDED_SECONDS.name}_bucket{{le="+Inf"}} 5\n' in telemetry.render_own()
+    assert f"{ADDED_SECONDS.name}_count 5\n" in telemetry.render_own()
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'price_keeper_scopes 1\n# TYPE x"} 2', "é"])
 def test_no_name_can_make_a_sample_of_its_own(name: str) -> None:
-    telemetry = Telemetry()
+    telemetry = MetricsRegistry()
     telemetry.add(QUOTA_USED, lambda: [({"app": name}, 0.5)])
-    (sample,) = samples_of(telemetry.text())
+    (sample,) = samples_of(telemetry.render_own())
     told = sample.labels["app"].replace(r"\n", "\n").replace(r"\"", '"').replace(r"\\", "\\")
     assert (sample.name, sample.value, told) == (QUOTA_USED.name, 0.5, name)
 
 
 def test_histograms_of_several_workers_stay_together() -> None:
     def of(count: int) -> str:
-        telemetry = Telemetry()
+        telemetry = MetricsRegistry()
         telemetry.add(REQUEST_SECONDS, lambda: [({"label": "premium"}, Distribution((0.5,), (count, 1), 1.0))])
         telemetry.add(SCOPES, lambda: count)
-        return telemetry.text()
+        return telemetry.render_own()
 
     text = merged({0: of(1), 3: of(2)})
     assert text.count("# TYPE") == 2
@@ -63,6 +63,6 @@ def test_histograms_of_several_workers_stay_together() -> None:
 
 
 def test_a_metric_without_samples_is_described_all_the_same() -> None:
-    telemetry = Telemetry()
+    telemetry = MetricsRegistry()
     telemetry.add(REQUESTS, lambda: ())
-    assert telemetry.text() == f"# HELP {REQUESTS.name} {REQUESTS.help}\n# TYPE {REQUESTS.name} counter\n"
+    assert telemetry.render_own() == f"# HELP {REQUESTS.name} {REQUESTS.help}\n# TYPE {REQUESTS.name} counter\n"

@@ -16,7 +16,7 @@ from price_keeper.selection.notes import Notes
 from price_keeper.selection.watching import SETTINGS_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.fleet import Sidecar, budget, caller, configure, sidecar
@@ -40,10 +40,10 @@ async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIt
 
 
 def served(one: Sidecar) -> dict[str, float]:
-    telemetry = Telemetry()
+    telemetry = MetricsRegistry()
     one.standings.add_to(telemetry)
     lines = [
-        line for line in telemetry.text().splitlines() if line.startswith("price_keeper_unknown_orgs_served_total{")
+        line for line in telemetry.render_own().splitlines() if line.startswith("price_keeper_unknown_orgs_served_total{")
     ]
     return {line.partition('why="')[2].partition('"')[0]: float(line.split()[-1]) for line in lines}
 

@@ -24,7 +24,7 @@ from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, Wor
 from price_keeper.memory import MemoryLimits
 from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits, fit_to_memory
 from price_keeper.surface.sockets import reserve_port
-from price_keeper.telemetry import CALLS_OPEN, Telemetry
+from price_keeper.telemetry import CALLS_OPEN, MetricsRegistry
 from price_keeper.workers import reports
 from price_keeper.workers.crew import opened_crew, telemetry_of
 from price_keeper.workers.place import ALONE, Place
@@ -238,7 +238,7 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
     ):
         telemetry = telemetry_of(place, crew)
         telemetry.add(CALLS_OPEN, lambda: 4)
-        build, *samples = [line for line in (await telemetry.told()).splitlines() if not line.startswith("#")]
+        build, *samples = [line for line in (await telemetry.scrape()).splitlines() if not line.startswith("#")]
         assert build.startswith('price_keeper_build_info{worker="0",')
         assert samples == [
             'price_keeper_calls_open{worker="0"} 4',
@@ -261,14 +261,14 @@ async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path)
         listening_within(Control([route], lambda: 0.0), place.socket_of(1), SystemClock()),
         opened_crew(place) as crew,
     ):
-        assert (await telemetry_of(place, crew).told()).splitlines()[-1] == "price_keeper_workers_up 1"
+        assert (await telemetry_of(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
 
 
 async def test_one_process_tells_what_it_always_told() -> None:
     async with opened_crew(ALONE) as crew:
         telemetry = telemetry_of(ALONE, crew)
-        assert type(telemetry) is Telemetry
-        assert (await telemetry.told()).splitlines()[-1] == "price_keeper_workers_up 1"
+        assert type(telemetry) is MetricsRegistry
+        assert (await telemetry.scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
         assert crew.checks() == {}
 
 

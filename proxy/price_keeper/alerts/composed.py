@@ -21,7 +21,7 @@ from price_keeper.config.alerts import WebhookConfig as WebhookConfig
 from price_keeper.errors import ConfigError
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 FOLDER = "alerts"  # in the journal's
 SHORTEST_SECRET = 16  # bytes
@@ -85,7 +85,7 @@ def secret_of(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
     return secret
 
 
-def add_to(telemetry: Telemetry, alerts: Alerts) -> None:
+def add_to(telemetry: MetricsRegistry, alerts: Alerts) -> None:
     sent = alerts.deliveries
     telemetry.add(
         metrics.ALERTS_RAISED,

@@ -25,7 +25,7 @@ from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Store, any_of, below, ignore_expired
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 HOLDS_SECONDS: Final = 60.0  # from the moment of asking
 DUE_SECONDS: Final = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
@@ -87,7 +87,7 @@ class Revocation:
         self.revoked = {"token": 0, "session": 0}
         tasks.run_every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.REVOCATION_AWAY, lambda: self.away_seconds)
         telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.let_in_unchecked)
         telemetry.add(

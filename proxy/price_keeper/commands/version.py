@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 from argparse import Namespace
 
-from price_keeper.build import is_compiled, own_version
+from price_keeper.build import is_compiled, get_version
 from price_keeper.commandline.whole import PROGRAM
 from price_keeper.commands.shared import print_json
 
 
 def version(chosen: Namespace) -> int:
     if getattr(chosen, "json", False):
-        print_json({"version": own_version(), "is_compiled": is_compiled(), "python": platform.python_version()})
+        print_json({"version": get_version(), "is_compiled": is_compiled(), "python": platform.python_version()})
     else:
-        print(f"{PROGRAM} {own_version()}, {'compiled' if is_compiled() else 'pure Python'}")
+        print(f"{PROGRAM} {get_version()}, {'compiled' if is_compiled() else 'pure Python'}")
     return 0

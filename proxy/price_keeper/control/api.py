@@ -23,12 +23,12 @@ from price_keeper.control.openapi import document
 from price_keeper.control.page import routes as page
 from price_keeper.control.parts import Parts
 from price_keeper.control.probes import probes
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 _GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
 
 
-def routes(readiness: Readiness, telemetry: Telemetry, role: str = "both") -> Sequence[Route]:
+def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[Route]:
     """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
     table = [front(readiness, role), *probes(readiness, telemetry)]
     if role == "sidecar":

@@ -11,7 +11,7 @@ from hashlib import sha256
 from html import escape
 from typing import Any
 
-from price_keeper.build import own_version
+from price_keeper.build import get_version
 from price_keeper.control.calls import HTML, JSON, Answer, Call, Route, Who
 from price_keeper.control.health import Readiness
 
@@ -65,7 +65,7 @@ def front(readiness: Readiness, role: str) -> Route:
     async def handle(_: object, call: Call) -> Answer:
         told = {
             "product": PRODUCT,
-            "version": own_version(),
+            "version": get_version(),
             "role": role,
             **await readiness.told(),
             "links": dict(links),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from price_keeper.build import own_version
+from price_keeper.build import get_version
 from price_keeper.control.calls import HTML, JSON, Route, Who
 from price_keeper.control.schemas import SCHEMAS
 
@@ -33,7 +33,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Bedrock Price Keeper: control API", "version": own_version()},
+        "info": {"title": "Bedrock Price Keeper: control API", "version": get_version()},
         "paths": paths,
         "components": {"schemas": dict(SCHEMAS), "securitySchemes": _SECURITY},
     }

@@ -24,7 +24,7 @@ from price_keeper.metering.pricing import Tariff
 from price_keeper.recording.submitted import Submissions
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 RETRIEVALS_WAITING = 100
@@ -56,7 +56,7 @@ class Parts:
     page: PageState = field(default_factory=PageState)
     tariffs: dict[str, Tariff] = field(default_factory=dict)  # of labels that usage was told of
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         counted = self.retrieval_tokens
         telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counted.items()])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from price_keeper.control.calls import Answer, Call, Handler, Route, Who
 from price_keeper.control.health import Readiness
-from price_keeper.telemetry import CONTENT_TYPE, Telemetry
+from price_keeper.telemetry import CONTENT_TYPE, MetricsRegistry
 
 
-def probes(readiness: Readiness, telemetry: Telemetry) -> tuple[Route, ...]:
+def probes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[Route, ...]:
     """They need none of the parts, and answer from the first moment to the last."""
 
     async def health(_: object, __: Call) -> Answer:
@@ -18,7 +18,7 @@ def probes(readiness: Readiness, telemetry: Telemetry) -> tuple[Route, ...]:
         return Answer(told, 200 if told["status"] == "ready" else 503)
 
     async def metrics(_: object, __: Call) -> Answer:
-        return Answer((await telemetry.told()).encode(), content_type=CONTENT_TYPE)
+        return Answer((await telemetry.scrape()).encode(), content_type=CONTENT_TYPE)
 
     return (
         _probe("/health", "health", "Whether the process lives", health, {200: "Health"}),

@@ -23,7 +23,7 @@ from price_keeper.metering.price_list import Product, Unclear, listed_of, model_
 from price_keeper.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, misread, overlaid, tariff_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
-from price_keeper.telemetry import PRICE_AGE, PRICE_SOURCE, PRICE_TROUBLE, Telemetry
+from price_keeper.telemetry import PRICE_AGE, PRICE_SOURCE, PRICE_TROUBLE, MetricsRegistry
 
 T = TypeVar("T")
 
@@ -302,7 +302,7 @@ def _places(config: Config) -> Iterator[_Place]:
             yield _Place(name, asked, tariff, follows, tariff)
 
 
-def add_to(telemetry: Telemetry, tariffs: Callable[[], Tariffs]) -> None:
+def add_to(telemetry: MetricsRegistry, tariffs: Callable[[], Tariffs]) -> None:
     """`tariffs` tells those in force."""
 
     def named(status: TariffStatus) -> dict[str, str]:

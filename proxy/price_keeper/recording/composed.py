@@ -29,7 +29,7 @@ from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Samples, Telemetry
+from price_keeper.telemetry import Samples, MetricsRegistry
 
 LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_CLOSING_SECONDS = 2.0
@@ -118,7 +118,7 @@ class Recording:
             why = str(failure) or "no answer"
             _log.warning("what is held of hard budgets is given back at the next start: %s", why)
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         recorder, left, aggregator = self.recorder, self.leftovers, self.aggregator
 
         add_recorded(telemetry, recorder.journal)
@@ -154,7 +154,7 @@ _TOKENS: Mapping[str, _Part] = {
 }
 
 
-def add_recorded(telemetry: Telemetry, journal: Journal) -> None:
+def add_recorded(telemetry: MetricsRegistry, journal: Journal) -> None:
     def told(kind: str, parts: Mapping[str, _Part]) -> Samples:
         by_label = journal.recorded_by_label.items()
         return [({"label": label, kind: name}, of(counts)) for label, counts in by_label for name, of in parts.items()]

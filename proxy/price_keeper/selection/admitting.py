@@ -14,7 +14,7 @@ from price_keeper.limits.settings import REQUESTS, TOKENS
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Receipt
 from price_keeper.selection.callers_limits import CallersLimits, LimitsKept
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 LONGEST_WAIT_SECONDS: Final = 60.0
 
@@ -102,7 +102,7 @@ class Admitting:
             raise _refusal(limits, admission)
         return Limited(self._leasing, admission, tokens)
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         counts = self._leasing.counts
 
         def decided() -> list[tuple[dict[str, str], float]]:

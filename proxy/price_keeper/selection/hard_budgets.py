@@ -31,7 +31,7 @@ from price_keeper.model import Choice
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import Terms
 from price_keeper.selection.standing import Decision, Standing
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 LARGE_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
 LEAST_WAIT_SECONDS = 1.0
@@ -79,7 +79,7 @@ class HardBudgets:
         scope, label, period = held.name
         return Counter.of_hold(scope, label, self.purses.holder, period, shards)
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.HELD_USD, lambda: self.purses.held_pico / PICO_PER_USD)
         telemetry.add(metrics.HOLD_TOP_UPS, lambda: self.purses.top_ups)
         telemetry.add(metrics.HOLD_REFUSALS, lambda: self.purses.refusals)

@@ -14,7 +14,7 @@ from typing import Final
 from price_keeper import telemetry as metrics
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import Standing, Used
-from price_keeper.telemetry import Samples, Telemetry
+from price_keeper.telemetry import Samples, MetricsRegistry
 
 TOLD: Final = 100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
 LABELS: Final = 32  # of a scope: as many as its chain may have
@@ -29,7 +29,7 @@ class Quotas:
         self._standings = standings
         self._told: list[Standing] = []
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         """In this order: the first one says which are told by the others."""
         telemetry.add(metrics.SCOPES_UNTOLD, self._choose)
         telemetry.add(metrics.QUOTA_USED, lambda: self._of_each(lambda used: used.ratio))

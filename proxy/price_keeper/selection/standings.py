@@ -35,7 +35,7 @@ from price_keeper.selection.watch import Watch
 from price_keeper.selection.watching import ASK_AGAIN_SECONDS, Watching
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 MOST_STANDINGS: Final = 20_000
 WAIT_SECONDS = 2.0  # for the store, of a call of a scope that is not known
@@ -88,7 +88,7 @@ class Standings:
         self.recollect: Callable[[], Awaitable[None]] | None = None  # what other workers have noted since
         recorder.sender.books = self
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._watches))
         telemetry.add(metrics.SCOPES_STALE, self._stale)
         telemetry.add(metrics.SERVED_ELSEWHERE, lambda: self.outcomes.elsewhere)

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import UnknownOrg
 from price_keeper.model import Scope
 from price_keeper.selection.notes import Notes
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 ASK_AGAIN_SECONDS: Final = 3.0
 UNREGISTERED: Final = "unregistered"  # why an org was served without a budget
@@ -35,7 +35,7 @@ class UnknownOrgs:
         self._unread: dict[str, None] = {}  # those that were served as nothing was known of them
         self._served = {UNREGISTERED: 0, STORE_AWAY: 0}
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.UNKNOWN_ORGS, lambda: [({"why": why}, count) for why, count in self._served.items()])
 
     def found(self, org: str) -> bool:

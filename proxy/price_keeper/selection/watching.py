@@ -29,7 +29,7 @@ from price_keeper.selection.standing import Standing
 from price_keeper.selection.watch import Watch
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Telemetry
+from price_keeper.telemetry import MetricsRegistry
 
 ASK_AGAIN_SECONDS = 3.0  # while the store is away
 SETTINGS_SECONDS = 60.0  # so that a change of quotas, or an override, is seen soon
@@ -68,7 +68,7 @@ class Watching:
         self._own_labels = own_labels
         self.looked = self.failures = self.moves = 0
 
-    def add_to(self, telemetry: Telemetry) -> None:
+    def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(
             metrics.LOOKS,
             lambda: [({"failed": "false"}, self.looked - self.failures), ({"failed": "true"}, self.failures)],

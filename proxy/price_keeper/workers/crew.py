@@ -13,7 +13,7 @@ import orjson
 from price_keeper import build
 from price_keeper.control.health import Checks
 from price_keeper.errors import WorkerUnavailable
-from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, Telemetry, described
+from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
 from price_keeper.workers.place import Place
 from price_keeper.workers.samples import merged
 
@@ -62,7 +62,7 @@ class Crew:
             raise WorkerUnavailable("it is not there") from None
 
 
-class CrewTelemetry(Telemetry):
+class CrewTelemetry(MetricsRegistry):
     """Each sample tells whose it is; those of a worker that does not answer are missing."""
 
     def __init__(self, crew: Crew, workers: int) -> None:
@@ -70,14 +70,14 @@ class CrewTelemetry(Telemetry):
         self._crew = crew
         self._workers = workers
 
-    async def told(self) -> str:
-        texts = {0: self.text(), **await self._crew.texts()}
+    async def scrape(self) -> str:
+        texts = {0: self.render_own(), **await self._crew.texts()}
         return merged(texts) + of_all(WORKERS, self._workers) + of_all(WORKERS_UP, len(texts))
 
 
 def of_all(metric: Metric, value: int) -> str:
     """No worker's own, so without a worker's number."""
-    return f"{described(metric)}{metric.name} {value}\n"
+    return f"{format_metric_header(metric)}{metric.name} {value}\n"
 
 
 @asynccontextmanager
@@ -93,9 +93,9 @@ async def opened_crew(place: Place) -> AsyncIterator[Crew]:
         yield Crew(sessions)
 
 
-def telemetry_of(place: Place, crew: Crew) -> Telemetry:
-    telemetry = CrewTelemetry(crew, place.count) if place.is_first and place.shares_port else Telemetry()
-    build.add_to(telemetry)
+def telemetry_of(place: Place, crew: Crew) -> MetricsRegistry:
+    telemetry = CrewTelemetry(crew, place.count) if place.is_first and place.shares_port else MetricsRegistry()
+    build.register_build_info(telemetry)
     if not place.shares_port:
         telemetry.add(WORKERS, lambda: 1)
         telemetry.add(WORKERS_UP, lambda: 1)
