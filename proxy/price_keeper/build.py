@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import version
 
 from price_keeper import exchange
-from price_keeper.telemetry import BUILD, MetricsRegistry
+from price_keeper.telemetry import BUILD_INFO, MetricsRegistry
 
 
 def get_version() -> str:
@@ -24,4 +24,4 @@ def register_build_info(registry: MetricsRegistry) -> None:
         "compiled": str(is_compiled()).lower(),
         "python": platform.python_version(),
     }
-    registry.add(BUILD, lambda: [(labels, 1)])
+    registry.add(BUILD_INFO, lambda: [(labels, 1)])

@@ -63,8 +63,8 @@ class ConfigReloader:
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.RELOADS, lambda: [({"result": each}, count) for each, count in self._results.items()])
-        telemetry.add(metrics.CONFIG_REFUSED, lambda: float(self._is_refused))
-        telemetry.add(metrics.CONFIG_TAKEN, lambda: self._last_applied_at)
+        telemetry.add(metrics.CONFIGURATION_REFUSED, lambda: float(self._is_refused))
+        telemetry.add(metrics.CONFIGURATION_TAKEN_TIMESTAMP, lambda: self._last_applied_at)
 
     def add_step(self, prepare: PrepareConfig) -> None:
         """In the order in which they are to take it on."""

@@ -16,7 +16,7 @@ from price_keeper.selection.plan import plan_of
 from price_keeper.selection.quotas import COMPARED, LABELS, TOLD, Quotas
 from price_keeper.selection.standing import Outcomes, Standing
 from price_keeper.stores.contract import Item
-from price_keeper.telemetry import ACTIVE_LABEL, QUOTA_MODE, QUOTA_USED, SCOPES_UNTOLD, MetricsRegistry
+from price_keeper.telemetry import ACTIVE_LABEL_INFO, QUOTA_MODE, QUOTA_USED_RATIO, SCOPES_UNTOLD, MetricsRegistry
 
 from tests.support.observed import samples_of
 
@@ -50,21 +50,21 @@ def test_shares_modes_and_the_active_label() -> None:
     one.learn(one.plan, 1)
     told = Told([one, two])
     first, second = str(UUID(int=1)), str(UUID(int=2))
-    assert told.of(QUOTA_USED) == {
+    assert told.of(QUOTA_USED_RATIO) == {
         (first, "web", "premium"): 0.5,
         (first, "web", "economy"): 0.96,
         (first, "web", "standard"): 1.0,  # of nothing all is spent
         (second, "", "premium"): 1.5,
     }
     assert list(told.of(QUOTA_MODE).values()) == [2, 0, 1, 2]
-    assert told.of(ACTIVE_LABEL) == {(first, "web", "economy"): 1, (second, "", "premium"): 1}
+    assert told.of(ACTIVE_LABEL_INFO) == {(first, "web", "economy"): 1, (second, "", "premium"): 1}
     assert told.of(SCOPES_UNTOLD) == {("", "", ""): 0}
 
 
 def test_of_many_those_nearest_to_their_end_are_told() -> None:
     many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(TOLD + 40)]
     told = Told(many)
-    assert sorted(told.of(QUOTA_USED).values()) == [number / 1000 for number in range(40, TOLD + 40)]
+    assert sorted(told.of(QUOTA_USED_RATIO).values()) == [number / 1000 for number in range(40, TOLD + 40)]
     assert told.of(SCOPES_UNTOLD) == {("", "", ""): 40}
 
 
@@ -80,14 +80,14 @@ def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch
 
     one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), MetricsRegistry()
     Quotas(flood).add_to(telemetry)
-    assert len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED.name]) == TOLD
+    assert len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED_RATIO.name]) == TOLD
     assert compared == 150 + 5000  # and those that are only counted
     assert telemetry.render_own().count("\n") < 4 * TOLD
 
 
 def test_a_scope_with_many_labels_is_told_by_some_of_them() -> None:
     told = Told([standing(1, {}, {f"label-{number}": 10 for number in range(3 * LABELS)})])
-    assert len(told.of(QUOTA_USED)) == len(told.of(QUOTA_MODE)) == LABELS
+    assert len(told.of(QUOTA_USED_RATIO)) == len(told.of(QUOTA_MODE)) == LABELS
 
 
 def test_telling_holds_up_calls_for_a_moment_only() -> None:

@@ -88,7 +88,7 @@ class Revocation:
         tasks.run_every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
-        telemetry.add(metrics.REVOCATION_AWAY, lambda: self.away_seconds)
+        telemetry.add(metrics.REVOCATION_AWAY_SECONDS, lambda: self.away_seconds)
         telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.let_in_unchecked)
         telemetry.add(
             metrics.REVOCATION_LOOKUPS,

@@ -23,7 +23,7 @@ from price_keeper.metering.price_list import Product, Unclear, listed_of, model_
 from price_keeper.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, misread, overlaid, tariff_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
-from price_keeper.telemetry import PRICE_AGE, PRICE_SOURCE, PRICE_TROUBLE, MetricsRegistry
+from price_keeper.telemetry import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
 
 T = TypeVar("T")
 
@@ -309,8 +309,8 @@ def add_to(telemetry: MetricsRegistry, tariffs: Callable[[], Tariffs]) -> None:
         return {"label": status.label, "region": status.region, "source": status.source}
 
     telemetry.add(
-        PRICE_AGE,
+        PRICE_AGE_SECONDS,
         lambda: [(named(each), each.age_seconds) for each in tariffs().status() if each.age_seconds is not None],
     )
-    telemetry.add(PRICE_SOURCE, lambda: [({**named(each), "version": each.version}, 1) for each in tariffs().status()])
+    telemetry.add(PRICE_SOURCE_INFO, lambda: [({**named(each), "version": each.version}, 1) for each in tariffs().status()])
     telemetry.add(PRICE_TROUBLE, lambda: [(named(each), float(bool(each.trouble))) for each in tariffs().status()])

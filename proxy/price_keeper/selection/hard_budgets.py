@@ -80,9 +80,9 @@ class HardBudgets:
         return Counter.of_hold(scope, label, self.purses.holder, period, shards)
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
-        telemetry.add(metrics.HELD_USD, lambda: self.purses.held_pico / PICO_PER_USD)
-        telemetry.add(metrics.HOLD_TOP_UPS, lambda: self.purses.top_ups)
-        telemetry.add(metrics.HOLD_REFUSALS, lambda: self.purses.refusals)
+        telemetry.add(metrics.HARD_BUDGET_HELD_USD, lambda: self.purses.held_pico / PICO_PER_USD)
+        telemetry.add(metrics.HARD_BUDGET_TOP_UPS, lambda: self.purses.top_ups)
+        telemetry.add(metrics.HARD_BUDGET_REFUSALS, lambda: self.purses.refusals)
 
     async def paid(
         self,

@@ -32,9 +32,9 @@ class Quotas:
     def add_to(self, telemetry: MetricsRegistry) -> None:
         """In this order: the first one says which are told by the others."""
         telemetry.add(metrics.SCOPES_UNTOLD, self._choose)
-        telemetry.add(metrics.QUOTA_USED, lambda: self._of_each(lambda used: used.ratio))
+        telemetry.add(metrics.QUOTA_USED_RATIO, lambda: self._of_each(lambda used: used.ratio))
         telemetry.add(metrics.QUOTA_MODE, lambda: self._of_each(lambda used: _MODES[used.mode]))
-        telemetry.add(metrics.ACTIVE_LABEL, self._active)
+        telemetry.add(metrics.ACTIVE_LABEL_INFO, self._active)
 
     def _choose(self) -> int:
         self._told = nlargest(TOLD, islice(self._standings(), COMPARED), key=_nearest)

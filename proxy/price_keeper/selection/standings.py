@@ -91,9 +91,9 @@ class Standings:
     def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._watches))
         telemetry.add(metrics.SCOPES_STALE, self._stale)
-        telemetry.add(metrics.SERVED_ELSEWHERE, lambda: self.outcomes.elsewhere)
+        telemetry.add(metrics.SERVED_BY_ANOTHER_LABEL, lambda: self.outcomes.elsewhere)
         telemetry.add(metrics.QUOTA_REFUSALS, lambda: self.outcomes.refused)
-        telemetry.add(metrics.FLIPS, lambda: self.outcomes.flips)
+        telemetry.add(metrics.ACTIVE_LABEL_FLIPS, lambda: self.outcomes.flips)
         Quotas(self._now_in_force).add_to(telemetry)
         self.watching.add_to(telemetry)
         self.unknown_orgs.add_to(telemetry)

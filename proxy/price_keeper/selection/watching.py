@@ -70,10 +70,10 @@ class Watching:
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(
-            metrics.LOOKS,
+            metrics.BUDGET_LOOKS,
             lambda: [({"failed": "false"}, self.looked - self.failures), ({"failed": "true"}, self.failures)],
         )
-        telemetry.add(metrics.MOVES, lambda: self.moves)
+        telemetry.add(metrics.BUDGET_MOVES, lambda: self.moves)
 
     def alarmed(self, watch: Watch) -> None:
         """More was spent than anybody thought."""

@@ -19,17 +19,17 @@ def register_data_port_metrics(registry: MetricsRegistry, request_stats: Request
         metrics.CONNECTIONS,
         lambda: [({"protocol": protocol}, listener.connections[protocol]) for protocol in _PROTOCOLS],
     )
-    registry.add(metrics.STREAMS, lambda: listener.open_streams)
-    registry.add(metrics.UNDER_WAY, lambda: listener.active_requests)
-    registry.add(metrics.HELD_BYTES, lambda: listener.reserved_bytes)
-    registry.add(metrics.ROOM_BYTES, lambda: listener.limits.requests_bytes)
+    registry.add(metrics.HTTP2_STREAMS, lambda: listener.open_streams)
+    registry.add(metrics.REQUESTS_UNDER_WAY, lambda: listener.active_requests)
+    registry.add(metrics.REQUESTS_HELD_BYTES, lambda: listener.reserved_bytes)
+    registry.add(metrics.REQUESTS_ROOM_BYTES, lambda: listener.limits.requests_bytes)
     reach = forwarder.reach
     registry.add(
         metrics.UPSTREAM_TROUBLE,
         lambda: [({"kind": "refused"}, reach.is_refused), ({"kind": "away"}, reach.places_away)],
     )
     registry.add(
-        metrics.UPSTREAM,
+        metrics.UPSTREAM_CONNECTIONS,
         lambda: [({"state": state}, n) for state, n in zip(("busy", "idle"), forwarder.connections, strict=True)],
     )
 
@@ -44,11 +44,11 @@ def _register_request_metrics(registry: MetricsRegistry, request_stats: RequestS
 
     registry.add(metrics.REQUESTS, requests)
     registry.add(
-        metrics.REQUEST_SECONDS,
+        metrics.REQUEST_DURATION_SECONDS,
         lambda: [({"operation": each.operation, "label": each.label}, each.durations) for each in request_stats.measured_operations],
     )
     registry.add(
-        metrics.FIRST_BYTE_SECONDS,
+        metrics.TIME_TO_FIRST_BYTE_SECONDS,
         lambda: [
             ({"operation": each.operation, "label": each.label}, each.times_to_first_byte)
             for each in request_stats.measured_operations
@@ -56,7 +56,7 @@ def _register_request_metrics(registry: MetricsRegistry, request_stats: RequestS
         ],
     )
     registry.add(
-        metrics.ADDED_SECONDS,
+        metrics.ADDED_LATENCY_SECONDS,
         lambda: [({"operation": operation}, found) for operation, found in request_stats.sum_added_latencies()],
     )
     registry.add(metrics.REFUSALS, lambda: [({"kind": kind}, n) for kind, n in request_stats.refusals_by_kind.items()])
