@@ -296,10 +296,10 @@ async def open_traces(config: Config, telemetry: MetricsRegistry) -> AsyncIterat
         yield None
         return
     try:
-        from price_keeper.tracing import opened_tracing  # its packages are an extra
+        from price_keeper.tracing import open_tracing  # its packages are an extra
     except ImportError as missing:
         raise ConfigError([f"telemetry.otlp_endpoint: {_OTEL_MISSING}: {missing.name} is not installed"]) from None
-    async with opened_tracing(config.telemetry) as tracing:
+    async with open_tracing(config.telemetry) as tracing:
         telemetry.add(SPANS, tracing.samples)
         yield tracing
 
@@ -320,7 +320,7 @@ async def open_data_port(
     limits = fit_to_memory(fit_to_descriptors(raise_descriptor_limit()), memory.read_memory_limits(), workers, requests_bytes, is_tls=tls is not None)
     handler.retry_joiner.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
     listener = Listener(
-        handler if tracing is None else tracing.around(handler),
+        handler if tracing is None else tracing.wrap_handler(handler),
         clock,
         tasks,
         limits,

@@ -30,28 +30,28 @@ from price_keeper.model import PICO_PER_USD, Caller
 from price_keeper.recording.entries import Receipt
 from price_keeper.telemetry import Samples
 
-WAITING = 2048  # spans, beyond which new ones are dropped: 2 MB
-BATCH = 512  # spans in one export
-EVERY_SECONDS = 5.0  # there is one at the latest
-EXPORT_SECONDS = 10.0  # for one export, with all that it takes to try it again
-LAST_SECONDS = 2.0  # for the last one, at the end of the process
-LONGEST = 256  # characters of what a caller named
+MAX_QUEUED_SPANS = 2048  # spans, beyond which new ones are dropped: 2 MB
+MAX_BATCH_SPANS = 512  # spans in one export
+EXPORT_INTERVAL_SECONDS = 5.0  # there is one at the latest
+EXPORT_TIMEOUT_SECONDS = 10.0  # for one export, with all that it takes to try it again
+SHUTDOWN_TIMEOUT_SECONDS = 2.0  # for the last one, at the end of the process
+MAX_ATTRIBUTE_CHARS = 256  # characters of what a caller named
 
-_CONTEXT: Final = TraceContextTextMapPropagator()
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
 _PARENT, _STATE = "traceparent", "tracestate"
 
 # By the semantic conventions for generative AI; what they have no name for keeps its own.
-_CHATS = (Operation.CONVERSE, Operation.CONVERSE_STREAM, Operation.CHAT_COMPLETIONS)
-_NAMED: Final = {
+_CHAT_OPERATIONS = (Operation.CONVERSE, Operation.CONVERSE_STREAM, Operation.CHAT_COMPLETIONS)
+_SPAN_NAMES: Final = {
     **{operation: operation.name.lower() for operation in Operation},
-    **dict.fromkeys(_CHATS, "chat"),
+    **dict.fromkeys(_CHAT_OPERATIONS, "chat"),
     **dict.fromkeys((Operation.INVOKE, Operation.INVOKE_STREAM), "generate_content"),
 }
 
-REQUESTED: Final = "gen_ai.request.model"
-_OF_HEADERS: Final = {
+REQUESTED_MODEL: Final = "gen_ai.request.model"
+_HEADER_ATTRIBUTES: Final = {
     b"x-price-keeper-request-id": "price_keeper.request_id",
-    b"x-price-keeper-requested": REQUESTED,
+    b"x-price-keeper-requested": REQUESTED_MODEL,
     b"x-price-keeper-label": "price_keeper.label",
     b"x-price-keeper-mode": "price_keeper.mode",
     b"x-price-keeper-shadow-label": "price_keeper.shadow_label",
@@ -64,63 +64,63 @@ _log = logging.getLogger("price_keeper.tracing")
 
 # It warns of each header that a caller sent and that is none: as often as anybody likes, and in the caller's words.
 logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
-_EXPORTING: Final = logging.getLogger(OTLPSpanExporter.__module__)
+_exporter_log: Final = logging.getLogger(OTLPSpanExporter.__module__)
 
 
 class Tracing:
-    def __init__(self, chosen: Chosen) -> None:
-        base = (chosen.otlp_endpoint or "").rstrip("/")
-        self._unpathed = _Unpathed(urlsplit(base).path)
-        _EXPORTING.addFilter(self._unpathed)
-        self._exporter = _Counted(OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_SECONDS))
+    def __init__(self, config: Chosen) -> None:
+        base = (config.otlp_endpoint or "").rstrip("/")
+        self._path_redactor = _PathRedactor(urlsplit(base).path)
+        _exporter_log.addFilter(self._path_redactor)
+        self._exporter = _CountingExporter(OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_TIMEOUT_SECONDS))
         own = Resource({"service.name": "price-keeper", "service.version": get_version()})
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(chosen.sample_ratio)),
+            sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
             resource=own.merge(OTELResourceDetector().detect()),  # the environment goes before
-            span_limits=SpanLimits(max_span_attribute_length=LONGEST),
+            span_limits=SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARS),
             shutdown_on_exit=False,
         )
         self._batches = BatchSpanProcessor(
             self._exporter,
-            max_queue_size=WAITING,
-            schedule_delay_millis=EVERY_SECONDS * 1000,
-            max_export_batch_size=BATCH,
+            max_queue_size=MAX_QUEUED_SPANS,
+            schedule_delay_millis=EXPORT_INTERVAL_SECONDS * 1000,
+            max_export_batch_size=MAX_BATCH_SPANS,
         )
         self._provider.add_span_processor(self._batches)
         self._tracer = self._provider.get_tracer("price-keeper", get_version())
-        self._made = 0
+        self._spans_made = 0
 
     def samples(self) -> Samples:
-        counts = {"made": self._made, "exported": self._exporter.exported, "failed": self._exporter.failed}
+        counts = {"made": self._spans_made, "exported": self._exporter.exported, "failed": self._exporter.failed}
         return [({"what": what}, count) for what, count in counts.items()]
 
-    def around(self, handler: Handler) -> Handler:
+    def wrap_handler(self, handler: Handler) -> Handler:
         async def traced(request: Request, responder: Responder) -> None:
-            target = _target(request)
+            target = _parse_target(request)
             if target is None:
                 await handler(request, responder)
             else:
-                await self._traced(target, request, responder, handler)
+                await self._trace_call(target, request, responder, handler)
 
         return traced
 
-    async def _traced(self, target: OperationPath, request: Request, responder: Responder, handler: Handler) -> None:
-        span = self._begun(target, request)
-        self._made += span.is_recording()
-        heard = _Heard(span, _NAMED[target.operation], target.id, responder)
-        request.observer = heard
+    async def _trace_call(self, target: OperationPath, request: Request, responder: Responder, handler: Handler) -> None:
+        span = self._start_span(target, request)
+        self._spans_made += span.is_recording()
+        traced_responder = _TracedResponder(span, _SPAN_NAMES[target.operation], target.id, responder)
+        request.observer = traced_responder
         try:
-            await handler(request, heard)
+            await handler(request, traced_responder)
         finally:
-            heard.over()
+            traced_responder.end_span()
 
-    def _begun(self, target: OperationPath, request: Request) -> Span:
+    def _start_span(self, target: OperationPath, request: Request) -> Span:
         """Under the caller's, if that says so; and Bedrock is told of ours."""
-        shown = {name: request.headers.pop(name.encode(), b"").decode("latin-1") for name in (_PARENT, _STATE)}
-        operation = _NAMED[target.operation]
+        trace_headers = {name: request.headers.pop(name.encode(), b"").decode("latin-1") for name in (_PARENT, _STATE)}
+        operation = _SPAN_NAMES[target.operation]
         span = self._tracer.start_span(
             operation,
-            context=_CONTEXT.extract({name: text for name, text in shown.items() if text}),
+            context=_PROPAGATOR.extract({name: text for name, text in trace_headers.items() if text}),
             kind=SpanKind.CLIENT,
             attributes={
                 "gen_ai.operation.name": operation,
@@ -128,9 +128,9 @@ class Tracing:
                 "price_keeper.operation": target.operation.name.lower(),
             },
         )
-        told: dict[str, str] = {}
-        _CONTEXT.inject(told, set_span_in_context(span))
-        request.headers |= {name.encode(): text.encode() for name, text in told.items()}
+        injected: dict[str, str] = {}
+        _PROPAGATOR.inject(injected, set_span_in_context(span))
+        request.headers |= {name.encode(): text.encode() for name, text in injected.items()}
         return span
 
     async def close(self) -> None:
@@ -139,29 +139,29 @@ class Tracing:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            _EXPORTING.removeFilter(self._unpathed)
+            _exporter_log.removeFilter(self._path_redactor)
             with suppress(RuntimeError):  # the loop may be closed by then
                 loop.call_soon_threadsafe(over.set)
 
         # None of the loop's own threads: it would wait for that one at its end, however long an export takes.
         threading.Thread(target=shut_down, name="last traces", daemon=True).start()
         try:
-            async with asyncio.timeout(LAST_SECONDS):
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_SECONDS):
                 await over.wait()
         except TimeoutError:
             _log.warning("the last traces are not exported: the receiver does not answer")
 
 
 @asynccontextmanager
-async def opened_tracing(chosen: Chosen) -> AsyncIterator[Tracing]:
-    tracing = Tracing(chosen)
+async def open_tracing(config: Chosen) -> AsyncIterator[Tracing]:
+    tracing = Tracing(config)
     try:
         yield tracing
     finally:
         await tracing.close()
 
 
-def _target(request: Request) -> OperationPath | None:
+def _parse_target(request: Request) -> OperationPath | None:
     """None for what is no call of Bedrock's."""
     try:
         return parse_path(request.target.partition(b"?")[0].decode("latin-1"))
@@ -169,7 +169,7 @@ def _target(request: Request) -> OperationPath | None:
         return None
 
 
-class _Heard:
+class _TracedResponder:
     """One call's responder, and who hears what it came to."""
 
     def __init__(self, span: Span, operation: str, model: str, responder: Responder) -> None:
@@ -177,7 +177,7 @@ class _Heard:
         self._operation = operation
         self._model = model
         self._responder = responder
-        self._has_written = self._is_whole = False
+        self._has_written = self._is_finished = False
 
     # The responder.
 
@@ -194,7 +194,7 @@ class _Heard:
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         if self._span.is_recording():
-            self._tell_head(status, dict(headers))
+            self._record_head(status, dict(headers))
         self._responder.start(status, headers, length)
 
     def write(self, data: bytes) -> None:
@@ -207,12 +207,12 @@ class _Heard:
         self._responder.flush()
 
     def finish(self) -> None:
-        self._is_whole = True
+        self._is_finished = True
         self._responder.finish()
 
     def abort(self) -> None:
-        if not self._is_whole:
-            self._fails("cut")
+        if not self._is_finished:
+            self._record_error("cut")
         self._responder.abort()
 
     # Who hears.
@@ -242,30 +242,30 @@ class _Heard:
     def on_cancelled(self) -> None:
         pass
 
-    def over(self) -> None:
-        if not self._is_whole and self._responder.is_disconnected:
+    def end_span(self) -> None:
+        if not self._is_finished and self._responder.is_disconnected:
             self._span.set_attribute("price_keeper.caller_left", True)
-        self._span.update_name(f"{self._operation} {self._model[:LONGEST]}".strip())
+        self._span.update_name(f"{self._operation} {self._model[:MAX_ATTRIBUTE_CHARS]}".strip())
         self._span.end()
 
-    def _tell_head(self, status: int, headers: dict[bytes, bytes]) -> None:
-        told = {name: headers[header].decode("latin-1") for header, name in _OF_HEADERS.items() if header in headers}
-        self._model = told.setdefault(REQUESTED, self._model)
-        self._span.set_attributes(told)
+    def _record_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        attributes = {name: headers[header].decode("latin-1") for header, name in _HEADER_ATTRIBUTES.items() if header in headers}
+        self._model = attributes.setdefault(REQUESTED_MODEL, self._model)
+        self._span.set_attributes(attributes)
         self._span.set_attribute("http.response.status_code", status)
         if _PERCENT in headers:
             self._span.set_attribute("price_keeper.quota_pct", int(headers[_PERCENT]))
         if status >= 400:
-            self._fails(headers.get(_ERROR, str(status).encode()).decode("latin-1").partition(":")[0])
+            self._record_error(headers.get(_ERROR, str(status).encode()).decode("latin-1").partition(":")[0])
         elif _MODEL in headers:
             self._span.set_attribute("gen_ai.response.model", headers[_MODEL].decode())
 
-    def _fails(self, kind: str) -> None:
+    def _record_error(self, kind: str) -> None:
         self._span.set_attribute("error.type", kind)
         self._span.set_status(StatusCode.ERROR)
 
 
-class _Unpathed(logging.Filter):
+class _PathRedactor(logging.Filter):
     """Takes a path out of what is logged: some receivers want their key there."""
 
     def __init__(self, path: str) -> None:
@@ -278,7 +278,7 @@ class _Unpathed(logging.Filter):
         return True
 
 
-class _Counted(SpanExporter):
+class _CountingExporter(SpanExporter):
     """Called by the exporting thread alone."""
 
     def __init__(self, exporter: SpanExporter) -> None:

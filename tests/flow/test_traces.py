@@ -258,9 +258,9 @@ async def handler(_: Request, responder: Responder) -> None:
 
 @asynccontextmanager
 async def stuck(**chosen: Any) -> AsyncIterator[tuple[tracing.Tracing, Handler]]:
-    with patch.object(tracing, "OTLPSpanExporter", lambda **_: Stuck()), patch.object(tracing, "LAST_SECONDS", 0.1):
-        async with tracing.opened_tracing(Chosen(otlp_endpoint="http://127.0.0.1:9", **chosen)) as made:
-            yield made, made.around(handler)
+    with patch.object(tracing, "OTLPSpanExporter", lambda **_: Stuck()), patch.object(tracing, "SHUTDOWN_TIMEOUT_SECONDS", 0.1):
+        async with tracing.open_tracing(Chosen(otlp_endpoint="http://127.0.0.1:9", **chosen)) as made:
+            yield made, made.wrap_handler(handler)
 
 
 def asked(**headers: str) -> Request:
@@ -276,11 +276,11 @@ async def test_what_cannot_be_exported_is_dropped_beyond_a_bound() -> None:
     nobody = cast(Responder, Nobody())
     async with stuck() as (made, traced):
         began = time.process_time()
-        for _ in range(3 * tracing.WAITING):
+        for _ in range(3 * tracing.MAX_QUEUED_SPANS):
             await traced(asked(), nobody)
         assert time.process_time() - began < 20  # a tenth of a millisecond for each, and thirty times that at the worst
-        assert len(made._batches._batch_processor._queue) <= tracing.WAITING
-        assert counted(made)["made"] == 3 * tracing.WAITING
+        assert len(made._batches._batch_processor._queue) <= tracing.MAX_QUEUED_SPANS
+        assert counted(made)["made"] == 3 * tracing.MAX_QUEUED_SPANS
         assert counted(made)["exported"] == 0
 
 
@@ -312,8 +312,8 @@ async def test_a_caller_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) ->
 async def test_the_log_does_not_tell_the_path_of_a_receiver(caplog: pytest.LogCaptureFixture) -> None:
     """Some receivers want their key there."""
     chosen = Chosen(otlp_endpoint="http://127.0.0.1:9/key-of-ours")
-    async with tracing.opened_tracing(chosen) as made:
-        await made.around(handler)(asked(), cast(Responder, Nobody()))
+    async with tracing.open_tracing(chosen) as made:
+        await made.wrap_handler(handler)(asked(), cast(Responder, Nobody()))
     assert "127.0.0.1" in caplog.text
     assert "key-of-ours" not in caplog.text
 
