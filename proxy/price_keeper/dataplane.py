@@ -35,7 +35,7 @@ from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
 from price_keeper.hard.rows import Name
 from price_keeper.limits.leasing import Leasing
-from price_keeper.logs import where
+from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice, Profile
@@ -153,7 +153,7 @@ async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
         try:
             await price_tables.refresh()
         except Exception as failure:  # of whatever kind: in time they are looked at again, if they are in force
-            _log.error("the first look at prices failed: %s", type(failure).__name__, extra={"where": where(failure)})
+            _log.error("the first look at prices failed: %s", type(failure).__name__, extra={"where": format_traceback(failure)})
         finally:
             is_done.set()
 

@@ -13,89 +13,89 @@ from typing import Final, Literal, TextIO
 
 from price_keeper.config.problems import escape_line
 
-OUR_OWN: Final = "price_keeper"
-_BELOW: Final = "    "  # before what follows a record's first line, so that none of it looks like another record
+ROOT_LOGGER: Final = "price_keeper"
+_INDENT: Final = "    "  # before what follows a record's first line, so that none of it looks like another record
 
 # What a record of a request has beside its message; see `about`.
 _REQUEST, _ANSWER, _WHERE, _WORKER = "request_id", "bedrock_request_id", "where", "worker"
 
 
-def about(request_id: str, failure: BaseException | None = None) -> dict[str, str]:
+def build_request_extra(request_id: str, failure: BaseException | None = None) -> dict[str, str]:
     """The `extra` of a record: which request it belongs to, and where that failed. What the failure says is left out,
     as it may hold a piece of what the caller sent."""
     if failure is None:
         return {_REQUEST: request_id}
-    return {_REQUEST: request_id, _WHERE: where(failure)}
+    return {_REQUEST: request_id, _WHERE: format_traceback(failure)}
 
 
-def about_answer(bedrock_request_id: str) -> dict[str, str]:
+def build_bedrock_extra(bedrock_request_id: str) -> dict[str, str]:
     """The `extra` of a record about an answer of Bedrock's, which its caller was given with the same id."""
     return {_ANSWER: bedrock_request_id}
 
 
-def where(failure: BaseException) -> str:
+def format_traceback(failure: BaseException) -> str:
     return "".join(traceback.format_tb(failure.__traceback__))
 
 
-def set_up(form: Literal["text", "json"], level: str = "warning", to: TextIO | None = None) -> logging.Handler:
+def configure_logging(log_format: Literal["text", "json"], level: str = "warning", stream: TextIO | None = None) -> logging.Handler:
     """For the whole process, which writes to standard error unless told otherwise."""
-    handler = logging.StreamHandler(to or sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else Lines())
-    handler.addFilter(_is_fit)
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.addFilter(_is_loggable)
     logging.basicConfig(handlers=[handler], force=True)
     logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger(OUR_OWN).setLevel(level.upper())
+    logging.getLogger(ROOT_LOGGER).setLevel(level.upper())
     return handler
 
 
-def of_worker(number: int) -> None:
+def tag_worker(number: int) -> None:
     """From now on each record tells which of several processes it is from."""
     make = logging.getLogRecordFactory()
 
-    def made(*arguments: object, **named: object) -> logging.LogRecord:
+    def make_tagged(*arguments: object, **named: object) -> logging.LogRecord:
         record = make(*arguments, **named)
         setattr(record, _WORKER, number)
         return record
 
-    logging.setLogRecordFactory(made)
+    logging.setLogRecordFactory(make_tagged)
 
 
-def _is_fit(record: logging.LogRecord) -> bool:
+def _is_loggable(record: logging.LogRecord) -> bool:
     """Libraries tell at their lower levels what they send and receive, headers with tokens among it."""
-    return record.levelno >= logging.WARNING or f"{record.name}.".startswith(f"{OUR_OWN}.")
+    return record.levelno >= logging.WARNING or f"{record.name}.".startswith(f"{ROOT_LOGGER}.")
 
 
-class Lines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         worker = getattr(record, _WORKER, None)
         by = record.name if worker is None else f"{record.name} worker {worker}"
-        first = f"{_time(record)} {record.levelname} {by}: {escape_line(record.getMessage())}"
-        return "\n".join([first, *(f"{_BELOW}{escape_line(line)}" for line in _cause(record).splitlines())])
+        first = f"{_format_time(record)} {record.levelname} {by}: {escape_line(record.getMessage())}"
+        return "\n".join([first, *(f"{_INDENT}{escape_line(line)}" for line in _format_cause(record).splitlines())])
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, object] = {
-            "time": _time(record),
+        fields: dict[str, object] = {
+            "time": _format_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": escape_line(record.getMessage()),
         }
         for name in (_REQUEST, _ANSWER, _WORKER):
             if hasattr(record, name):
-                told[name] = getattr(record, name)
-        cause = _cause(record)
+                fields[name] = getattr(record, name)
+        cause = _format_cause(record)
         if cause:
-            told["cause"] = [escape_line(line) for line in cause.splitlines()]
-        return json.dumps(told)
+            fields["cause"] = [escape_line(line) for line in cause.splitlines()]
+        return json.dumps(fields)
 
 
-def _time(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _cause(record: logging.LogRecord) -> str:
-    found: str = getattr(record, _WHERE, "")
+def _format_cause(record: logging.LogRecord) -> str:
+    text: str = getattr(record, _WHERE, "")
     if record.exc_info and record.exc_info[0] is not None:
-        found += "".join(traceback.format_exception(*record.exc_info))
-    return found
+        text += "".join(traceback.format_exception(*record.exc_info))
+    return text

@@ -10,7 +10,7 @@ from types import TracebackType, coroutine
 from typing import Any, Self
 
 from price_keeper.clock import Clock
-from price_keeper.logs import where
+from price_keeper.logs import format_traceback
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 
@@ -68,7 +68,7 @@ class Tasks:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             # Its message is left out, as it could hold a piece of what a caller sent.
-            _log.error("a task ended with %s", type(failure).__name__, extra={"where": where(failure)})
+            _log.error("a task ended with %s", type(failure).__name__, extra={"where": format_traceback(failure)})
 
     def run_every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
         """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.

@@ -37,11 +37,11 @@ HOSTILE = (
 @contextmanager
 def logging_to(form: Form, level: str = "debug") -> Iterator[io.StringIO]:
     """As `serve` sets it up; afterwards all is as it was before."""
-    root, own, make = logging.getLogger(), logging.getLogger(logs.OUR_OWN), logging.getLogRecordFactory()
+    root, own, make = logging.getLogger(), logging.getLogger(logs.ROOT_LOGGER), logging.getLogRecordFactory()
     before, levels, written = root.handlers[:], (root.level, own.level), io.StringIO()
     root.handlers[:] = []  # setting it up closes those that are there
     try:
-        logs.set_up(form, level, written)
+        logs.configure_logging(form, level, written)
         yield written
     finally:
         root.handlers[:] = before
@@ -65,7 +65,7 @@ def test_no_name_begins_a_line_or_reaches_a_terminal(form: Form, name: str) -> N
 
 @given(st.text(), st.sampled_from(FORMS))
 def test_one_record_is_one_line_whatever_it_says(text: str, form: Form) -> None:
-    formatter: logging.Formatter = logs.Lines() if form == "text" else logs.JsonLines()
+    formatter: logging.Formatter = logs.TextFormatter() if form == "text" else logs.JsonFormatter()
     line = formatter.format(_record(text))
     assert line.isprintable()
     if form == "json":
@@ -83,11 +83,11 @@ def test_a_cause_stands_below_its_line_where_no_record_begins() -> None:
         raise ValueError("2026-11-19T00:00:00.000Z ERROR price_keeper.auth: forged\nas is this\x1b[0m")
     except ValueError as failure:
         record = _record("it broke", exc_info=(ValueError, failure, failure.__traceback__))
-    first, *below = logs.Lines().format(record).split("\n")
+    first, *below = logs.TextFormatter().format(record).split("\n")
     assert first.endswith("WARNING price_keeper.some: it broke")
     assert below[-1].strip() == r"as is this\x1b[0m"
     assert all(line.startswith("    ") and line.isprintable() for line in below)
-    told = json.loads(logs.JsonLines().format(record))
+    told = json.loads(logs.JsonFormatter().format(record))
     assert told["cause"][-1] == r"as is this\x1b[0m"
     assert all(line.isprintable() for line in told["cause"])
 
@@ -115,7 +115,7 @@ def test_a_request_is_told_by_its_id_and_its_failure_by_its_place_alone() -> Non
 
 def test_every_field_of_json() -> None:
     record = _record("told", request_id="1-2", bedrock_request_id="b-3", worker=4, created=1_795_003_200.25)
-    assert json.loads(logs.JsonLines().format(record)) == {
+    assert json.loads(logs.JsonFormatter().format(record)) == {
         "time": "2026-11-18T12:00:00.250Z",
         "level": "warning",
         "logger": "price_keeper.some",
@@ -151,6 +151,6 @@ def test_the_level_is_what_was_chosen(level: str, heard: int) -> None:
 
 def test_a_worker_tells_its_number() -> None:
     with logging_to("text") as written:
-        logs.of_worker(3)
+        logs.tag_worker(3)
         logging.getLogger("price_keeper.some").warning("told")
     assert written.getvalue().endswith(" WARNING price_keeper.some worker 3: told\n")

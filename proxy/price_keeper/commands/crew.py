@@ -117,7 +117,7 @@ class _Serving:
         async def on_started(started: app.StartedServer) -> None:
             tell({"control": str(started.control_address)})
 
-        logs.of_worker(place.number)
+        logs.tag_worker(place.number)
         passing = self._passing
         config = apply_reloadable(self._config, passing.config)
         own = place.configured(config)

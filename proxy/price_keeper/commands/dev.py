@@ -97,7 +97,7 @@ def dev(chosen: Namespace) -> int:
         ready = _Ready(started, secret, authority, folder, token)
         print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
 
-    logs.set_up("text")
+    logs.configure_logging("text")
     run_until_stopped(config_in(folder, chosen.port, chosen.control_port, tls), os.environ, tell)
     return 0
 

@@ -24,7 +24,7 @@ def serve(chosen: Namespace) -> int:
     config, read = loaded(chosen.config), partial(load_config, chosen.config, os.environ)
     leave_no_core()
     release_large_blocks()
-    logs.set_up(config.telemetry.logs, config.telemetry.log_level)
+    logs.configure_logging(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
     tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)
     if chosen.workers > 1:

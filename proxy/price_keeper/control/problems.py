@@ -10,7 +10,7 @@ from typing import Any
 
 from price_keeper.control.terms import LONGEST_NAME
 from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, InvalidStoreRequest, StoreError
-from price_keeper.logs import about
+from price_keeper.logs import build_request_extra
 from price_keeper.selection.settings import SettingsRefused
 
 STORE_SECONDS = 5  # after which the store may be back
@@ -103,9 +103,9 @@ def problem_of(failure: Exception, request_id: str) -> Problem:
             error = ERRORS.get(failure.status, ERRORS[400])
             return Problem(failure.status, error, failure.message, wait=failure.retry_after)
         case StoreError() if not isinstance(failure, InvalidStoreRequest):
-            _log.warning("request %s: the store: %s", request_id, failure, extra=about(request_id))
+            _log.warning("request %s: the store: %s", request_id, failure, extra=build_request_extra(request_id))
             return Problem(503, ERRORS[503], "the store that keeps this is away", wait=STORE_SECONDS)
-    _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=about(request_id, failure))
+    _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure))
     return Problem(500, ERRORS[500], "a mistake of ours; the log has its cause under this request id")
 
 

@@ -38,7 +38,7 @@ from price_keeper.control.rates import NOBODY, Taken
 from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
 from price_keeper.control.routing import Routing
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
-from price_keeper.logs import about
+from price_keeper.logs import build_request_extra
 from price_keeper.surface.sockets import bind_sockets
 
 SHUTDOWN_SECONDS = 2.0  # for requests that are under way
@@ -333,7 +333,7 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("an answer has begun")
         request_id = str(uuid4())
         if status >= 500:
-            _log.error("request %s failed: %s", request_id, type(exc).__name__, extra=about(request_id))
+            _log.error("request %s failed: %s", request_id, type(exc).__name__, extra=build_request_extra(request_id))
         status = status if status in ERRORS else 400
         text = "a mistake of ours" if status >= 500 else "this is not HTTP as it is understood here"
         answer = self._control.refused(Problem(status, ERRORS[status], text), request_id)

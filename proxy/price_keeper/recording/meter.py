@@ -10,7 +10,7 @@ from typing import Final
 
 from price_keeper.forwarding.forwarder import Target
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.logs import about_answer
+from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.reading import Reader, reader_of
 from price_keeper.metering.usage import Usage, tokens_in
@@ -125,7 +125,7 @@ class Meter:
             # The answer must reach its caller. Unknown spend never counts as nothing, and nor does what no line can
             # hold. What the fault says may hold words of the answer, which no log is to have.
             told = "an answer's usage could not be read, and is estimated: %s: request %s"
-            _log.error(told, type(fault).__name__, self._request_id, extra=about_answer(self._request_id))
+            _log.error(told, type(fault).__name__, self._request_id, extra=build_bedrock_extra(self._request_id))
             self._journal.record(self._number, self._estimated(None, "fault"))
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Meter:
             return self._doubted(usage, reader)
         if not is_whole:
             told = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
-            _log.warning(told, self._request_id, extra=about_answer(self._request_id))
+            _log.warning(told, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._estimated(reader, "silent" if is_whole else "cut")
 
     def _is_credible(self, usage: Usage, reader: Reader) -> bool:
@@ -165,7 +165,7 @@ class Meter:
 
     def _doubted(self, usage: Usage, reader: Reader | None) -> Receipt:
         told = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
-        _log.warning(told, usage, self._request_id, extra=about_answer(self._request_id))
+        _log.warning(told, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._estimated(reader, "implausible")
 
     def _costs_nothing(self, usage: Usage) -> bool:
@@ -191,7 +191,7 @@ class Meter:
         if not 0 < pico <= MOST_PICO:
             if pico > 0:
                 told = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
-                _log.error(told, usage, self._request_id, extra=about_answer(self._request_id))
+                _log.error(told, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
                 return self._estimated(None, "absurd")
             if not self._costs_nothing(usage):
                 return self._doubted(usage, None)
