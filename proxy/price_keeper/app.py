@@ -46,7 +46,7 @@ from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_relo
 from price_keeper.selection.notebook import Notebook
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.standings import Standings
-from price_keeper.stopping import Stop
+from price_keeper.stopping import StopSignal
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.surface import measured
@@ -167,12 +167,12 @@ async def run(
     read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
     clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
     config, snapshot_file = slot.configured(config), Notebook(journal, clock, slot.number, slot.count)
-    stop_signal, reloader = Stop(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
+    stop_signal, reloader = StopSignal(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     token_service = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not token_service.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
-    async with AsyncExitStack() as exit_stack, stop_signal.breaks_off_the_start():
+    async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
         worker_group = await exit_stack.enter_async_context(opened_crew(slot))
         readiness, telemetry = Readiness(clock), telemetry_of(slot, worker_group)
         dispatcher = Control(api.routes(readiness, telemetry, role), clock.now)
@@ -205,7 +205,7 @@ async def run(
         readiness.started({**_build_readiness_checks(core, data_port), **worker_group.checks()}, reloader.build_checks)
         reloader.start(tasks)
         await on_started(StartedServer(None if data_port is None else data_port.address, control_address, token_service, store))
-        await stop_signal.comes()
+        await stop_signal.wait()
         reloader.stop()
         readiness.stop()
         dispatcher.stop()

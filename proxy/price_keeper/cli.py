@@ -48,7 +48,7 @@ def _carried_out(chosen: Namespace) -> int:
         return 2
     _prepare()
     if does in SERVES:
-        hangups.noted()
+        hangups.record_reload_signals()
     module, _, name = does.partition(".")
     command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), name)
     return command(chosen)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import signal
 
-_came = False
+_is_reload_requested = False
 
 
-def noted() -> None:
+def record_reload_signals() -> None:
     """From now on none ends the process, as it would by default."""
-    signal.signal(signal.SIGHUP, _note)
+    signal.signal(signal.SIGHUP, _on_sighup)
 
 
-def _note(*_: object) -> None:
-    global _came
-    _came = True
+def _on_sighup(*_: object) -> None:
+    global _is_reload_requested
+    _is_reload_requested = True
 
 
-def ignored() -> None:
+def ignore_reload_signals() -> None:
     """At the very end, when there is no loop any more to heed them."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def taken() -> bool:
+def take_reload_request() -> bool:
     """Whether one came since the last time that this was asked."""
-    global _came
-    came, _came = _came, False
-    return came
+    global _is_reload_requested
+    was_requested, _is_reload_requested = _is_reload_requested, False
+    return was_requested

@@ -55,7 +55,7 @@ class ConfigReloader:
         self._tasks: Tasks | None = None
         self._prepare_steps: list[PrepareConfig] = []
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.request_reload)
-        self._is_requested = hangups.taken()
+        self._is_requested = hangups.take_reload_request()
         self._is_reloading = self._is_stopped = False
         self._last_applied_at = clock.now()
         self._is_refused = is_refused

@@ -11,43 +11,43 @@ from contextlib import asynccontextmanager
 _log = logging.getLogger("price_keeper.app")
 
 
-class Stop:
+class StopSignal:
     """SIGTERM and SIGINT: they break off what goes on inside `breaks_off_the_start`, until somebody waits for them.
     So does the end of `lifeline`, a pipe that somebody holds for as long as this process is wanted."""
 
     def __init__(self, lifeline: int | None = None) -> None:
-        self._came = asyncio.Event()
-        self._start: asyncio.Timeout | None = None
+        self._requested = asyncio.Event()
+        self._startup_timeout: asyncio.Timeout | None = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._come)
+            loop.add_signal_handler(number, self._on_stop)
         if lifeline is not None:
-            loop.add_reader(lifeline, self._let_go, lifeline)
+            loop.add_reader(lifeline, self._on_lifeline_closed, lifeline)
 
     @asynccontextmanager
-    async def breaks_off_the_start(self) -> AsyncIterator[None]:
+    async def interrupt_startup(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(None) as start:
-                self._start = start
+            async with asyncio.timeout(None) as startup:
+                self._startup_timeout = startup
                 try:
                     yield
                 finally:
-                    self._start = None  # what is over cannot be broken off any more
+                    self._startup_timeout = None  # what is over cannot be broken off any more
         except TimeoutError:
-            if not start.expired():
+            if not startup.expired():
                 raise
 
-    async def comes(self) -> None:
-        self._start = None
-        await self._came.wait()
+    async def wait(self) -> None:
+        self._startup_timeout = None
+        await self._requested.wait()
 
-    def _let_go(self, lifeline: int) -> None:
+    def _on_lifeline_closed(self, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
         _log.error("the supervisor of the workers is gone, so this one ends")
-        self._come()
+        self._on_stop()
 
-    def _come(self) -> None:
-        self._came.set()
-        if self._start is not None:
-            self._start.reschedule(0)
-            self._start = None
+    def _on_stop(self) -> None:
+        self._requested.set()
+        if self._startup_timeout is not None:
+            self._startup_timeout.reschedule(0)
+            self._startup_timeout = None

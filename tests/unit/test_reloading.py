@@ -180,12 +180,12 @@ async def test_what_came_before_there_was_a_loop_counts(rig: Rig) -> None:
     kept = signal.getsignal(signal.SIGHUP)
     try:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        hangups.noted()
+        hangups.record_reload_signals()
         signal.raise_signal(signal.SIGHUP)
         reloading = ConfigReloader(CONFIG, rig.found, rig.clock)
         reloading.start(rig.tasks)
         await eventually(lambda: rig.read == 1)
-        assert not hangups.taken()
+        assert not hangups.take_reload_request()
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, kept)

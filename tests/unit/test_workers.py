@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from price_keeper.app import Stop
+from price_keeper.app import StopSignal
 from price_keeper.clock import SystemClock
 from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
 from price_keeper.config import Config
@@ -154,8 +154,8 @@ def test_a_reserved_port_is_shared_with_us_and_nobody_listens() -> None:
 async def test_the_end_of_the_lifeline_stops_as_a_signal_does() -> None:
     read, write = os.pipe()
     with _signals_as_they_were():
-        stop = Stop(read)
-        waiting = asyncio.create_task(stop.comes())
+        stop = StopSignal(read)
+        waiting = asyncio.create_task(stop.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
         os.close(write)
@@ -165,12 +165,12 @@ async def test_the_end_of_the_lifeline_stops_as_a_signal_does() -> None:
 
 async def test_a_signal_after_a_failed_start_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     with _signals_as_they_were():
-        stop = Stop()
+        stop = StopSignal()
         with pytest.raises(LookupError):
-            async with stop.breaks_off_the_start():
+            async with stop.interrupt_startup():
                 raise LookupError
         signal.raise_signal(signal.SIGTERM)
-        await asyncio.wait_for(stop._came.wait(), 10)
+        await asyncio.wait_for(stop._requested.wait(), 10)
     assert caplog.text == ""
 
 

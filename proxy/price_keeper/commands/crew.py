@@ -134,7 +134,7 @@ class _Serving:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, self._environ, on_started))
         finally:
-            hangups.ignored()
+            hangups.ignore_reload_signals()
             if os.getppid() != self._supervisor:  # which would have removed it
                 with suppress(OSError):  # others are still there
                     place.sockets.rmdir()

@@ -75,4 +75,4 @@ def run_until_stopped(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(app.run(config, environ, tell, role=role, read_config=read))
     finally:
-        hangups.ignored()
+        hangups.ignore_reload_signals()

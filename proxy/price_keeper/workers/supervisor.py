@@ -61,7 +61,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals.readable, selectors.EVENT_READ, None)
         try:
-            if hangups.taken():
+            if hangups.take_reload_request():
                 self._heed(signal.SIGHUP)
             for worker in self._workers:
                 self._start(worker)
