@@ -7,7 +7,7 @@ from ssl import SSLContext
 from aiobotocore.httpsession import AIOHTTPSession
 
 
-class Verified(AIOHTTPSession):  # type: ignore[misc]
+class HostnameCheckingSession(AIOHTTPSession):  # type: ignore[misc]
     """aiobotocore takes any certificate that is trusted, whatever its name; and through a proxy, any at all."""
 
     def _get_ssl_context(self) -> SSLContext:

@@ -37,11 +37,11 @@ class AwsPriceList:
         from aiobotocore.config import AioConfig
 
         from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
-        from price_keeper.verified import Verified
+        from price_keeper.verified import HostnameCheckingSession
 
         retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
         self._config = AioConfig(
-            connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries, http_session_cls=Verified
+            connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries, http_session_cls=HostnameCheckingSession
         )
         self._endpoint = endpoint
         self._allow_insecure = allow_insecure

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import ServerDisconnectedError, TCPConnector
 from aiohttp.client_proto import ResponseHandler
 
-from price_keeper.verified import Verified
+from price_keeper.verified import HostnameCheckingSession
 
 _REQUEST_ID_HEADER = "x-amzn-requestid"  # that no two answers share
 _MAX_REMEMBERED_IDS = 100  # answers of one connection
@@ -58,7 +58,7 @@ def _create_handler(loop: AbstractEventLoop) -> ResponseHandler:
     return _StrictResponseHandler(loop)
 
 
-class StrictResponseSession(Verified):
+class StrictResponseSession(HostnameCheckingSession):
     def _create_connector(self, proxy_url: str | None) -> TCPConnector:
         connector: TCPConnector = super()._create_connector(proxy_url)
         connector._factory = partial(_create_handler, connector._loop)
