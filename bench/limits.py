@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from price_keeper.clock import SystemClock
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.lease import Lease
 from price_keeper.limits.leasing import Leasing
 from price_keeper.limits.limiter import Limiter
@@ -85,8 +85,8 @@ class _NoTasks:
 def local_decisions() -> str:
     """What one costs on this machine, the limits being two."""
     names = ("rpm", "tpm")
-    limits = tuple(Limit(name, 10**15, 10**15, 60_000) for name in names)
-    buckets = [Bucket(Key("rate-buckets", scope, "BUCKET#RATE"), limits, 1) for scope in ("app", "org")]
+    limits = tuple(RateLimit(name, 10**15, 10**15, 60_000) for name in names)
+    buckets = [RateBucket(Key("rate-buckets", scope, "BUCKET#RATE"), limits, 1) for scope in ("app", "org")]
     clock = SystemClock()
     lease = Lease(buckets, clock.monotonic(), lambda: 0.5)
     lease.held = [10**15, 10**15]

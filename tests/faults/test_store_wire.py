@@ -17,7 +17,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purses import Purses
-from price_keeper.limits.bucket import Limit
+from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.limiter import Limiter
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
@@ -212,7 +212,7 @@ async def spend_counts_once(line: Line, folder: Path) -> None:
 async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
     clock = SystemClock()
     limiter = Limiter(line.store, lambda: int(clock.now() * 1000), clock)
-    never = bucket(Limit("rpm", 100_000, 0, 60_000))
+    never = bucket(RateLimit("rpm", 100_000, 0, 60_000))
     for number in range(1, 11):
         await limiter.acquire([never], {"rpm": 1_000})
         item = await line.direct.get(never.key, consistent=True)

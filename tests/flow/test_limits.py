@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import StoreUnavailable
-from price_keeper.limits.bucket import state_of
+from price_keeper.limits.bucket import parse_stored_bucket
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Value
@@ -82,7 +82,7 @@ async def test_tokens_are_counted_as_they_really_were(tmp_path: Path, mode: str)
         used = sum(answer.body["usage"]["totalTokens"] for answer in answers)
     # The port has given back what it held, and told what was used.
     async with limited(tmp_path, app={"tpm": 100_000, "mode": mode}) as port:
-        state = state_of(await bucket(port, OF_APP))
+        state = parse_stored_bucket(await bucket(port, OF_APP))
         assert state.limits["tpm"].consumed == used * 1000
         assert state.limits["tpm"].tokens == (100_000 - used) * 1000
 
@@ -92,7 +92,7 @@ async def test_app_and_org_are_admitted_together_or_not_at_all(tmp_path: Path) -
     async with limited(tmp_path, app=exact, org={"rpm": 3, "mode": "exact"}) as port:
         assert await statuses(port, 5) == [200] * 3 + [429] * 2
         for scope in (OF_APP, OF_ORG):
-            assert state_of(await bucket(port, scope)).limits["rpm"].consumed == 3000
+            assert parse_stored_bucket(await bucket(port, scope)).limits["rpm"].consumed == 3000
 
 
 async def test_whatever_a_call_is_taken_for_it_comes_in_when_half_is_there(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_whatever_a_call_is_taken_for_it_comes_in_when_half_is_there(tmp_p
         answers = [await ask(port, **large) for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 429, 429]
         used = answers[0].body["usage"]["totalTokens"]
-        assert state_of(await bucket(port, OF_APP)).limits["tpm"].consumed == used * 1000
+        assert parse_stored_bucket(await bucket(port, OF_APP)).limits["tpm"].consumed == used * 1000
         assert int(answers[1].headers["x-amz-retry-after"]) > 0
 
 
@@ -166,7 +166,7 @@ async def test_what_costs_nothing_is_a_request_all_the_same(tmp_path: Path) -> N
     async with limited(tmp_path, app={"rpm": 2, "tpm": 1000, "mode": "exact"}) as port:
         counted = [await ask(port, "/model/premium/count-tokens", input={"converse": TURN}) for _ in range(3)]
         assert counted[-1].status == 429
-        assert state_of(await bucket(port, OF_APP)).limits["tpm"].consumed == 0
+        assert parse_stored_bucket(await bucket(port, OF_APP)).limits["tpm"].consumed == 0
 
 
 async def test_other_limits_take_effect_within_a_minute(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreError
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.limiter import Limiter
 from price_keeper.limits.writes import RETRY_MS
 from price_keeper.stores.contract import Key, Store, Update, Write
@@ -36,11 +36,11 @@ SKEWS = (-2_000, 0, 900, 2_000)
 SPREAD_MS = max(SKEWS) - min(SKEWS)
 
 VERSIONS = [
-    (Limit("rpm", 20_000, 10_000, 700), Limit("tpm", 900_000, 333_333, 1_000)),
-    (Limit("rpm", 8_000, 5_000, 900), Limit("tpm", 900_000, 333_333, 1_000)),
-    (Limit("rpm", 30_000, 10_000, 700), Limit("rph", 50_000, 7, 3)),
+    (RateLimit("rpm", 20_000, 10_000, 700), RateLimit("tpm", 900_000, 333_333, 1_000)),
+    (RateLimit("rpm", 8_000, 5_000, 900), RateLimit("tpm", 900_000, 333_333, 1_000)),
+    (RateLimit("rpm", 30_000, 10_000, 700), RateLimit("rph", 50_000, 7, 3)),
 ]
-ORG = (Limit("rpm", 30_000, 15_000, 1_100), Limit("tpm", 500_000, 100_000, 3_000))
+ORG = (RateLimit("rpm", 30_000, 15_000, 1_100), RateLimit("tpm", 500_000, 100_000, 3_000))
 
 
 class Step:
@@ -155,9 +155,9 @@ class World:
         self.told: Counter[str] = Counter()
         self.events: list[Event] = []
 
-    def buckets(self, who: int) -> list[Bucket]:
+    def buckets(self, who: int) -> list[RateBucket]:
         version = self.versions[who]
-        return [Bucket(self.app.key, VERSIONS[version - 1], version), self.org]
+        return [RateBucket(self.app.key, VERSIONS[version - 1], version), self.org]
 
     async def call(self, what: str, who: int, amounts: dict[str, int], faults: list[Any]) -> None:
         limiter, buckets, step = self.limiters[who], self.buckets(who), Step(what in ("back", "more", "settle"))
@@ -268,11 +268,11 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
     engine: str, engines: Engines, tmp_path: Path
 ) -> None:
     """Many at once, by several processes' ways to the store, and one limit that is refilled by nobody."""
-    org, now, clock = bucket(Limit("rpm", 40_000, 0, 1), Limit("tpm", 10**9, 5, 3)), Now(), SystemClock()
+    org, now, clock = bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)), Now(), SystemClock()
     async with engines.open(engine, tmp_path) as one, engines.open(engine, tmp_path) as other:
         limiters = [Limiter(store, now, clock) for store in (one, other) * 3]
 
-        async def until_told_never(limiter: Limiter, app: Bucket) -> int:
+        async def until_told_never(limiter: Limiter, app: RateBucket) -> int:
             granted = 0
             while (
                 not (grant := await limiter.acquire([app, org], {"rpm": 1_000, "tpm": 7})).is_refused or grant.wait_ms
@@ -281,7 +281,7 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
                 now.ms += 50
             return granted
 
-        apps = [bucket(Limit("rpm", 10**9, 1, 1)) for _ in limiters]
+        apps = [bucket(RateLimit("rpm", 10**9, 1, 1)) for _ in limiters]
         pairs = list(zip(limiters, apps, strict=True)) * 3
         granted = await asyncio.gather(*(until_told_never(*pair) for pair in pairs))
         items = await one.get_many([org.key, *(app.key for app in apps)], consistent=True)
@@ -293,7 +293,7 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
     assert (items[0]["rpm_tk"], items[0]["rpm_tc"], items[0]["tpm_tc"]) == (0, 40_000, 280)
 
 
-def _bounded(events: list[Event], limit: Limit) -> None:
+def _bounded(events: list[Event], limit: RateLimit) -> None:
     """Over any time: what fits, what comes in, a second's refill; clocks that are apart add what they are apart."""
     for first in range(len(events)):
         taken = back = 0

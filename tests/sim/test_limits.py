@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from price_keeper.limits.bucket import MILLI, Bucket, Limit
+from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.limits.lease import IDLE_SECONDS, MOST_IDLE_SECONDS
 from price_keeper.tasks import Tasks
 
@@ -145,8 +145,8 @@ def test_nothing_is_held_for_long_by_who_is_idle() -> None:
 
 
 def _without_refill(fleet: Fleet) -> None:
-    def still(bucket: Bucket) -> Bucket:
-        limits = tuple(Limit(limit.name, 10**6 * limit.capacity, 0, 60_000) for limit in bucket.limits)
+    def still(bucket: RateBucket) -> RateBucket:
+        limits = tuple(RateLimit(limit.name, 10**6 * limit.capacity, 0, 60_000) for limit in bucket.limits)
         return replace(bucket, limits=limits)
 
     fleet.buckets = [still(bucket) for bucket in fleet.buckets]

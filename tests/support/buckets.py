@@ -8,7 +8,7 @@ from typing import TypeAlias
 from uuid import uuid4
 
 from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.limiter import Limiter
 from price_keeper.model import Scope
 from price_keeper.stores import schema
@@ -42,8 +42,8 @@ class Now:
         return lambda: self.ms + by_ms
 
 
-def bucket(*limits: Limit, org: str | None = None, app: str | None = None, version: int = 1) -> Bucket:
-    return Bucket(schema.rate_bucket_key(Scope(org or str(uuid4()), app), "RATE"), limits, version)
+def bucket(*limits: RateLimit, org: str | None = None, app: str | None = None, version: int = 1) -> RateBucket:
+    return RateBucket(schema.rate_bucket_key(Scope(org or str(uuid4()), app), "RATE"), limits, version)
 
 
 class Troubled:
@@ -95,8 +95,8 @@ class Troubled:
         return getattr(self.store, name)
 
 
-RPM = Limit("rpm", 10_000, 1_000, 1_000)  # ten at once, one a second
-TPM = Limit("tpm", 500_000, 7, 3)
+RPM = RateLimit("rpm", 10_000, 1_000, 1_000)  # ten at once, one a second
+TPM = RateLimit("tpm", 500_000, 7, 3)
 DAY = {EXPIRY_ATTRIBUTE: NOW // 1000 + 10 + 86_400}
 
 
@@ -111,10 +111,10 @@ class Rig:
     def another(self) -> Limiter:
         return Limiter(self.store, self.now, self.clock, lambda low, high: 0.0)
 
-    async def stands(self, item: Mapping[str, int], of: Bucket | None = None, limit: Limit = RPM) -> None:
+    async def stands(self, item: Mapping[str, int], of: RateBucket | None = None, limit: RateLimit = RPM) -> None:
         await self.store.store.put(Put((of or self.bucket).key, rpm_item(limit) | dict(item)))
 
-    async def item(self, of: Bucket | None = None) -> Item | None:
+    async def item(self, of: RateBucket | None = None) -> Item | None:
         return await self.store.store.get((of or self.bucket).key)
 
     async def update(self, **add: int) -> None:
@@ -137,6 +137,6 @@ class Rig:
         self.store.sent.clear()
 
 
-def rpm_item(limit: Limit = RPM) -> dict[str, int]:
+def rpm_item(limit: RateLimit = RPM) -> dict[str, int]:
     rates = {"rpm_cp": limit.capacity, "rpm_ra": limit.amount, "rpm_rp": limit.period_ms}
     return {"rf": NOW, "v": 1, "rpm_tk": limit.capacity, "rpm_tc": 0, "rpm_rem": 0, **rates, **DAY}

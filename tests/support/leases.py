@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.lease import Lease, Plan
 from price_keeper.stores.contract import Key
 
@@ -10,18 +10,18 @@ CALL = (1000, 500_000)  # one request of 500 tokens, in thousandths
 FULL = 10**9
 
 
-def limit(name: str, per_minute: int, capacity: int | None = None) -> Limit:
-    return Limit(name, (per_minute if capacity is None else capacity) * 1000, per_minute * 1000, 60_000)
+def limit(name: str, per_minute: int, capacity: int | None = None) -> RateLimit:
+    return RateLimit(name, (per_minute if capacity is None else capacity) * 1000, per_minute * 1000, 60_000)
 
 
-def bucket(*limits: Limit, name: str = "app") -> Bucket:
-    return Bucket(Key("rate-buckets", name, "BUCKET#RATE"), limits, 1)
+def bucket(*limits: RateLimit, name: str = "app") -> RateBucket:
+    return RateBucket(Key("rate-buckets", name, "BUCKET#RATE"), limits, 1)
 
 
 APP = bucket(limit("rpm", 1200), limit("tpm", 1_200_000))
 
 
-def lease(*buckets: Bucket, held: tuple[int, ...] | None = None) -> Lease:
+def lease(*buckets: RateBucket, held: tuple[int, ...] | None = None) -> Lease:
     made = Lease(buckets or (APP,), 0.0, lambda: 0.5)
     if held is not None:
         made.held = list(held)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from price_keeper.limits.admission import Admission
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.leasing import Leasing
 from price_keeper.limits.limiter import NORMAL, REFUSED, Grant, Limiter
 from price_keeper.stores.contract import Key
@@ -18,10 +18,10 @@ from tests.support.limits import LeapingLoop, LoopClock, leaping
 COSTS = {"rpm": 1000, "tpm": 500_000}
 
 
-def buckets(rpm: int = 1200, scope: str = "app", **more: int) -> list[Bucket]:
+def buckets(rpm: int = 1200, scope: str = "app", **more: int) -> list[RateBucket]:
     each = {"rpm": rpm, "tpm": 1_200_000} | more
-    limits = tuple(Limit(name, amount * 1000, amount * 1000, 60_000) for name, amount in each.items())
-    return [Bucket(Key("rate-buckets", scope, "BUCKET#RATE"), limits, rpm)]
+    limits = tuple(RateLimit(name, amount * 1000, amount * 1000, 60_000) for name, amount in each.items())
+    return [RateBucket(Key("rate-buckets", scope, "BUCKET#RATE"), limits, rpm)]
 
 
 BUCKETS = buckets()
@@ -83,7 +83,7 @@ class Desk:
     def __init__(self, limiter: Scripted, leasing: Leasing) -> None:
         self.limiter, self.leasing = limiter, leasing
 
-    async def admit(self, name: str = "web", of: list[Bucket] | None = None, **policy: bool) -> Admission:
+    async def admit(self, name: str = "web", of: list[RateBucket] | None = None, **policy: bool) -> Admission:
         return await self.leasing.admit(name, of or BUCKETS, COSTS, **policy)
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.limits.admission import Admission
-from price_keeper.limits.bucket import MILLI, Bucket, Limit
+from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
 from price_keeper.limits.limiter import Grant, Limiter
 from price_keeper.stores.contract import Item, Key, Store, Write
@@ -377,10 +377,10 @@ class Fleet:
         now = self.loop.time()
         return Ledger(rate * self.setup.burst, rate, lowest=-rate * now, lowest_held=-rate * now)
 
-    def _bucket(self, name: str, rate: float, tokens: float) -> Bucket:
+    def _bucket(self, name: str, rate: float, tokens: float) -> RateBucket:
         each = ((RPM, rate), (TPM, tokens))
-        limits = [Limit(limit, round(a * self.setup.burst * MILLI), round(a * 60 * MILLI), 60_000) for limit, a in each]
-        return Bucket(Key("rate-buckets", f"SCOPE#{name}", "BUCKET#RATE"), tuple(limits), 1)
+        limits = [RateLimit(limit, round(a * self.setup.burst * MILLI), round(a * 60 * MILLI), 60_000) for limit, a in each]
+        return RateBucket(Key("rate-buckets", f"SCOPE#{name}", "BUCKET#RATE"), tuple(limits), 1)
 
     def now_ms(self) -> int:
         return round(self.clock.now() * 1000)

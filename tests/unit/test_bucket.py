@@ -9,17 +9,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from price_keeper.errors import StoreMisconfigured
 from price_keeper.limits.bucket import (
-    FARTHEST_AHEAD_MS,
-    Bucket,
-    Limit,
-    State,
-    Stored,
-    effective,
-    in_force,
-    item_of,
-    levels,
-    state_of,
-    wait_ms,
+    MAX_AHEAD_MS,
+    RateBucket,
+    RateLimit,
+    StoredBucket,
+    StoredLimit,
+    compute_available,
+    resolve_bucket,
+    encode_stored_bucket,
+    compute_levels,
+    parse_stored_bucket,
+    compute_wait_ms,
 )
 from price_keeper.limits.writes import adjust, create, normal
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
@@ -34,26 +34,26 @@ PERIODS = st.integers(1, 10**6)
 ELAPSED = st.integers(0, 10**8)
 
 
-def bucket(*limits: Limit, version: int = 1) -> Bucket:
-    return Bucket(KEY, limits, version)
+def bucket(*limits: RateLimit, version: int = 1) -> RateBucket:
+    return RateBucket(KEY, limits, version)
 
 
-def kept(limit: Limit, tokens: int, remainder: int = 0) -> Stored:
-    return Stored(tokens, 0, remainder, limit.capacity, limit.amount, limit.period_ms)
+def kept(limit: RateLimit, tokens: int, remainder: int = 0) -> StoredLimit:
+    return StoredLimit(tokens, 0, remainder, limit.capacity, limit.amount, limit.period_ms)
 
 
-def state(*each: tuple[Limit, int, int], version: int = 1) -> State:
-    return State(NOW, version, {limit.name: kept(limit, tokens, rem) for limit, tokens, rem in each})
+def state(*each: tuple[RateLimit, int, int], version: int = 1) -> StoredBucket:
+    return StoredBucket(NOW, version, {limit.name: kept(limit, tokens, rem) for limit, tokens, rem in each})
 
 
 @given(CAPACITIES, AMOUNTS, PERIODS, ELAPSED, st.data())
 def test_what_is_there_is_what_a_real_bucket_would_hold_rounded_down(
     capacity: int, amount: int, period: int, elapsed: int, data: st.DataObject
 ) -> None:
-    limit = Limit("tpm", capacity, amount, period)
+    limit = RateLimit("tpm", capacity, amount, period)
     tokens, rem = data.draw(st.integers(-(10**9), capacity)), data.draw(st.integers(0, period - 1))
     real = min(Fraction(capacity), tokens + Fraction(rem, period) + Fraction(elapsed * amount, period))
-    level = levels(state((limit, tokens, rem)), bucket(limit), NOW + elapsed)["tpm"]
+    level = compute_levels(state((limit, tokens, rem)), bucket(limit), NOW + elapsed)["tpm"]
     assert level.tokens == real // 1
     assert Fraction(level.remainder, period) == real - level.tokens
     assert tokens + level.refill == level.tokens
@@ -61,72 +61,72 @@ def test_what_is_there_is_what_a_real_bucket_would_hold_rounded_down(
 
 @pytest.mark.parametrize(("rem", "is_spilling"), [(0, False), (1, True)])
 def test_a_part_of_a_token_over_the_brim_is_over_it(rem: int, is_spilling: bool) -> None:
-    limit = Limit("tpm", 10, 1, 1_000)
-    assert levels(state((limit, 9, rem)), bucket(limit), NOW + 1_000)["tpm"] == (10, 1, 0, is_spilling)
+    limit = RateLimit("tpm", 10, 1, 1_000)
+    assert compute_levels(state((limit, 9, rem)), bucket(limit), NOW + 1_000)["tpm"] == (10, 1, 0, is_spilling)
 
 
 def test_no_remainder_is_lost_in_a_million_steps() -> None:
-    limit = Limit("tpm", 10**15, 999_983, 60_000)
+    limit = RateLimit("tpm", 10**15, 999_983, 60_000)
     mine, now, step, taken = bucket(limit), NOW, 1, 0
     known = state((limit, 0, 0))
     for _ in range(1_000_000):
         step = step * 48271 % 2147483647  # steps of any size, the same each time
         now += step % 97
-        level = levels(known, mine, now)["tpm"]
+        level = compute_levels(known, mine, now)["tpm"]
         cost = level.tokens // 3
         taken += cost
-        stored = Stored(level.tokens - cost, 0, level.remainder, *limit[1:])
-        known = State(now, 1, {"tpm": stored})
+        stored = StoredLimit(level.tokens - cost, 0, level.remainder, *limit[1:])
+        known = StoredBucket(now, 1, {"tpm": stored})
     left = known.limits["tpm"]
     assert (left.tokens + taken) * 60_000 + left.remainder == (now - NOW) * 999_983
 
 
-@given(CAPACITIES, AMOUNTS, PERIODS, st.integers(1, 10**9), st.integers(-FARTHEST_AHEAD_MS, 10**4), st.data())
+@given(CAPACITIES, AMOUNTS, PERIODS, st.integers(1, 10**9), st.integers(-MAX_AHEAD_MS, 10**4), st.data())
 def test_a_wait_is_exact(capacity: int, amount: int, period: int, cost: int, elapsed: int, data: st.DataObject) -> None:
-    limit = Limit("tpm", capacity, amount, period)
+    limit = RateLimit("tpm", capacity, amount, period)
     known = state((limit, data.draw(st.integers(-(10**9), capacity)), data.draw(st.integers(0, period - 1))))
     mine, now = bucket(limit), NOW + elapsed
-    wait = wait_ms(known, mine, {"tpm": cost}, now)
+    wait = compute_wait_ms(known, mine, {"tpm": cost}, now)
     if wait is None:
         assert cost > capacity
         return
-    assert effective(known, mine, now + wait)["tpm"] >= cost
+    assert compute_available(known, mine, now + wait)["tpm"] >= cost
     if wait:
-        assert effective(known, mine, now + wait - 1)["tpm"] < cost
+        assert compute_available(known, mine, now + wait - 1)["tpm"] < cost
 
 
 def test_a_wait_is_that_of_the_slowest_limit_and_of_those_asked_alone() -> None:
-    fast, slow = Limit("rpm", 10_000, 1_000, 100), Limit("tpm", 10_000, 1_000, 1_000)
+    fast, slow = RateLimit("rpm", 10_000, 1_000, 100), RateLimit("tpm", 10_000, 1_000, 1_000)
     known, mine = state((fast, 0, 0), (slow, 0, 0)), bucket(fast, slow)
-    assert wait_ms(known, mine, {"rpm": 1_000, "tpm": 2_000}, NOW) == 2_000
-    assert wait_ms(known, mine, {"rpm": 1_000}, NOW) == 100
-    assert wait_ms(known, mine, {"rpm": 0, "other": 10**9}, NOW) == 0
+    assert compute_wait_ms(known, mine, {"rpm": 1_000, "tpm": 2_000}, NOW) == 2_000
+    assert compute_wait_ms(known, mine, {"rpm": 1_000}, NOW) == 100
+    assert compute_wait_ms(known, mine, {"rpm": 0, "other": 10**9}, NOW) == 0
 
 
 def test_what_never_refills_is_never_waited_for() -> None:
-    limit = Limit("usd", 10_000, 0, 1)
+    limit = RateLimit("usd", 10_000, 0, 1)
     known, mine = state((limit, 400, 0)), bucket(limit)
-    assert effective(known, mine, NOW + 10**12) == {"usd": 400}
-    assert wait_ms(known, mine, {"usd": 400}, NOW) == 0
-    assert wait_ms(known, mine, {"usd": 401}, NOW) is None
+    assert compute_available(known, mine, NOW + 10**12) == {"usd": 400}
+    assert compute_wait_ms(known, mine, {"usd": 400}, NOW) == 0
+    assert compute_wait_ms(known, mine, {"usd": 401}, NOW) is None
 
 
 @pytest.mark.parametrize(
     ("before", "after", "there"), [(10_000, 15_000, 5_400), (10_000, 9_900, 300), (10_000, 1_000, -8_600)]
 )
 def test_another_amount_to_use_once_leaves_what_was_used_of_it_used(before: int, after: int, there: int) -> None:
-    known = state((Limit("usd", before, 0, 1), 400, 0))
-    assert effective(known, bucket(Limit("usd", after, 0, 1), version=2), NOW) == {"usd": there}
+    known = state((RateLimit("usd", before, 0, 1), 400, 0))
+    assert compute_available(known, bucket(RateLimit("usd", after, 0, 1), version=2), NOW) == {"usd": there}
 
 
 def test_a_limit_that_is_new_in_the_settings_is_full() -> None:
-    old, new = Limit("rpm", 5_000, 1_000, 1_000), Limit("tpm", 7_000, 1_000, 1_000)
-    assert effective(state((old, 0, 0)), bucket(old, new), NOW) == {"rpm": 0, "tpm": 7_000}
+    old, new = RateLimit("rpm", 5_000, 1_000, 1_000), RateLimit("tpm", 7_000, 1_000, 1_000)
+    assert compute_available(state((old, 0, 0)), bucket(old, new), NOW) == {"rpm": 0, "tpm": 7_000}
 
 
 def test_lowered_settings_take_away_what_stands_above() -> None:
-    known = state((Limit("rpm", 10_000, 1_000, 1_000), 9_000, 5))
-    level = levels(known, bucket(Limit("rpm", 4_000, 1_000, 1_000), version=2), NOW)["rpm"]
+    known = state((RateLimit("rpm", 10_000, 1_000, 1_000), 9_000, 5))
+    level = compute_levels(known, bucket(RateLimit("rpm", 4_000, 1_000, 1_000), version=2), NOW)["rpm"]
     assert level == (4_000, -5_000, 0, True)
 
 
@@ -135,76 +135,76 @@ BROUGHT_BACK = [(8_000, 0, True), (8_000, 1, False), (7_999, 1, True), (7_000, 9
 
 @pytest.mark.parametrize(("tokens", "back", "may_be"), BROUGHT_BACK)
 def test_lowered_settings_do_not_overlook_what_was_given_back_meanwhile(tokens: int, back: int, may_be: bool) -> None:
-    known, given = (state((Limit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (tokens, tokens + back))
-    write = normal(bucket(Limit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW)
-    assert evaluate_condition(write.condition, item_of(given)) is may_be
+    known, given = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (tokens, tokens + back))
+    write = normal(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW)
+    assert evaluate_condition(write.condition, encode_stored_bucket(given)) is may_be
 
 
 @pytest.mark.parametrize(("taken", "may_be"), [(0, True), (8_000, True), (8_001, False)])
 def test_lowered_settings_take_away_no_more_than_is_there(taken: int, may_be: bool) -> None:
-    known, left = (state((Limit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (20_000, 20_000 - taken))
-    write = normal(bucket(Limit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False)
-    assert evaluate_condition(write.condition, item_of(left)) is may_be
+    known, left = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (20_000, 20_000 - taken))
+    write = normal(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False)
+    assert evaluate_condition(write.condition, encode_stored_bucket(left)) is may_be
 
 
 def test_older_settings_go_by_the_item() -> None:
-    stored, own = Limit("tpm", 5_000, 10, 1_000), Limit("tpm", 90_000, 1_000, 1)
-    known, mine = state((stored, 1_000, 0), version=2), bucket(own, Limit("gone", 1, 1, 1), version=1)
-    assert effective(known, mine, NOW + 100) == {"tpm": 1_001}
-    assert in_force(mine, known) == bucket(stored, version=2)
-    assert in_force(mine, state((stored, 0, 0), version=1)) == mine
+    stored, own = RateLimit("tpm", 5_000, 10, 1_000), RateLimit("tpm", 90_000, 1_000, 1)
+    known, mine = state((stored, 1_000, 0), version=2), bucket(own, RateLimit("gone", 1, 1, 1), version=1)
+    assert compute_available(known, mine, NOW + 100) == {"tpm": 1_001}
+    assert resolve_bucket(mine, known) == bucket(stored, version=2)
+    assert resolve_bucket(mine, state((stored, 0, 0), version=1)) == mine
 
 
 def test_an_item_of_a_rate_of_nothing_is_not_stuck_when_the_settings_have_a_rate() -> None:
-    known = state((Limit("rpm", 10_000, 0, 1), 0, 0))
-    mine = bucket(Limit("rpm", 10_000, 1_000, 1_000), version=2)
-    assert wait_ms(known, mine, {"rpm": 1_000}, NOW) == 1_000
+    known = state((RateLimit("rpm", 10_000, 0, 1), 0, 0))
+    mine = bucket(RateLimit("rpm", 10_000, 1_000, 1_000), version=2)
+    assert compute_wait_ms(known, mine, {"rpm": 1_000}, NOW) == 1_000
 
 
-@given(st.integers(-FARTHEST_AHEAD_MS - 10**7, 0))
-@example(-FARTHEST_AHEAD_MS)
-@example(-FARTHEST_AHEAD_MS - 1)
+@given(st.integers(-MAX_AHEAD_MS - 10**7, 0))
+@example(-MAX_AHEAD_MS)
+@example(-MAX_AHEAD_MS - 1)
 def test_a_time_to_come_refills_nothing_and_is_not_believed_beyond_the_skew(elapsed: int) -> None:
-    limit = Limit("rpm", 10_000, 1_000, 1_000)
+    limit = RateLimit("rpm", 10_000, 1_000, 1_000)
     known, mine, now = state((limit, 300, 7)), bucket(limit), NOW + elapsed
     write = normal(mine, known, {"rpm": 100}, {}, now)
-    assert effective(known, mine, now) == {"rpm": 300}
+    assert compute_available(known, mine, now) == {"rpm": 300}
     assert write.add["rpm_tk"] == -100
     assert write.set["rpm_rem"] == 7
-    assert write.set["rf"] == (NOW if now >= NOW - FARTHEST_AHEAD_MS else now)
-    wait = wait_ms(known, mine, {"rpm": 1_300}, now)
-    assert wait == 1_000 + (NOW - now if now >= NOW - FARTHEST_AHEAD_MS else 0)
+    assert write.set["rf"] == (NOW if now >= NOW - MAX_AHEAD_MS else now)
+    wait = compute_wait_ms(known, mine, {"rpm": 1_300}, now)
+    assert wait == 1_000 + (NOW - now if now >= NOW - MAX_AHEAD_MS else 0)
 
 
 def test_an_item_is_read_as_it_is_written() -> None:
-    limits = (Limit("a_tk", 5_000, 10, 1_000), Limit("a", 7_000, 0, 1))
+    limits = (RateLimit("a_tk", 5_000, 10, 1_000), RateLimit("a", 7_000, 0, 1))
     put = create(bucket(*limits), {"a": 7_500, "a_tk": -1}, {"a": 2}, NOW)
-    read = state_of(put.item)
-    assert read == State(NOW, 1, {"a_tk": Stored(5_000, 0, 0, *limits[0][1:]), "a": Stored(-500, 2, 0, *limits[1][1:])})
-    assert item_of(read) == {name: value for name, value in put.item.items() if name != EXPIRY_ATTRIBUTE}
+    read = parse_stored_bucket(put.item)
+    assert read == StoredBucket(NOW, 1, {"a_tk": StoredLimit(5_000, 0, 0, *limits[0][1:]), "a": StoredLimit(-500, 2, 0, *limits[1][1:])})
+    assert encode_stored_bucket(read) == {name: value for name, value in put.item.items() if name != EXPIRY_ATTRIBUTE}
 
 
 @pytest.mark.parametrize("spoilt", [{"rf": None}, {"v": "1"}, {"a_cp": None}, {"a_tk": True}])
 def test_a_spoilt_item_says_so(spoilt: dict[str, object]) -> None:
-    item = dict(create(bucket(Limit("a", 1, 1, 1)), {}, {}, NOW).item) | spoilt
+    item = dict(create(bucket(RateLimit("a", 1, 1, 1)), {}, {}, NOW).item) | spoilt
     with pytest.raises(StoreMisconfigured, match=f"attribute {next(iter(spoilt))} .* delete the item"):
-        state_of({name: value for name, value in item.items() if value is not None})
+        parse_stored_bucket({name: value for name, value in item.items() if value is not None})
 
 
 def test_an_item_goes_when_it_would_be_full_and_a_day_is_over() -> None:
-    minute, week = Limit("rpm", 60_000, 60_000, 60_000), Limit("week", 1_000, 1_000, 7 * 86_400_000)
+    minute, week = RateLimit("rpm", 60_000, 60_000, 60_000), RateLimit("week", 1_000, 1_000, 7 * 86_400_000)
     second = NOW // 1000
     assert create(bucket(minute), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 86_400 + 60
     assert create(bucket(minute, week), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 8 * 86_400
-    assert EXPIRY_ATTRIBUTE not in create(bucket(minute, Limit("usd", 1, 0, 1)), {}, {}, NOW).item
-    assert create(Bucket(KEY, (minute,), 1, 77), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == 77
+    assert EXPIRY_ATTRIBUTE not in create(bucket(minute, RateLimit("usd", 1, 0, 1)), {}, {}, NOW).item
+    assert create(RateBucket(KEY, (minute,), 1, 77), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == 77
 
 
 @given(CAPACITIES, st.integers(0, 2 * 10**9), ELAPSED, st.data())
 def test_what_is_given_back_never_lifts_a_bucket_above_its_brim(
     capacity: int, back: int, elapsed: int, data: st.DataObject
 ) -> None:
-    limit = Limit("tpm", capacity, 1_000, 1_000)
+    limit = RateLimit("tpm", capacity, 1_000, 1_000)
     mine, tokens = bucket(limit), data.draw(st.integers(-(10**9), capacity))
     known = state((limit, tokens, 0))
     now = NOW + elapsed
@@ -212,11 +212,11 @@ def test_what_is_given_back_never_lifts_a_bucket_above_its_brim(
         adjust(mine, known, {"tpm": -back}, {"tpm": -3}, now),
         normal(mine, known, {"tpm": -back}, {"tpm": -3}, now, may_owe=True),
     ):
-        assert evaluate_condition(write.condition, item_of(known))
-        after = state_of(apply_update(write, item_of(known)))
+        assert evaluate_condition(write.condition, encode_stored_bucket(known))
+        after = parse_stored_bucket(apply_update(write, encode_stored_bucket(known)))
         assert after.limits["tpm"].tokens <= capacity
         assert after.limits["tpm"].consumed == -3
-        full = min(capacity, effective(known, mine, now)["tpm"] + back)
-        assert effective(after, mine, now)["tpm"] <= full
+        full = min(capacity, compute_available(known, mine, now)["tpm"] + back)
+        assert compute_available(after, mine, now)["tpm"] <= full
         if tokens + back <= capacity:
-            assert effective(after, mine, now)["tpm"] == full
+            assert compute_available(after, mine, now)["tpm"] == full

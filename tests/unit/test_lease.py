@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.limits.bucket import Limit
+from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.lease import (
     ASK,
     FIRST_HORIZON,
@@ -127,7 +127,7 @@ def test_many_calls_in_one_moment_are_asked_for_together() -> None:
 
 
 def test_the_slowest_of_a_limit_on_all_levels_is_what_a_share_is_fair_by() -> None:
-    slow, fast = Limit("rpm", 10**6, 10**5, 60_000), Limit("rpm", 10**6, 10**6, 30_000)
+    slow, fast = RateLimit("rpm", 10**6, 10**5, 60_000), RateLimit("rpm", 10**6, 10**6, 30_000)
     for limits in ((slow, fast), (fast, slow)):
         assert tightest([bucket(each) for each in limits]) == {"rpm": slow}
 

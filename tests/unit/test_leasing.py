@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from price_keeper.errors import Busy, StoreUnavailable, StoreThrottled
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.leasing import WAIT_SECONDS, Leasing
 from price_keeper.limits.limiter import NORMAL, RETRY, Grant, Limiter
 from price_keeper.stores.contract import Key, Store
@@ -402,7 +402,7 @@ def test_if_all_have_calls_under_way_a_new_caller_is_served_exactly() -> None:
 @pytest.mark.parametrize("used", [900_000, 2_000_000])
 def test_a_call_that_used_more_than_its_bucket_holds_keeps_nobody_out_for_good(used: int) -> None:
     """Though somebody keeps asking, so that what is owed never goes back as of one who is idle."""
-    of = [Bucket(Key("rate-buckets", "app", "BUCKET#RATE"), (Limit("tpm", 500_000, 6_000_000, 60_000),), 1)]
+    of = [RateBucket(Key("rate-buckets", "app", "BUCKET#RATE"), (RateLimit("tpm", 500_000, 6_000_000, 60_000),), 1)]
     costs, owed = {"tpm": 250_000}, used - 500_000
 
     async def work(loop: LeapingLoop) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from price_keeper.limits.bucket import Limit
+from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.settings import checked, limits_of
 from price_keeper.model import Scope
 from price_keeper.stores import schema
@@ -53,14 +53,14 @@ def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
     assert limits is not None
     assert limits.bucket.key == schema.rate_bucket_key(SCOPE, "RATE")
     assert limits.bucket.version == 3
-    assert limits.bucket.limits == (Limit("rpm", 600_000, 600_000, 60_000), Limit("tpm", 9_000_000, 9_000_000, 60_000))
+    assert limits.bucket.limits == (RateLimit("rpm", 600_000, 600_000, 60_000), RateLimit("tpm", 9_000_000, 9_000_000, 60_000))
     assert (limits.rates, limits.is_exact) == ({"rpm": 600, "tpm": 9000}, False)
 
 
 def test_a_short_burst_still_lets_one_call_through() -> None:
     limits = limits_of(SCOPE, {"limits": {"rpm": 6, "burst_secs": 1, "mode": "exact"}})
     assert limits is not None
-    assert limits.bucket.limits == (Limit("rpm", 1000, 6000, 60_000),)
+    assert limits.bucket.limits == (RateLimit("rpm", 1000, 6000, 60_000),)
     assert limits.is_exact
 
 

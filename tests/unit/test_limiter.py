@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import StoreThrottled, TransactionFailed
-from price_keeper.limits.bucket import FARTHEST_AHEAD_MS, Bucket, Limit
+from price_keeper.limits.bucket import MAX_AHEAD_MS, RateBucket, RateLimit
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -48,7 +48,7 @@ async def test_normal(rig: Rig) -> None:
 
 
 async def test_normal_of_a_rate_that_does_not_divide_keeps_the_rest(rig: Rig) -> None:
-    odd = Limit("rpm", 10_000, 7, 3)
+    odd = RateLimit("rpm", 10_000, 7, 3)
     rig.bucket = bucket(odd)
     await rig.stands({"rpm_tk": 0, "rpm_rem": 2, "rf": NOW - 600}, limit=odd)
     assert await rig.take(100) == ("normal", 1)  # 600 ms at 7 in 3 ms are 1400, and 2 thirds are left as they were
@@ -133,7 +133,7 @@ async def test_retry_is_not_possible_upon_an_old_refill(rig: Rig) -> None:
 
 async def test_retry_does_not_build_on_a_time_that_nobody_can_believe(rig: Rig) -> None:
     await rig.stands({"rpm_tk": 4_000, "rf": NOW - 400})
-    rig.meets(lambda: rig.update(rf=FARTHEST_AHEAD_MS + 401))
+    rig.meets(lambda: rig.update(rf=MAX_AHEAD_MS + 401))
     assert await rig.take(1_000) == ("normal", 2)
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 1_000}
 
@@ -157,7 +157,7 @@ async def test_more_than_ever_fits_is_refused_without_a_wait(rig: Rig) -> None:
 
 
 async def test_nothing_is_refused_on_what_was_seen_long_ago(rig: Rig) -> None:
-    never = Limit("rpm", 10_000, 0, 1)
+    never = RateLimit("rpm", 10_000, 0, 1)
     rig.bucket = bucket(never)
     assert await rig.take(10_000) == ("create", 1)
     assert await rig.take(1_000) == ("refused", 0)
@@ -167,7 +167,7 @@ async def test_nothing_is_refused_on_what_was_seen_long_ago(rig: Rig) -> None:
 
 
 async def test_all_levels_or_none(rig: Rig) -> None:
-    app, org = rig.bucket, bucket(Limit("rpm", 5_000, 1_000, 1_000), TPM)
+    app, org = rig.bucket, bucket(RateLimit("rpm", 5_000, 1_000, 1_000), TPM)
     grant = await rig.limiter.acquire([app, org], {"rpm": 4_000, "tpm": 100, "unknown": 9})
     assert grant == ({"rpm": 4_000, "tpm": 100, "unknown": 9}, 0, {"rpm": 1_000, "tpm": 499_900}, "create", 1, "")
     grant = await rig.limiter.acquire([app, org], {"rpm": 2_000})
@@ -242,10 +242,10 @@ async def test_who_was_beaten_once_and_rarely_looks_before_it_writes(rig: Rig) -
 
 
 async def test_newer_settings_come_with_the_next_refill_and_bind_those_who_have_older_ones(rig: Rig) -> None:
-    old, new = bucket(RPM, TPM), Limit("rpm", 4_000, 500, 1_000)
+    old, new = bucket(RPM, TPM), RateLimit("rpm", 4_000, 500, 1_000)
     await rig.limiter.acquire([old], {"rpm": 1_000, "tpm": 10})
     rig.now.ms += 100
-    changed = Bucket(old.key, (new, Limit("rph", 60_000, 1, 60)), 2)
+    changed = RateBucket(old.key, (new, RateLimit("rph", 60_000, 1, 60)), 2)
     grant = await rig.another().acquire([changed], {"rpm": 1_000, "rph": 1_000})
     assert (grant.path, grant.left) == ("normal", {"rpm": 3_000, "rph": 59_000})
     expected = rpm_item(new) | {"rf": NOW + 100, "v": 2, "rpm_tk": 3_000, "rpm_tc": 2_000}
@@ -261,7 +261,7 @@ async def test_newer_settings_come_with_the_next_refill_and_bind_those_who_have_
 
 async def test_newer_settings_that_come_in_between_are_asked_too(rig: Rig) -> None:
     await rig.stands({"rf": NOW - 400})
-    newer = Bucket(rig.bucket.key, (RPM, Limit("rph", 3_000, 1, 60)), 2)
+    newer = RateBucket(rig.bucket.key, (RPM, RateLimit("rph", 3_000, 1, 60)), 2)
     rig.meets(lambda: rig.another().acquire([newer], {}))
     grant = await rig.limiter.acquire([rig.bucket], {"rpm": 1_000, "rph": 1_000})
     assert (grant.path, grant.writes, grant.left) == ("retry", 2, {"rpm": 9_000, "rph": 2_000})
@@ -269,7 +269,7 @@ async def test_newer_settings_that_come_in_between_are_asked_too(rig: Rig) -> No
 
 async def test_settings_do_not_go_back_though_the_time_of_refill_stays(rig: Rig) -> None:
     await rig.stands({"rf": NOW + 100})
-    second, third = (Bucket(rig.bucket.key, (RPM._replace(capacity=each * 10_000),), each) for each in (2, 3))
+    second, third = (RateBucket(rig.bucket.key, (RPM._replace(capacity=each * 10_000),), each) for each in (2, 3))
     rig.meets(lambda: rig.another().acquire([third], {}))
     grant = await rig.limiter.acquire([second], {"rpm": 1_000})
     assert (grant.writes, grant.left) == (2, {"rpm": 9_000})
@@ -279,7 +279,7 @@ async def test_settings_do_not_go_back_though_the_time_of_refill_stays(rig: Rig)
 
 
 async def test_a_time_far_to_come_is_set_right_even_by_who_is_refused(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 0, "rf": NOW + FARTHEST_AHEAD_MS + 1})
+    await rig.stands({"rpm_tk": 0, "rf": NOW + MAX_AHEAD_MS + 1})
     grant = await rig.limiter.acquire([rig.bucket], {"rpm": 1_000})
     assert (grant.is_refused, grant.wait_ms) == (True, 1_000)
     assert await rig.item() == rpm_item() | {"rpm_tk": 0}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, TransactionFailed
-from price_keeper.limits.bucket import Bucket
+from price_keeper.limits.bucket import RateBucket
 from price_keeper.limits.sending import LINGERS_SECONDS, Sending, Transaction
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.sqlite import SqliteStore
@@ -50,7 +50,7 @@ async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: R
 
 async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(rig: Rig) -> None:
     await rig.stands({"rpm_tk": 9_000, "rf": NOW - 400})
-    higher = Bucket(rig.bucket.key, (RPM._replace(capacity=50_000),), 2)
+    higher = RateBucket(rig.bucket.key, (RPM._replace(capacity=50_000),), 2)
     await rig.limiter.adjust([higher], {"rpm": -3_000}, {})
     assert await rig.item() == rpm_item() | {"rf": NOW - 400, EXPIRY_ATTRIBUTE: NOW // 1000 + 50 + 86_400}
 
@@ -58,7 +58,7 @@ async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_
 async def test_adjust_makes_the_item_or_the_limit_that_is_missing(rig: Rig) -> None:
     await rig.limiter.adjust([rig.bucket], {"rpm": 12_000}, {"rpm": 1})
     assert await rig.item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 1}
-    both = Bucket(rig.bucket.key, (RPM, TPM), 2)
+    both = RateBucket(rig.bucket.key, (RPM, TPM), 2)
     await rig.limiter.adjust([both], {"tpm": 600_000, "rpm": 1_000}, {"tpm": 5})
     tpm = {"tpm_tk": -100_000, "tpm_tc": 5, "tpm_rem": 0, "tpm_cp": 500_000, "tpm_ra": 7, "tpm_rp": 3}
     expires = {EXPIRY_ATTRIBUTE: NOW // 1000 + 86_400 + 214}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from price_keeper.limits.bucket import MILLI, Bucket, Limit
+from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.limits.leasing import Leasing
 from price_keeper.stores import schema
 
@@ -80,8 +80,8 @@ class SharedRates:
         self._strangers = strangers
         self._burst = burst
         self._per_second = per_second
-        self._limit = Limit(_CALLS, burst * MILLI, round(per_second * MILLI), 1000)
-        self._buckets: dict[str, tuple[Bucket]] = {}
+        self._limit = RateLimit(_CALLS, burst * MILLI, round(per_second * MILLI), 1000)
+        self._buckets: dict[str, tuple[RateBucket]] = {}
 
     async def take(self, who: str) -> Taken:
         if who.startswith(NOBODY):
@@ -95,11 +95,11 @@ class SharedRates:
         self._leasing.settle(admission, None)
         return Taken(self._burst, left, reset)
 
-    def _bucket_of(self, who: str) -> tuple[Bucket]:
+    def _bucket_of(self, who: str) -> tuple[RateBucket]:
         """The same one each time, by which its lease is known."""
         found = self._buckets.get(who)
         if found is None:
             if len(self._buckets) >= MOST_REMEMBERED:
                 self._buckets.clear()
-            found = self._buckets[who] = (Bucket(schema.control_bucket_key(who), (self._limit,), 1),)
+            found = self._buckets[who] = (RateBucket(schema.control_bucket_key(who), (self._limit,), 1),)
         return found

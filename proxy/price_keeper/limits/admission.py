@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from price_keeper.limits.alone import Alone
-from price_keeper.limits.bucket import Bucket
+from price_keeper.limits.bucket import RateBucket
 from price_keeper.limits.lease import Costs, Lease
 
-Buckets = Sequence[Bucket]
+Buckets = Sequence[RateBucket]
 Amounts = Mapping[str, int]
 
 LOCAL, WAITED, EXACT, ALONE, REFUSED = "local", "waited", "exact", "alone", "refused"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from price_keeper.limits.bucket import Bucket
+from price_keeper.limits.bucket import RateBucket
 from price_keeper.limits.lease import Costs, tightest
 
 LONGEST_WAIT_MS = 60_000
@@ -15,7 +15,7 @@ class Alone:
 
     __slots__ = ("_capacity", "_rate", "_since", "_there", "buckets")
 
-    def __init__(self, buckets: Sequence[Bucket], now: float) -> None:
+    def __init__(self, buckets: Sequence[RateBucket], now: float) -> None:
         limits = tightest(buckets).values()
         self.buckets = buckets
         self._capacity = [limit.capacity for limit in limits]

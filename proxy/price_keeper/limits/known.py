@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from price_keeper.errors import ReasonCode, TransactionFailed
-from price_keeper.limits.bucket import TOKENS, State, item_of, state_of
+from price_keeper.limits.bucket import TOKENS, StoredBucket, encode_stored_bucket, parse_stored_bucket
 from price_keeper.limits.writes import RETRY_MS
 from price_keeper.stores.contract import Item, Key, Put, Store, Update
 from price_keeper.stores.evaluate import apply_update
@@ -28,7 +28,7 @@ class Company(Enum):
 class Seen:
     """`state` is None where there was no item."""
 
-    state: State | None
+    state: StoredBucket | None
     at_ms: int
     company: Company = Company.NONE
 
@@ -63,15 +63,15 @@ class Known:
                 self.forget([key])
 
     def created(self, put: Put) -> None:
-        self._keep(put.key, Seen(state_of(put.item), self._now_ms()))
+        self._keep(put.key, Seen(parse_stored_bucket(put.item), self._now_ms()))
 
-    def refilled(self, write: Update, state: State) -> None:
+    def refilled(self, write: Update, state: StoredBucket) -> None:
         """A refill of ours upon `state` was carried out. If something newer is known, that is left alone."""
         seen = self._seen.get(write.key)
         if seen is None or seen.state is None:
             return
         if (seen.state.refilled_at, seen.state.version) == (state.refilled_at, state.version):
-            after = state_of(apply_update(write, item_of(seen.state)))
+            after = parse_stored_bucket(apply_update(write, encode_stored_bucket(seen.state)))
             self._keep(write.key, Seen(after, self._now_ms(), seen.company))
 
     def counted(self, write: Update) -> None:
@@ -86,10 +86,10 @@ class Known:
         self._seen[write.key] = replace(seen, state=replace(seen.state, limits=limits))
 
     def _learn(self, key: Key, item: Item | None) -> Seen:
-        state = state_of(item) if item is not None else None
+        state = parse_stored_bucket(item) if item is not None else None
         return self._keep(key, Seen(state, self._now_ms(), self._company(key, state)))
 
-    def _company(self, key: Key, state: State | None) -> Company:
+    def _company(self, key: Key, state: StoredBucket | None) -> Company:
         before = self._seen.get(key)
         if before is None or before.state is None or state is None:
             return Company.NONE

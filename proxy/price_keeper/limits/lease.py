@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
-from price_keeper.limits.bucket import Bucket, Limit
+from price_keeper.limits.bucket import RateBucket, RateLimit
 
 Costs: TypeAlias = tuple[int, ...]
 
@@ -62,9 +62,9 @@ class Plan(NamedTuple):
     content: float  # part of the wants: who gets less than that waits for a horizon
 
 
-def tightest(buckets: Sequence[Bucket]) -> dict[str, Limit]:
+def tightest(buckets: Sequence[RateBucket]) -> dict[str, RateLimit]:
     """Of each limit the one that refills slowest, over all levels: it is what runs dry first."""
-    found: dict[str, Limit] = {}
+    found: dict[str, RateLimit] = {}
     for bucket in buckets:
         for limit in bucket.limits:
             other = found.get(limit.name)
@@ -79,7 +79,7 @@ class Lease:
                  "_promised", "_rate", "_rationed_at", "_renewed_at", "_since", "held", "horizon",
                  "last_call", "names", "not_before", "used")  # fmt: skip
 
-    def __init__(self, buckets: Sequence[Bucket], now: float, chance: Callable[[], float]) -> None:
+    def __init__(self, buckets: Sequence[RateBucket], now: float, chance: Callable[[], float]) -> None:
         """`chance` gives a number in [0, 1): so that a fleet does not come in step."""
         self._chance = chance
         self.horizon = FIRST_HORIZON
@@ -102,7 +102,7 @@ class Lease:
         self._promised: list[int] = []  # to those who were told to come back
         self.fit(buckets)
 
-    def fit(self, buckets: Sequence[Bucket]) -> None:
+    def fit(self, buckets: Sequence[RateBucket]) -> None:
         """The settings as they are now. What is held stays, up to the capacity."""
         limits, before = tightest(buckets), self.names
         places = [before.index(name) if name in before else None for name in limits]

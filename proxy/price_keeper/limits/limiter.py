@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError, is_condition_failure
-from price_keeper.limits.bucket import Bucket, State, effective, in_force, refilled_from, wait_ms
+from price_keeper.limits.bucket import RateBucket, StoredBucket, compute_available, resolve_bucket, get_refill_start, compute_wait_ms
 from price_keeper.limits.known import FRESH_MS, Company, Known, Seen
 from price_keeper.limits.owed import Owed
 from price_keeper.limits.sending import Sending, Transaction
@@ -56,15 +56,15 @@ class Grant(NamedTuple):
 class _Step(NamedTuple):
     """One level's part in a transaction."""
 
-    bucket: Bucket
+    bucket: RateBucket
     path: str
     write: Put | Update
-    refills: State | None = None
+    refills: StoredBucket | None = None
 
 
 @dataclass(slots=True)
 class _Ask:
-    buckets: Sequence[Bucket]
+    buckets: Sequence[RateBucket]
     wants: Amounts
     needs: Amounts
     used: Amounts
@@ -117,12 +117,12 @@ class Limiter:
         """Of what was pending: given up for want of room, or since nobody can know any more."""
         return self._owed.dropped
 
-    async def acquire(self, buckets: Sequence[Bucket], costs: Amounts, used: Amounts | None = None) -> Grant:
+    async def acquire(self, buckets: Sequence[RateBucket], costs: Amounts, used: Amounts | None = None) -> Grant:
         """All of it from all buckets, or nothing. `used` is told with it: the costs, if nothing is said."""
         return await self._grant(_Ask(buckets, costs, costs, costs if used is None else used, (1, 1)))
 
     async def lease(
-        self, buckets: Sequence[Bucket], wants: Amounts, needs: Amounts, used: Amounts, share: tuple[int, int] = (1, 2)
+        self, buckets: Sequence[RateBucket], wants: Amounts, needs: Amounts, used: Amounts, share: tuple[int, int] = (1, 2)
     ) -> Grant:
         """Of each limit as much as is wanted, but at most a share of what is there, and at least what is needed.
 
@@ -130,7 +130,7 @@ class Limiter:
         """
         return await self._grant(_Ask(buckets, wants, needs, used, share))
 
-    async def adjust(self, buckets: Sequence[Bucket], taken: Amounts, used: Amounts) -> None:
+    async def adjust(self, buckets: Sequence[RateBucket], taken: Amounts, used: Amounts) -> None:
         """Below zero in `taken`: given back. Never refused, and raises no StoreError: what cannot be sent is kept."""
         self._owed.add(buckets, taken, used)
         if self._owed.is_settling:
@@ -165,16 +165,16 @@ class Limiter:
         now_ms = self._now_ms()
         return now_ms, self._amounts(ask, now_ms)
 
-    async def _look(self, due: Sequence[Bucket], ask: _Ask) -> None:
+    async def _look(self, due: Sequence[RateBucket], ask: _Ask) -> None:
         while due:
             await self._known.look([bucket.key for bucket in due])
             due = [bucket for bucket in ask.buckets if self._known.get(bucket.key) is None]  # forgotten meanwhile
 
-    def _is_fresh(self, bucket: Bucket) -> bool:
+    def _is_fresh(self, bucket: RateBucket) -> bool:
         seen = self._known.get(bucket.key)
         return seen is not None and seen.is_fresh(self._now_ms())
 
-    def _must_look(self, bucket: Bucket, ask: _Ask) -> bool:
+    def _must_look(self, bucket: RateBucket, ask: _Ask) -> bool:
         seen = self._known.get(bucket.key)
         if seen is None:
             return True
@@ -182,12 +182,12 @@ class Limiter:
             return False
         return not self._is_blind(seen, bucket, ask)
 
-    def _is_blind(self, seen: Seen, bucket: Bucket, ask: _Ask) -> bool:
+    def _is_blind(self, seen: Seen, bucket: RateBucket, ask: _Ask) -> bool:
         """Whether to take without looking: what was there when last seen would do, and others refill all the time."""
         if seen.company is not Company.MANY or seen.state is None or seen.is_fresh(self._now_ms()):
             return False
         least = ask.least({name: max(want, ask.needs.get(name, 0)) for name, want in ask.wants.items()})
-        force = in_force(bucket, seen.state)
+        force = resolve_bucket(bucket, seen.state)
         return _has(seen.state, force, least)
 
     def _amounts(self, ask: _Ask, now_ms: int) -> dict[str, int] | None:
@@ -201,23 +201,23 @@ class Limiter:
             taken[name] = max(need, min(want, most))
         return taken
 
-    def _there(self, buckets: Sequence[Bucket], now_ms: int) -> dict[str, int]:
+    def _there(self, buckets: Sequence[RateBucket], now_ms: int) -> dict[str, int]:
         least: dict[str, int] = {}
         for bucket in buckets:
-            for name, tokens in effective(self._state(bucket, now_ms), bucket, now_ms).items():
+            for name, tokens in compute_available(self._state(bucket, now_ms), bucket, now_ms).items():
                 least[name] = min(tokens, least.get(name, tokens))
         return least
 
-    def _state(self, bucket: Bucket, now_ms: int) -> State:
+    def _state(self, bucket: RateBucket, now_ms: int) -> StoredBucket:
         """Where there is no item all limits are as new ones: full."""
         seen = self._known.get(bucket.key)
-        return seen.state if seen is not None and seen.state is not None else State(now_ms, bucket.version, {})
+        return seen.state if seen is not None and seen.state is not None else StoredBucket(now_ms, bucket.version, {})
 
-    def _step(self, bucket: Bucket, ask: _Ask, taken: Amounts, now_ms: int, attempt: int) -> _Step:
+    def _step(self, bucket: RateBucket, ask: _Ask, taken: Amounts, now_ms: int, attempt: int) -> _Step:
         seen = self._known.get(bucket.key)
         if seen is None or seen.state is None:
             return _Step(bucket, CREATE, create(bucket, taken, ask.used, now_ms))
-        force = in_force(bucket, seen.state)
+        force = resolve_bucket(bucket, seen.state)
         if self._is_blind(seen, bucket, ask):
             return _Step(bucket, RETRY, retry(force, taken, ask.used, now_ms, ask.least(taken)))
         if _was_just_refilled(seen.state, now_ms) and _has(seen.state, force, taken):
@@ -262,10 +262,10 @@ class Limiter:
     async def _refused(self, ask: _Ask) -> Grant:
         now_ms = self._now_ms()
         waits = {
-            f"{bucket.scope}/{limit.name}": wait_ms(state, bucket, {limit.name: ask.needs.get(limit.name, 0)}, now_ms)
+            f"{bucket.scope}/{limit.name}": compute_wait_ms(state, bucket, {limit.name: ask.needs.get(limit.name, 0)}, now_ms)
             for bucket in ask.buckets
             for state in [self._state(bucket, now_ms)]
-            for limit in in_force(bucket, state).limits
+            for limit in resolve_bucket(bucket, state).limits
         }
         limiting = max(waits, key=lambda name: math.inf if (wait := waits[name]) is None else wait, default="")
         wait = waits.get(limiting)
@@ -276,10 +276,10 @@ class Limiter:
         wait = CONTENTION_WAIT_MS if wait == 0 else wait  # there is enough, but others were faster each time
         return Grant({}, wait, left, REFUSED, ask.writes, limiting)
 
-    async def _mend(self, bucket: Bucket, now_ms: int) -> None:
+    async def _mend(self, bucket: RateBucket, now_ms: int) -> None:
         """A wrong clock wrote a time to come. Without a write that takes nothing, nobody could take until then."""
         state = self._state(bucket, now_ms)
-        if refilled_from(state, now_ms) == state.refilled_at:
+        if get_refill_start(state, now_ms) == state.refilled_at:
             return
         write = normal(bucket, state, {}, {}, now_ms)
         try:
@@ -290,11 +290,11 @@ class Limiter:
             self._known.refilled(write, state)
 
 
-def _was_just_refilled(state: State, now_ms: int) -> bool:
-    return state.refilled_at >= now_ms - FRESH_MS and state.refilled_at == refilled_from(state, now_ms)
+def _was_just_refilled(state: StoredBucket, now_ms: int) -> bool:
+    return state.refilled_at >= now_ms - FRESH_MS and state.refilled_at == get_refill_start(state, now_ms)
 
 
-def _has(state: State, force: Bucket, amounts: Amounts) -> bool:
+def _has(state: StoredBucket, force: RateBucket, amounts: Amounts) -> bool:
     """By what is stored alone, refill left aside; and the item knows the settings that are in force."""
     names = [limit.name for limit in force.limits]
     if state.version != force.version or not all(name in state.limits for name in names):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from price_keeper.errors import InvalidStoreRequest, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
-from price_keeper.limits.bucket import REFILLED_AT, Bucket, in_force
+from price_keeper.limits.bucket import REFILLED_AT, RateBucket, resolve_bucket
 from price_keeper.limits.known import Known
 from price_keeper.limits.sending import Sending, Transaction
 from price_keeper.limits.writes import adjust, create
@@ -26,7 +26,7 @@ Amounts = Mapping[str, int]
 class _Debt:
     """Of one bucket, summed up. What is in a transaction under way is in it alone."""
 
-    bucket: Bucket
+    bucket: RateBucket
     taken: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
     under_way: Transaction | None = None
@@ -45,7 +45,7 @@ class _Debt:
 @dataclass(slots=True, eq=False)
 class _Unsure:
     transaction: Transaction
-    buckets: Sequence[Bucket]
+    buckets: Sequence[RateBucket]
     taken: Amounts
     used: Amounts
     is_refused: bool  # when it was last sent; what was sent before may be carried out yet
@@ -63,7 +63,7 @@ class Owed:
     def __len__(self) -> int:
         return len(self._debts) + len(self._unsure)
 
-    def add(self, buckets: Sequence[Bucket], taken: Amounts, used: Amounts) -> None:
+    def add(self, buckets: Sequence[RateBucket], taken: Amounts, used: Amounts) -> None:
         for bucket in buckets:
             debt = self._debts.setdefault(bucket.key, _Debt(bucket))
             debt.bucket = max(debt.bucket, bucket, key=lambda each: each.version)
@@ -77,7 +77,7 @@ class Owed:
     def unsure(
         self,
         transaction: Transaction,
-        buckets: Sequence[Bucket],
+        buckets: Sequence[RateBucket],
         taken: Amounts,
         used: Amounts,
         *,
@@ -141,7 +141,7 @@ class Owed:
         while not debt.is_paid:
             if debt.under_way is None:
                 seen = self._known.get(debt.bucket.key)
-                force = in_force(debt.bucket, seen.state if seen is not None else None)
+                force = resolve_bucket(debt.bucket, seen.state if seen is not None else None)
                 self._begin(debt, adjust(force, None, debt.taken, debt.used, self._now_ms()))
             else:
                 attempts += 1

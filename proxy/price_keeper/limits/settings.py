@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from price_keeper.limits.bucket import MILLI, Bucket, Limit
+from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Value
@@ -29,7 +29,7 @@ _MOST_SHOWN = 64
 class Limits(NamedTuple):
     """Of one scope. `rates` a minute, by name."""
 
-    bucket: Bucket
+    bucket: RateBucket
     rates: Mapping[str, int]
     is_exact: bool
 
@@ -69,8 +69,8 @@ def limits_of(scope: Scope, item: Item | None) -> Limits | None:
     given: Mapping[str, Any] = checked(item[ATTRIBUTE])
     version, burst_secs = item.get("version"), given.get("burst_secs", USUAL_BURST_SECS)
     rates = {name: given[name] for name in RATES if name in given}
-    limits = tuple(Limit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items())
-    bucket = Bucket(schema.rate_bucket_key(scope, "RATE"), limits, version if type(version) is int else 0)
+    limits = tuple(RateLimit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items())
+    bucket = RateBucket(schema.rate_bucket_key(scope, "RATE"), limits, version if type(version) is int else 0)
     return Limits(bucket, rates, given.get("mode") == "exact")
 
 

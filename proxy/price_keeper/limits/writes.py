@@ -15,20 +15,20 @@ from price_keeper.limits.bucket import (
     ATTRIBUTES,
     CAPACITY,
     CONSUMED,
-    FARTHEST_AHEAD_MS,
+    MAX_AHEAD_MS,
     PERIOD,
     REFILLED_AT,
     REMAINDER,
     TOKENS,
     VERSION,
-    Bucket,
-    Level,
-    Limit,
-    State,
-    Stored,
-    in_force,
-    levels,
-    refilled_from,
+    RateBucket,
+    LimitLevel,
+    RateLimit,
+    StoredBucket,
+    StoredLimit,
+    resolve_bucket,
+    compute_levels,
+    get_refill_start,
 )
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -53,7 +53,7 @@ _DAY_SECONDS = 86_400
 Amounts = Mapping[str, int]
 
 
-def create(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
+def create(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
     """The bucket is full and something is taken. Nothing stands there."""
     item: dict[str, Value] = {REFILLED_AT: now_ms, VERSION: bucket.version, **_expiry(bucket, now_ms)}
     for limit in bucket.limits:
@@ -66,8 +66,8 @@ def create(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
 
 
 def normal(
-    bucket: Bucket,
-    state: State,
+    bucket: RateBucket,
+    state: StoredBucket,
     taken: Amounts,
     used: Amounts,
     now_ms: int,
@@ -80,12 +80,12 @@ def normal(
     Not `is_exact`, it holds also where others took from a full bucket meanwhile, whose refill is lost then: too strict.
     `may_owe`: it does not matter whether there is enough.
     """
-    force = in_force(bucket, state)
-    refilled_at = max(refilled_from(state, now_ms), now_ms)
+    force = resolve_bucket(bucket, state)
+    refilled_at = max(get_refill_start(state, now_ms), now_ms)
     values: dict[str, Value] = {REFILLED_AT: refilled_at, **_expiry(bucket, now_ms)}
     added: dict[str, int] = {}
     conditions: list[Condition] = [equals(REFILLED_AT, state.refilled_at), equals(VERSION, state.version)]
-    there = levels(state, bucket, now_ms)
+    there = compute_levels(state, bucket, now_ms)
     for limit in force.limits:
         name, kept, level = limit.name, state.limits.get(limit.name), there[limit.name]
         cost = max(taken.get(name, 0), level.tokens - limit.capacity)  # given back only as much as fits
@@ -101,30 +101,30 @@ def normal(
 
 
 def _still(
-    limit: Limit, kept: Stored | None, level: Level, cost: int, *, is_exact: bool, may_owe: bool
+    limit: RateLimit, kept: StoredLimit | None, level: LimitLevel, cost: int, *, is_exact: bool, may_owe: bool
 ) -> Iterable[Condition]:
     """What must hold of a limit's tokens for its level to be right, and enough."""
     tokens = limit.name + TOKENS
     if kept is None:
         yield AttributeMissing(tokens)
-    elif level.is_spilling and is_exact:
+    elif level.is_capped and is_exact:
         yield equals(tokens, kept.tokens)
     else:
         rise = level.refill + max(0, -cost)
         if rise != 0 or limit.capacity < kept.capacity:
             yield at_most(tokens, limit.capacity - rise)
-        if (cost > 0 or (level.is_spilling and level.refill < 0)) and not may_owe:
+        if (cost > 0 or (level.is_capped and level.refill < 0)) and not may_owe:
             yield at_least(tokens, max(0, cost) - level.refill)
 
 
-def retry(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None) -> Update:
+def retry(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None) -> Update:
     """Take without refill, whatever else is there, if somebody refilled within a second.
 
     `bucket` as in force, which its condition makes sure of. `least`: what must be there, where that is more than taken.
     """
     conditions: list[Condition] = [
         at_least(REFILLED_AT, now_ms - RETRY_MS),
-        at_most(REFILLED_AT, now_ms + FARTHEST_AHEAD_MS),
+        at_most(REFILLED_AT, now_ms + MAX_AHEAD_MS),
         equals(VERSION, bucket.version),
     ]
     for limit in bucket.limits:
@@ -134,13 +134,13 @@ def retry(bucket: Bucket, taken: Amounts, used: Amounts, now_ms: int, least: Amo
     return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
 
 
-def adjust(bucket: Bucket, state: State | None, taken: Amounts, used: Amounts, now_ms: int) -> Update:
+def adjust(bucket: RateBucket, state: StoredBucket | None, taken: Amounts, used: Amounts, now_ms: int) -> Update:
     """Take and give back without asking. Of what is given back (below zero in `taken`) only as much as fits.
 
     Without a `state` it is tried as if the bucket were empty, and the settings those of the item. A limit that is new
     to the item comes into it.
     """
-    force = in_force(bucket, state)
+    force = resolve_bucket(bucket, state)
     named = [limit for limit in force.limits if taken.get(limit.name) or used.get(limit.name)]
     if state is not None and any(limit.name not in state.limits for limit in named):
         return normal(bucket, state, taken, used, now_ms, may_owe=True)
@@ -157,13 +157,13 @@ def adjust(bucket: Bucket, state: State | None, taken: Amounts, used: Amounts, n
     return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
 
 
-def _additions(limits: Sequence[Limit], taken: Amounts, used: Amounts) -> dict[str, int]:
+def _additions(limits: Sequence[RateLimit], taken: Amounts, used: Amounts) -> dict[str, int]:
     every = {limit.name + TOKENS: -taken.get(limit.name, 0) for limit in limits}
     every |= {limit.name + CONSUMED: used.get(limit.name, 0) for limit in limits}
     return {name: amount for name, amount in every.items() if amount}
 
 
-def _rates(limit: Limit) -> dict[str, Value]:
+def _rates(limit: RateLimit) -> dict[str, Value]:
     return {
         limit.name + CAPACITY: limit.capacity,
         limit.name + AMOUNT: limit.amount,
@@ -171,7 +171,7 @@ def _rates(limit: Limit) -> dict[str, Value]:
     }
 
 
-def _expiry(bucket: Bucket, now_ms: int) -> dict[str, Value]:
+def _expiry(bucket: RateBucket, now_ms: int) -> dict[str, Value]:
     """An item that is gone is a full bucket, so it goes when it is full; what never refills stays."""
     if bucket.expires_at is not None:
         return {EXPIRY_ATTRIBUTE: bucket.expires_at}

@@ -15,7 +15,7 @@ from typing import Final
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError
 from price_keeper.exchange import Header
-from price_keeper.limits.bucket import MILLI, Bucket
+from price_keeper.limits.bucket import MILLI, RateBucket
 from price_keeper.limits.settings import REQUESTS, TOKENS, Limits, limits_of
 from price_keeper.model import Caller, Scope
 from price_keeper.selection.notes import Notes
@@ -40,7 +40,7 @@ class CallersLimits:
     """`rates` a minute are the least of both levels."""
 
     name: str
-    buckets: tuple[Bucket, ...] = ()
+    buckets: tuple[RateBucket, ...] = ()
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
 
