@@ -23,7 +23,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreError
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.limiter import Limiter
-from price_keeper.limits.writes import RETRY_MS
+from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.stores.contract import Key, Store, Update, Write
 
 from tests.support.buckets import AWAY, CONFLICT, LOST, THROTTLED, UNHEARD, Now, Troubled, bucket
@@ -300,5 +300,5 @@ def _bounded(events: list[Event], limit: RateLimit) -> None:
         for event in events[first:]:
             taken += event.taken.get(limit.name, 0)
             back += event.back.get(limit.name, 0)
-            time = event.at - events[first].at + RETRY_MS + SPREAD_MS
+            time = event.at - events[first].at + TAKE_ONLY_WINDOW_MS + SPREAD_MS
             assert taken <= limit.capacity + time * limit.amount // limit.period_ms + 1 + back

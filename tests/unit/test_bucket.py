@@ -21,7 +21,7 @@ from price_keeper.limits.bucket import (
     parse_stored_bucket,
     compute_wait_ms,
 )
-from price_keeper.limits.writes import adjust, create, normal
+from price_keeper.limits.writes import build_adjustment, build_create, build_refill_and_take
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
 from price_keeper.stores.evaluate import apply_update, evaluate_condition
 
@@ -136,14 +136,14 @@ BROUGHT_BACK = [(8_000, 0, True), (8_000, 1, False), (7_999, 1, True), (7_000, 9
 @pytest.mark.parametrize(("tokens", "back", "may_be"), BROUGHT_BACK)
 def test_lowered_settings_do_not_overlook_what_was_given_back_meanwhile(tokens: int, back: int, may_be: bool) -> None:
     known, given = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (tokens, tokens + back))
-    write = normal(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW)
+    write = build_refill_and_take(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW)
     assert evaluate_condition(write.condition, encode_stored_bucket(given)) is may_be
 
 
 @pytest.mark.parametrize(("taken", "may_be"), [(0, True), (8_000, True), (8_001, False)])
 def test_lowered_settings_take_away_no_more_than_is_there(taken: int, may_be: bool) -> None:
     known, left = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (20_000, 20_000 - taken))
-    write = normal(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False)
+    write = build_refill_and_take(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False)
     assert evaluate_condition(write.condition, encode_stored_bucket(left)) is may_be
 
 
@@ -167,7 +167,7 @@ def test_an_item_of_a_rate_of_nothing_is_not_stuck_when_the_settings_have_a_rate
 def test_a_time_to_come_refills_nothing_and_is_not_believed_beyond_the_skew(elapsed: int) -> None:
     limit = RateLimit("rpm", 10_000, 1_000, 1_000)
     known, mine, now = state((limit, 300, 7)), bucket(limit), NOW + elapsed
-    write = normal(mine, known, {"rpm": 100}, {}, now)
+    write = build_refill_and_take(mine, known, {"rpm": 100}, {}, now)
     assert compute_available(known, mine, now) == {"rpm": 300}
     assert write.add["rpm_tk"] == -100
     assert write.set["rpm_rem"] == 7
@@ -178,7 +178,7 @@ def test_a_time_to_come_refills_nothing_and_is_not_believed_beyond_the_skew(elap
 
 def test_an_item_is_read_as_it_is_written() -> None:
     limits = (RateLimit("a_tk", 5_000, 10, 1_000), RateLimit("a", 7_000, 0, 1))
-    put = create(bucket(*limits), {"a": 7_500, "a_tk": -1}, {"a": 2}, NOW)
+    put = build_create(bucket(*limits), {"a": 7_500, "a_tk": -1}, {"a": 2}, NOW)
     read = parse_stored_bucket(put.item)
     assert read == StoredBucket(NOW, 1, {"a_tk": StoredLimit(5_000, 0, 0, *limits[0][1:]), "a": StoredLimit(-500, 2, 0, *limits[1][1:])})
     assert encode_stored_bucket(read) == {name: value for name, value in put.item.items() if name != EXPIRY_ATTRIBUTE}
@@ -186,7 +186,7 @@ def test_an_item_is_read_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("spoilt", [{"rf": None}, {"v": "1"}, {"a_cp": None}, {"a_tk": True}])
 def test_a_spoilt_item_says_so(spoilt: dict[str, object]) -> None:
-    item = dict(create(bucket(RateLimit("a", 1, 1, 1)), {}, {}, NOW).item) | spoilt
+    item = dict(build_create(bucket(RateLimit("a", 1, 1, 1)), {}, {}, NOW).item) | spoilt
     with pytest.raises(StoreMisconfigured, match=f"attribute {next(iter(spoilt))} .* delete the item"):
         parse_stored_bucket({name: value for name, value in item.items() if value is not None})
 
@@ -194,10 +194,10 @@ def test_a_spoilt_item_says_so(spoilt: dict[str, object]) -> None:
 def test_an_item_goes_when_it_would_be_full_and_a_day_is_over() -> None:
     minute, week = RateLimit("rpm", 60_000, 60_000, 60_000), RateLimit("week", 1_000, 1_000, 7 * 86_400_000)
     second = NOW // 1000
-    assert create(bucket(minute), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 86_400 + 60
-    assert create(bucket(minute, week), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 8 * 86_400
-    assert EXPIRY_ATTRIBUTE not in create(bucket(minute, RateLimit("usd", 1, 0, 1)), {}, {}, NOW).item
-    assert create(RateBucket(KEY, (minute,), 1, 77), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == 77
+    assert build_create(bucket(minute), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 86_400 + 60
+    assert build_create(bucket(minute, week), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == second + 8 * 86_400
+    assert EXPIRY_ATTRIBUTE not in build_create(bucket(minute, RateLimit("usd", 1, 0, 1)), {}, {}, NOW).item
+    assert build_create(RateBucket(KEY, (minute,), 1, 77), {}, {}, NOW).item[EXPIRY_ATTRIBUTE] == 77
 
 
 @given(CAPACITIES, st.integers(0, 2 * 10**9), ELAPSED, st.data())
@@ -209,8 +209,8 @@ def test_what_is_given_back_never_lifts_a_bucket_above_its_brim(
     known = state((limit, tokens, 0))
     now = NOW + elapsed
     for write in (
-        adjust(mine, known, {"tpm": -back}, {"tpm": -3}, now),
-        normal(mine, known, {"tpm": -back}, {"tpm": -3}, now, may_owe=True),
+        build_adjustment(mine, known, {"tpm": -back}, {"tpm": -3}, now),
+        build_refill_and_take(mine, known, {"tpm": -back}, {"tpm": -3}, now, may_overdraw=True),
     ):
         assert evaluate_condition(write.condition, encode_stored_bucket(known))
         after = parse_stored_bucket(apply_update(write, encode_stored_bucket(known)))

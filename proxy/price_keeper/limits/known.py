@@ -8,7 +8,7 @@ from enum import Enum
 
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.limits.bucket import TOKENS, StoredBucket, encode_stored_bucket, parse_stored_bucket
-from price_keeper.limits.writes import RETRY_MS
+from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.stores.contract import Item, Key, Put, Store, Update
 from price_keeper.stores.evaluate import apply_update
 
@@ -95,7 +95,7 @@ class Known:
             return Company.NONE
         if state.refilled_at == before.state.refilled_at:
             return Company.NONE
-        return Company.MANY if state.refilled_at >= self._now_ms() - RETRY_MS else Company.SOME
+        return Company.MANY if state.refilled_at >= self._now_ms() - TAKE_ONLY_WINDOW_MS else Company.SOME
 
     def _keep(self, key: Key, seen: Seen) -> Seen:
         self._seen.pop(key, None)

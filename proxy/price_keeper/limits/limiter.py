@@ -21,7 +21,7 @@ from price_keeper.limits.bucket import RateBucket, StoredBucket, compute_availab
 from price_keeper.limits.known import FRESH_MS, Company, Known, Seen
 from price_keeper.limits.owed import Owed
 from price_keeper.limits.sending import Sending, Transaction
-from price_keeper.limits.writes import create, normal, retry
+from price_keeper.limits.writes import build_create, build_refill_and_take, build_take_only
 from price_keeper.stores.contract import Put, Store, Update
 
 ATTEMPTS = 8  # at one grant; each but a look means that somebody else was faster
@@ -216,14 +216,14 @@ class Limiter:
     def _step(self, bucket: RateBucket, ask: _Ask, taken: Amounts, now_ms: int, attempt: int) -> _Step:
         seen = self._known.get(bucket.key)
         if seen is None or seen.state is None:
-            return _Step(bucket, CREATE, create(bucket, taken, ask.used, now_ms))
+            return _Step(bucket, CREATE, build_create(bucket, taken, ask.used, now_ms))
         force = resolve_bucket(bucket, seen.state)
         if self._is_blind(seen, bucket, ask):
-            return _Step(bucket, RETRY, retry(force, taken, ask.used, now_ms, ask.least(taken)))
+            return _Step(bucket, RETRY, build_take_only(force, taken, ask.used, now_ms, ask.least(taken)))
         if _was_just_refilled(seen.state, now_ms) and _has(seen.state, force, taken):
-            return _Step(bucket, RETRY, retry(force, taken, ask.used, now_ms))
+            return _Step(bucket, RETRY, build_take_only(force, taken, ask.used, now_ms))
         is_exact = attempt < EXACT_ATTEMPTS
-        write = normal(bucket, seen.state, taken, ask.used, now_ms, is_exact=is_exact)
+        write = build_refill_and_take(bucket, seen.state, taken, ask.used, now_ms, is_exact=is_exact)
         return _Step(bucket, NORMAL, write, seen.state)
 
     async def _written(self, steps: Sequence[_Step], ask: _Ask, taken: Amounts) -> bool:
@@ -281,7 +281,7 @@ class Limiter:
         state = self._state(bucket, now_ms)
         if get_refill_start(state, now_ms) == state.refilled_at:
             return
-        write = normal(bucket, state, {}, {}, now_ms)
+        write = build_refill_and_take(bucket, state, {}, {}, now_ms)
         try:
             await self._sending.send(Transaction([write]))
         except StoreError:

@@ -11,7 +11,7 @@ from price_keeper.errors import InvalidStoreRequest, StoreError, StoreUnavailabl
 from price_keeper.limits.bucket import REFILLED_AT, RateBucket, resolve_bucket
 from price_keeper.limits.known import Known
 from price_keeper.limits.sending import Sending, Transaction
-from price_keeper.limits.writes import adjust, create
+from price_keeper.limits.writes import build_adjustment, build_create
 from price_keeper.stores.contract import Key, Put, Update
 
 MOST_BUCKETS = 10_000
@@ -142,7 +142,7 @@ class Owed:
             if debt.under_way is None:
                 seen = self._known.get(debt.bucket.key)
                 force = resolve_bucket(debt.bucket, seen.state if seen is not None else None)
-                self._begin(debt, adjust(force, None, debt.taken, debt.used, self._now_ms()))
+                self._begin(debt, build_adjustment(force, None, debt.taken, debt.used, self._now_ms()))
             else:
                 attempts += 1
                 await self._carry_on(debt, is_last=attempts >= ATTEMPTS)
@@ -189,9 +189,9 @@ class Owed:
         self._known.learn_from(failure, [key])
         seen = self._known.get(key) or (await self._known.look([key]))[0]
         if seen.state is None:
-            self._begin(debt, create(debt.bucket, debt.taken, debt.used, self._now_ms()))
+            self._begin(debt, build_create(debt.bucket, debt.taken, debt.used, self._now_ms()))
         else:
-            self._begin(debt, adjust(debt.bucket, seen.state, debt.taken, debt.used, self._now_ms()))
+            self._begin(debt, build_adjustment(debt.bucket, seen.state, debt.taken, debt.used, self._now_ms()))
 
     def _done(self, debt: _Debt) -> None:
         assert debt.under_way is not None

@@ -46,26 +46,26 @@ from price_keeper.stores.contract import (
 )
 
 # Taking without refill is taking from the past: what it takes back of later refill may never have been there.
-RETRY_MS = 1_000
+TAKE_ONLY_WINDOW_MS = 1_000
 
 _DAY_SECONDS = 86_400
 
 Amounts = Mapping[str, int]
 
 
-def create(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
+def build_create(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
     """The bucket is full and something is taken. Nothing stands there."""
-    item: dict[str, Value] = {REFILLED_AT: now_ms, VERSION: bucket.version, **_expiry(bucket, now_ms)}
+    item: dict[str, Value] = {REFILLED_AT: now_ms, VERSION: bucket.version, **_expiry_attributes(bucket, now_ms)}
     for limit in bucket.limits:
         name = limit.name
-        item |= _rates(limit)
+        item |= _rate_attributes(limit)
         item[name + TOKENS] = min(limit.capacity, limit.capacity - taken.get(name, 0))
         item[name + CONSUMED] = used.get(name, 0)
         item[name + REMAINDER] = 0
     return Put(bucket.key, item, ItemMissing())
 
 
-def normal(
+def build_refill_and_take(
     bucket: RateBucket,
     state: StoredBucket,
     taken: Amounts,
@@ -73,97 +73,97 @@ def normal(
     now_ms: int,
     *,
     is_exact: bool = True,
-    may_owe: bool = False,
+    may_overdraw: bool = False,
 ) -> Update:
     """Refill and take. Nobody has refilled since `state`, and there is enough. Newer settings go into the item.
 
     Not `is_exact`, it holds also where others took from a full bucket meanwhile, whose refill is lost then: too strict.
     `may_owe`: it does not matter whether there is enough.
     """
-    force = resolve_bucket(bucket, state)
+    effective = resolve_bucket(bucket, state)
     refilled_at = max(get_refill_start(state, now_ms), now_ms)
-    values: dict[str, Value] = {REFILLED_AT: refilled_at, **_expiry(bucket, now_ms)}
+    values: dict[str, Value] = {REFILLED_AT: refilled_at, **_expiry_attributes(bucket, now_ms)}
     added: dict[str, int] = {}
     conditions: list[Condition] = [equals(REFILLED_AT, state.refilled_at), equals(VERSION, state.version)]
-    there = compute_levels(state, bucket, now_ms)
-    for limit in force.limits:
-        name, kept, level = limit.name, state.limits.get(limit.name), there[limit.name]
+    current = compute_levels(state, bucket, now_ms)
+    for limit in effective.limits:
+        name, stored, level = limit.name, state.limits.get(limit.name), current[limit.name]
         cost = max(taken.get(name, 0), level.tokens - limit.capacity)  # given back only as much as fits
         values[name + REMAINDER] = level.remainder
         added |= {name + TOKENS: level.refill - cost, name + CONSUMED: used.get(name, 0)}
-        if kept is None or force.version > state.version:
-            values |= _rates(limit)
-        conditions += _still(limit, kept, level, cost, is_exact=is_exact, may_owe=may_owe)
-    values[VERSION] = force.version
-    left_out = set(state.limits) - {limit.name for limit in force.limits} if force.version > state.version else ()
-    removed = tuple(name + attribute for name in sorted(left_out) for attribute in ATTRIBUTES)
+        if stored is None or effective.version > state.version:
+            values |= _rate_attributes(limit)
+        conditions += _level_conditions(limit, stored, level, cost, is_exact=is_exact, may_overdraw=may_overdraw)
+    values[VERSION] = effective.version
+    dropped = set(state.limits) - {limit.name for limit in effective.limits} if effective.version > state.version else ()
+    removed = tuple(name + attribute for name in sorted(dropped) for attribute in ATTRIBUTES)
     return Update(bucket.key, set=values, add=added, remove=removed, condition=all_of(*conditions))
 
 
-def _still(
-    limit: RateLimit, kept: StoredLimit | None, level: LimitLevel, cost: int, *, is_exact: bool, may_owe: bool
+def _level_conditions(
+    limit: RateLimit, stored: StoredLimit | None, level: LimitLevel, cost: int, *, is_exact: bool, may_overdraw: bool
 ) -> Iterable[Condition]:
     """What must hold of a limit's tokens for its level to be right, and enough."""
     tokens = limit.name + TOKENS
-    if kept is None:
+    if stored is None:
         yield AttributeMissing(tokens)
     elif level.is_capped and is_exact:
-        yield equals(tokens, kept.tokens)
+        yield equals(tokens, stored.tokens)
     else:
         rise = level.refill + max(0, -cost)
-        if rise != 0 or limit.capacity < kept.capacity:
+        if rise != 0 or limit.capacity < stored.capacity:
             yield at_most(tokens, limit.capacity - rise)
-        if (cost > 0 or (level.is_capped and level.refill < 0)) and not may_owe:
+        if (cost > 0 or (level.is_capped and level.refill < 0)) and not may_overdraw:
             yield at_least(tokens, max(0, cost) - level.refill)
 
 
-def retry(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None) -> Update:
+def build_take_only(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None) -> Update:
     """Take without refill, whatever else is there, if somebody refilled within a second.
 
     `bucket` as in force, which its condition makes sure of. `least`: what must be there, where that is more than taken.
     """
     conditions: list[Condition] = [
-        at_least(REFILLED_AT, now_ms - RETRY_MS),
+        at_least(REFILLED_AT, now_ms - TAKE_ONLY_WINDOW_MS),
         at_most(REFILLED_AT, now_ms + MAX_AHEAD_MS),
         equals(VERSION, bucket.version),
     ]
     for limit in bucket.limits:
-        floor = max(taken.get(limit.name, 0), (least or {}).get(limit.name, 0))
-        conditions.append(at_least(limit.name + TOKENS, floor) if floor > 0 else AttributeExists(limit.name + TOKENS))
-    add = _additions(bucket.limits, taken, used)
-    return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
+        required = max(taken.get(limit.name, 0), (least or {}).get(limit.name, 0))
+        conditions.append(at_least(limit.name + TOKENS, required) if required > 0 else AttributeExists(limit.name + TOKENS))
+    add = _build_increments(bucket.limits, taken, used)
+    return Update(bucket.key, set=_expiry_attributes(bucket, now_ms), add=add, condition=all_of(*conditions))
 
 
-def adjust(bucket: RateBucket, state: StoredBucket | None, taken: Amounts, used: Amounts, now_ms: int) -> Update:
+def build_adjustment(bucket: RateBucket, state: StoredBucket | None, taken: Amounts, used: Amounts, now_ms: int) -> Update:
     """Take and give back without asking. Of what is given back (below zero in `taken`) only as much as fits.
 
     Without a `state` it is tried as if the bucket were empty, and the settings those of the item. A limit that is new
     to the item comes into it.
     """
-    force = resolve_bucket(bucket, state)
-    named = [limit for limit in force.limits if taken.get(limit.name) or used.get(limit.name)]
-    if state is not None and any(limit.name not in state.limits for limit in named):
-        return normal(bucket, state, taken, used, now_ms, may_owe=True)
-    conditions: list[Condition] = [equals(VERSION, force.version if state is None else state.version)]
-    taking: dict[str, int] = {}
-    for limit in named:
-        kept = state.limits[limit.name] if state is not None else None
-        room = min(limit.capacity, kept.capacity) if kept is not None else limit.capacity
-        there = kept.tokens if kept is not None else 0
-        taking[limit.name] = cost = max(taken.get(limit.name, 0), min(0, there - room))
+    effective = resolve_bucket(bucket, state)
+    changed = [limit for limit in effective.limits if taken.get(limit.name) or used.get(limit.name)]
+    if state is not None and any(limit.name not in state.limits for limit in changed):
+        return build_refill_and_take(bucket, state, taken, used, now_ms, may_overdraw=True)
+    conditions: list[Condition] = [equals(VERSION, effective.version if state is None else state.version)]
+    applied: dict[str, int] = {}
+    for limit in changed:
+        stored = state.limits[limit.name] if state is not None else None
+        room = min(limit.capacity, stored.capacity) if stored is not None else limit.capacity
+        tokens_now = stored.tokens if stored is not None else 0
+        applied[limit.name] = cost = max(taken.get(limit.name, 0), min(0, tokens_now - room))
         tokens = limit.name + TOKENS
         conditions.append(at_most(tokens, room + cost) if cost < 0 else AttributeExists(tokens))
-    add = _additions(named, taking, used)
-    return Update(bucket.key, set=_expiry(bucket, now_ms), add=add, condition=all_of(*conditions))
+    add = _build_increments(changed, applied, used)
+    return Update(bucket.key, set=_expiry_attributes(bucket, now_ms), add=add, condition=all_of(*conditions))
 
 
-def _additions(limits: Sequence[RateLimit], taken: Amounts, used: Amounts) -> dict[str, int]:
-    every = {limit.name + TOKENS: -taken.get(limit.name, 0) for limit in limits}
-    every |= {limit.name + CONSUMED: used.get(limit.name, 0) for limit in limits}
-    return {name: amount for name, amount in every.items() if amount}
+def _build_increments(limits: Sequence[RateLimit], taken: Amounts, used: Amounts) -> dict[str, int]:
+    increments = {limit.name + TOKENS: -taken.get(limit.name, 0) for limit in limits}
+    increments |= {limit.name + CONSUMED: used.get(limit.name, 0) for limit in limits}
+    return {name: amount for name, amount in increments.items() if amount}
 
 
-def _rates(limit: RateLimit) -> dict[str, Value]:
+def _rate_attributes(limit: RateLimit) -> dict[str, Value]:
     return {
         limit.name + CAPACITY: limit.capacity,
         limit.name + AMOUNT: limit.amount,
@@ -171,7 +171,7 @@ def _rates(limit: RateLimit) -> dict[str, Value]:
     }
 
 
-def _expiry(bucket: RateBucket, now_ms: int) -> dict[str, Value]:
+def _expiry_attributes(bucket: RateBucket, now_ms: int) -> dict[str, Value]:
     """An item that is gone is a full bucket, so it goes when it is full; what never refills stays."""
     if bucket.expires_at is not None:
         return {EXPIRY_ATTRIBUTE: bucket.expires_at}
