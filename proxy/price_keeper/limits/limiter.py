@@ -18,7 +18,7 @@ from typing import NamedTuple
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError, is_condition_failure
 from price_keeper.limits.bucket import RateBucket, StoredBucket, compute_available, resolve_bucket, get_refill_start, compute_wait_ms
-from price_keeper.limits.known import FRESH_MS, Company, Known, Seen
+from price_keeper.limits.known import MAX_FRESH_MS, RefillCompetition, BucketCache, CachedBucket
 from price_keeper.limits.owed import Owed
 from price_keeper.limits.sending import Sending, Transaction
 from price_keeper.limits.writes import build_create, build_refill_and_take, build_take_only
@@ -92,9 +92,9 @@ class Limiter:
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._now_ms = now_ms
-        self._known = Known(store, now_ms)
+        self._cache = BucketCache(store, now_ms)
         self._sending = Sending(store, clock, uniform)
-        self._owed = Owed(self._known, self._sending, now_ms)
+        self._owed = Owed(self._cache, self._sending, now_ms)
         self._paths: Counter[str] = Counter()
 
     @property
@@ -167,24 +167,24 @@ class Limiter:
 
     async def _look(self, due: Sequence[RateBucket], ask: _Ask) -> None:
         while due:
-            await self._known.look([bucket.key for bucket in due])
-            due = [bucket for bucket in ask.buckets if self._known.get(bucket.key) is None]  # forgotten meanwhile
+            await self._cache.read([bucket.key for bucket in due])
+            due = [bucket for bucket in ask.buckets if self._cache.get(bucket.key) is None]  # forgotten meanwhile
 
     def _is_fresh(self, bucket: RateBucket) -> bool:
-        seen = self._known.get(bucket.key)
+        seen = self._cache.get(bucket.key)
         return seen is not None and seen.is_fresh(self._now_ms())
 
     def _must_look(self, bucket: RateBucket, ask: _Ask) -> bool:
-        seen = self._known.get(bucket.key)
+        seen = self._cache.get(bucket.key)
         if seen is None:
             return True
-        if seen.company is Company.NONE or self._is_fresh(bucket):
+        if seen.competition is RefillCompetition.NONE or self._is_fresh(bucket):
             return False
         return not self._is_blind(seen, bucket, ask)
 
-    def _is_blind(self, seen: Seen, bucket: RateBucket, ask: _Ask) -> bool:
+    def _is_blind(self, seen: CachedBucket, bucket: RateBucket, ask: _Ask) -> bool:
         """Whether to take without looking: what was there when last seen would do, and others refill all the time."""
-        if seen.company is not Company.MANY or seen.state is None or seen.is_fresh(self._now_ms()):
+        if seen.competition is not RefillCompetition.MANY or seen.state is None or seen.is_fresh(self._now_ms()):
             return False
         least = ask.least({name: max(want, ask.needs.get(name, 0)) for name, want in ask.wants.items()})
         force = resolve_bucket(bucket, seen.state)
@@ -210,11 +210,11 @@ class Limiter:
 
     def _state(self, bucket: RateBucket, now_ms: int) -> StoredBucket:
         """Where there is no item all limits are as new ones: full."""
-        seen = self._known.get(bucket.key)
+        seen = self._cache.get(bucket.key)
         return seen.state if seen is not None and seen.state is not None else StoredBucket(now_ms, bucket.version, {})
 
     def _step(self, bucket: RateBucket, ask: _Ask, taken: Amounts, now_ms: int, attempt: int) -> _Step:
-        seen = self._known.get(bucket.key)
+        seen = self._cache.get(bucket.key)
         if seen is None or seen.state is None:
             return _Step(bucket, CREATE, build_create(bucket, taken, ask.used, now_ms))
         force = resolve_bucket(bucket, seen.state)
@@ -233,10 +233,10 @@ class Limiter:
             await self._sending.send(transaction)
         except BaseException as failure:  # also when whoever asked went away
             if transaction.is_unsure:
-                self._known.forget(keys)
+                self._cache.forget(keys)
                 self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_condition_failure(failure))
             if is_condition_failure(failure):
-                self._known.learn_from(failure, keys)
+                self._cache.update_from_failure(failure, keys)
                 return False
             raise
         finally:
@@ -247,11 +247,11 @@ class Limiter:
 
     def _learn_of(self, step: _Step) -> None:
         if isinstance(step.write, Put):
-            self._known.created(step.write)
+            self._cache.record_created(step.write)
         elif step.refills is not None:
-            self._known.refilled(step.write, step.refills)
+            self._cache.record_refill(step.write, step.refills)
         else:
-            self._known.counted(step.write)
+            self._cache.record_take(step.write)
 
     def _granted(self, ask: _Ask, steps: Sequence[_Step], taken: Amounts) -> Grant:
         path = min((step.path for step in steps), key=_MOST_FIRST.index, default=RETRY)
@@ -285,13 +285,13 @@ class Limiter:
         try:
             await self._sending.send(Transaction([write]))
         except StoreError:
-            self._known.forget([bucket.key])
+            self._cache.forget([bucket.key])
         else:
-            self._known.refilled(write, state)
+            self._cache.record_refill(write, state)
 
 
 def _was_just_refilled(state: StoredBucket, now_ms: int) -> bool:
-    return state.refilled_at >= now_ms - FRESH_MS and state.refilled_at == get_refill_start(state, now_ms)
+    return state.refilled_at >= now_ms - MAX_FRESH_MS and state.refilled_at == get_refill_start(state, now_ms)
 
 
 def _has(state: StoredBucket, force: RateBucket, amounts: Amounts) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from price_keeper.errors import InvalidStoreRequest, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
 from price_keeper.limits.bucket import REFILLED_AT, RateBucket, resolve_bucket
-from price_keeper.limits.known import Known
+from price_keeper.limits.known import BucketCache
 from price_keeper.limits.sending import Sending, Transaction
 from price_keeper.limits.writes import build_adjustment, build_create
 from price_keeper.stores.contract import Key, Put, Update
@@ -52,8 +52,8 @@ class _Unsure:
 
 
 class Owed:
-    def __init__(self, known: Known, sending: Sending, now_ms: Callable[[], int]) -> None:
-        self._known, self._sending, self._now_ms = known, sending, now_ms
+    def __init__(self, cache: BucketCache, sending: Sending, now_ms: Callable[[], int]) -> None:
+        self._cache, self._sending, self._now_ms = cache, sending, now_ms
         self._debts: dict[Key, _Debt] = {}
         self._unsure: list[_Unsure] = []
         self._one_at_a_time = asyncio.Lock()
@@ -140,7 +140,7 @@ class Owed:
         attempts = 0
         while not debt.is_paid:
             if debt.under_way is None:
-                seen = self._known.get(debt.bucket.key)
+                seen = self._cache.get(debt.bucket.key)
                 force = resolve_bucket(debt.bucket, seen.state if seen is not None else None)
                 self._begin(debt, build_adjustment(force, None, debt.taken, debt.used, self._now_ms()))
             else:
@@ -186,8 +186,8 @@ class Owed:
     async def _again(self, debt: _Debt, failure: TransactionFailed) -> None:
         """What stands there now tells how much fits, and whether it is there at all."""
         key = debt.bucket.key
-        self._known.learn_from(failure, [key])
-        seen = self._known.get(key) or (await self._known.look([key]))[0]
+        self._cache.update_from_failure(failure, [key])
+        seen = self._cache.get(key) or (await self._cache.read([key]))[0]
         if seen.state is None:
             self._begin(debt, build_create(debt.bucket, debt.taken, debt.used, self._now_ms()))
         else:
@@ -199,9 +199,9 @@ class Owed:
         debt.under_way = None
         self.written += 1
         if isinstance(write, Update) and REFILLED_AT not in write.set:
-            self._known.counted(write)
+            self._cache.record_take(write)
         else:
-            self._known.forget([write.key])
+            self._cache.forget([write.key])
 
 
 def _negative(amounts: Amounts) -> dict[str, int]:
