@@ -17,7 +17,7 @@ from price_keeper.hard import rows
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purse import IDLE_SECONDS, Purse
 from price_keeper.limits.lease import Lease
-from price_keeper.limits.sending import Sending, Transaction
+from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.recording import aggregator, flush, leftovers
 from price_keeper.recording.flush import Mark
@@ -61,7 +61,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
     return most, None
 
 
-_writes, _following, _send_part, _once = flush.writes, Journal._following, Sender._send_part, Sending._once
+_writes, _following, _send_part, _once = flush.writes, Journal._following, Sender._send_part, TransactionSender._attempt
 _given_back, _tick = rows.given_back, Purse.tick
 
 
@@ -96,12 +96,12 @@ async def _nothing_counted_before(*_: Any) -> frozenset[int]:
     return frozenset()
 
 
-async def _without_token(sending: Any, transaction: Transaction) -> None:
-    transaction.token, token = None, transaction.token  # type: ignore[assignment]
+async def _without_token(sending: Any, transaction: BucketTransaction) -> None:
+    transaction.idempotency_token, token = None, transaction.idempotency_token  # type: ignore[assignment]
     try:
         await _once(sending, transaction)
     finally:
-        transaction.token = token
+        transaction.idempotency_token = token
 
 
 def _without_number(*arguments: Any) -> list[Any]:
@@ -216,7 +216,7 @@ MISTAKES = {
     "holds given back before all is flushed": Mistake(
         Recorder, "has_leftovers", property(lambda _: False), "hard", 10_030
     ),
-    "limits written again without a token": Mistake(Sending, "_once", _without_token, "limits", 10_076),
+    "limits written again without a token": Mistake(TransactionSender, "_attempt", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "budgets that are forgotten with a process": Mistake(Notebook, "open", _forgets, "mixed", 10_008),
     "notes written over those before them": Mistake(notebook, "_new", lambda path: path, "mixed", 30_190),
@@ -224,5 +224,5 @@ MISTAKES = {
     "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_091),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
     "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 20_178),
-    "a refusal that is taken for the end of it": Mistake(Sending, "may_arrive", lambda *_: False, "limits", 20_219),
+    "a refusal that is taken for the end of it": Mistake(TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.limits.bucket import RateBucket
-from price_keeper.limits.sending import LINGERS_SECONDS, Sending, Transaction
+from price_keeper.limits.sending import MAX_IN_FLIGHT_SECONDS, TransactionSender, BucketTransaction
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -141,7 +141,7 @@ async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_
     assert rig.limiter.pending == 1
     await rig.limiter.settle()
     assert (rig.limiter.pending, len(rig.store.sent)) == (1, 3)  # to ask now would tell nothing
-    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
     await rig.limiter.settle()
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
     assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 0, 4)
@@ -154,7 +154,7 @@ async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: Rig) 
     await rig.update(rpm_tk=4_000)
     await rig.arrives(0)
     assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000, "rf": NOW - 400}
-    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
     await rig.limiter.settle()
     assert await rig.item() == rpm_item() | {"rpm_tk": 5_000, "rf": NOW - 400}
     assert rig.limiter.pending == 0
@@ -168,7 +168,7 @@ async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig:
     await rig.update(rpm_tk=-6_000)
     await rig.arrives(0)
     assert await rig.item() == rpm_item() | {"rpm_tk": 6_000}
-    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
     await rig.limiter.settle()
     assert await rig.item() == rpm_item() | {"rpm_tk": 4_000, "rpm_tc": 2_500}
     assert rig.limiter.pending == 0
@@ -197,7 +197,7 @@ async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(ri
     assert (await rig.take(3_000))[0] == "retry"
     await rig.arrives(0)
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 6_000, "rf": NOW - 400}
-    await rig.clock.advance(LINGERS_SECONDS)
+    await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
     await rig.limiter.settle()
     assert await rig.item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
 
@@ -207,7 +207,7 @@ async def test_what_waits_is_looked_at_once_and_not_in_each_round(rig: Rig, monk
     await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
     rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
-    looks: list[Transaction] = []
-    monkeypatch.setattr(Sending, "may_arrive", lambda _, each: looks.append(each) or True)
+    looks: list[BucketTransaction] = []
+    monkeypatch.setattr(TransactionSender, "may_arrive", lambda _, each: looks.append(each) or True)
     await rig.limiter.settle()
     assert (len(looks), rig.limiter.pending) == (1, 1)

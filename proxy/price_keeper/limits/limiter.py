@@ -20,7 +20,7 @@ from price_keeper.errors import StoreError, is_condition_failure
 from price_keeper.limits.bucket import RateBucket, StoredBucket, compute_available, resolve_bucket, get_refill_start, compute_wait_ms
 from price_keeper.limits.known import MAX_FRESH_MS, RefillCompetition, BucketCache, CachedBucket
 from price_keeper.limits.owed import Owed
-from price_keeper.limits.sending import Sending, Transaction
+from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.writes import build_create, build_refill_and_take, build_take_only
 from price_keeper.stores.contract import Put, Store, Update
 
@@ -93,8 +93,8 @@ class Limiter:
     ) -> None:
         self._now_ms = now_ms
         self._cache = BucketCache(store, now_ms)
-        self._sending = Sending(store, clock, uniform)
-        self._owed = Owed(self._cache, self._sending, now_ms)
+        self._sender = TransactionSender(store, clock, uniform)
+        self._owed = Owed(self._cache, self._sender, now_ms)
         self._paths: Counter[str] = Counter()
 
     @property
@@ -105,7 +105,7 @@ class Limiter:
     @property
     def conflicts(self) -> int:
         """Transactions that the store put off, others being at the same items."""
-        return self._sending.conflicts
+        return self._sender.conflicts
 
     @property
     def pending(self) -> int:
@@ -154,7 +154,7 @@ class Limiter:
             if await self._written(steps, ask, taken):
                 return self._granted(ask, steps, taken)
             if attempt:
-                await self._sending.pause(attempt)
+                await self._sender.back_off(attempt)
         return await self._refused(ask)
 
     async def _decided(self, ask: _Ask) -> tuple[int, Amounts | None]:
@@ -228,11 +228,11 @@ class Limiter:
 
     async def _written(self, steps: Sequence[_Step], ask: _Ask, taken: Amounts) -> bool:
         keys = [step.bucket.key for step in steps]
-        transaction = Transaction([step.write for step in steps])
+        transaction = BucketTransaction([step.write for step in steps])
         try:
-            await self._sending.send(transaction)
+            await self._sender.send(transaction)
         except BaseException as failure:  # also when whoever asked went away
-            if transaction.is_unsure:
+            if transaction.has_unknown_outcome:
                 self._cache.forget(keys)
                 self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_condition_failure(failure))
             if is_condition_failure(failure):
@@ -240,7 +240,7 @@ class Limiter:
                 return False
             raise
         finally:
-            ask.writes += transaction.times
+            ask.writes += transaction.attempts
         for step in steps:
             self._learn_of(step)
         return True
@@ -283,7 +283,7 @@ class Limiter:
             return
         write = build_refill_and_take(bucket, state, {}, {}, now_ms)
         try:
-            await self._sending.send(Transaction([write]))
+            await self._sender.send(BucketTransaction([write]))
         except StoreError:
             self._cache.forget([bucket.key])
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from price_keeper.errors import InvalidStoreRequest, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
 from price_keeper.limits.bucket import REFILLED_AT, RateBucket, resolve_bucket
 from price_keeper.limits.known import BucketCache
-from price_keeper.limits.sending import Sending, Transaction
+from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.writes import build_adjustment, build_create
 from price_keeper.stores.contract import Key, Put, Update
 
@@ -29,7 +29,7 @@ class _Debt:
     bucket: RateBucket
     taken: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
-    under_way: Transaction | None = None
+    under_way: BucketTransaction | None = None
     sent: tuple[Amounts, Amounts] = ({}, {})
 
     def add(self, taken: Amounts, used: Amounts) -> None:
@@ -44,7 +44,7 @@ class _Debt:
 
 @dataclass(slots=True, eq=False)
 class _Unsure:
-    transaction: Transaction
+    transaction: BucketTransaction
     buckets: Sequence[RateBucket]
     taken: Amounts
     used: Amounts
@@ -52,8 +52,8 @@ class _Unsure:
 
 
 class Owed:
-    def __init__(self, cache: BucketCache, sending: Sending, now_ms: Callable[[], int]) -> None:
-        self._cache, self._sending, self._now_ms = cache, sending, now_ms
+    def __init__(self, cache: BucketCache, sender: TransactionSender, now_ms: Callable[[], int]) -> None:
+        self._cache, self._sender, self._now_ms = cache, sender, now_ms
         self._debts: dict[Key, _Debt] = {}
         self._unsure: list[_Unsure] = []
         self._one_at_a_time = asyncio.Lock()
@@ -76,7 +76,7 @@ class Owed:
 
     def unsure(
         self,
-        transaction: Transaction,
+        transaction: BucketTransaction,
         buckets: Sequence[RateBucket],
         taken: Amounts,
         used: Amounts,
@@ -117,14 +117,14 @@ class Owed:
 
     def _waits(self, unsure: _Unsure) -> bool:
         """Nothing is to be done about it before nothing of it can be on its way."""
-        return unsure.is_refused and self._sending.may_arrive(unsure.transaction)
+        return unsure.is_refused and self._sender.may_arrive(unsure.transaction)
 
     async def _undo(self, unsure: _Unsure, is_last: bool) -> None:
-        if self._sending.is_too_old(unsure.transaction):
+        if self._sender.is_token_expired(unsure.transaction):
             self.dropped += 1  # it counts as taken
         else:
             try:
-                await self._sending.send(unsure.transaction)
+                await self._sender.send(unsure.transaction)
             except TransactionFailed as failure:
                 if not is_condition_failure(failure):
                     raise
@@ -151,20 +151,20 @@ class Owed:
 
     def _begin(self, debt: _Debt, write: Put | Update) -> None:
         """Nothing to write: nothing of it fits, or nothing of it is a limit any more."""
-        debt.under_way = None if isinstance(write, Update) and not write.add else Transaction([write])
+        debt.under_way = None if isinstance(write, Update) and not write.add else BucketTransaction([write])
         debt.sent, debt.taken, debt.used = (debt.taken, debt.used), Counter(), Counter()
 
     async def _carry_on(self, debt: _Debt, *, is_last: bool) -> None:
         """The transaction under way is done, or another one is to be tried in its place."""
         assert debt.under_way is not None
-        if self._sending.is_too_old(debt.under_way):
+        if self._sender.is_token_expired(debt.under_way):
             self.dropped += 1
             debt.under_way = None
             return
         try:
-            await self._sending.send(debt.under_way)
+            await self._sender.send(debt.under_way)
         except StoreError as failure:
-            if debt.under_way.is_unsure:
+            if debt.under_way.has_unknown_outcome:
                 if not is_condition_failure(failure):
                     raise
                 # It may still be carried out, beside the next one.
