@@ -19,7 +19,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import StoreError, is_condition_failure
 from price_keeper.limits.bucket import RateBucket, StoredBucket, compute_available, resolve_bucket, get_refill_start, compute_wait_ms
 from price_keeper.limits.known import MAX_FRESH_MS, RefillCompetition, BucketCache, CachedBucket
-from price_keeper.limits.owed import Owed
+from price_keeper.limits.owed import PendingAdjustments
 from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.writes import build_create, build_refill_and_take, build_take_only
 from price_keeper.stores.contract import Put, Store, Update
@@ -94,13 +94,13 @@ class Limiter:
         self._now_ms = now_ms
         self._cache = BucketCache(store, now_ms)
         self._sender = TransactionSender(store, clock, uniform)
-        self._owed = Owed(self._cache, self._sender, now_ms)
+        self._adjustments = PendingAdjustments(self._cache, self._sender, now_ms)
         self._paths: Counter[str] = Counter()
 
     @property
     def paths(self) -> Counter[str]:
         """Grants by path, refusals, and adjustments."""
-        return self._paths + Counter({ADJUST: self._owed.written})
+        return self._paths + Counter({ADJUST: self._adjustments.written})
 
     @property
     def conflicts(self) -> int:
@@ -110,12 +110,12 @@ class Limiter:
     @property
     def pending(self) -> int:
         """Buckets with something to adjust, and writes whose outcome is not known."""
-        return len(self._owed)
+        return len(self._adjustments)
 
     @property
     def dropped(self) -> int:
         """Of what was pending: given up for want of room, or since nobody can know any more."""
-        return self._owed.dropped
+        return self._adjustments.dropped
 
     async def acquire(self, buckets: Sequence[RateBucket], costs: Amounts, used: Amounts | None = None) -> Grant:
         """All of it from all buckets, or nothing. `used` is told with it: the costs, if nothing is said."""
@@ -132,16 +132,16 @@ class Limiter:
 
     async def adjust(self, buckets: Sequence[RateBucket], taken: Amounts, used: Amounts) -> None:
         """Below zero in `taken`: given back. Never refused, and raises no StoreError: what cannot be sent is kept."""
-        self._owed.add(buckets, taken, used)
-        if self._owed.is_settling:
+        self._adjustments.add(buckets, taken, used)
+        if self._adjustments.is_flushing:
             return  # whoever is at it sees to this too
         with suppress(StoreError):  # `pending` tells
-            await self._owed.settle()
+            await self._adjustments.flush()
 
     async def settle(self, *, is_last: bool = False) -> None:
         """Sends what is kept; the last time also what would better wait. Raises StoreError when some of it still cannot
         be sent."""
-        await self._owed.settle(is_last=is_last)
+        await self._adjustments.flush(is_last=is_last)
 
     async def _grant(self, ask: _Ask) -> Grant:
         if any(amount < 0 for amounts in (ask.wants, ask.needs) for amount in amounts.values()):
@@ -234,7 +234,7 @@ class Limiter:
         except BaseException as failure:  # also when whoever asked went away
             if transaction.has_unknown_outcome:
                 self._cache.forget(keys)
-                self._owed.unsure(transaction, ask.buckets, taken, ask.used, is_refused=is_condition_failure(failure))
+                self._adjustments.add_unknown_outcome(transaction, ask.buckets, taken, ask.used, is_refused=is_condition_failure(failure))
             if is_condition_failure(failure):
                 self._cache.update_from_failure(failure, keys)
                 return False

@@ -14,22 +14,22 @@ from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.writes import build_adjustment, build_create
 from price_keeper.stores.contract import Key, Put, Update
 
-MOST_BUCKETS = 10_000
-MOST_UNSURE = 1_000
-ROUNDS = 10  # in one go, over what was added in the round before
-ATTEMPTS = 8  # at one adjustment, each of which somebody else was faster than
+MAX_PENDING_BUCKETS = 10_000
+MAX_UNKNOWN_OUTCOMES = 1_000
+FLUSH_ROUNDS = 10  # in one go, over what was added in the round before
+ADJUST_ATTEMPTS = 8  # at one adjustment, each of which somebody else was faster than
 
 Amounts = Mapping[str, int]
 
 
 @dataclass(slots=True, eq=False)
-class _Debt:
+class _PendingAdjustment:
     """Of one bucket, summed up. What is in a transaction under way is in it alone."""
 
     bucket: RateBucket
     taken: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
-    under_way: BucketTransaction | None = None
+    in_flight: BucketTransaction | None = None
     sent: tuple[Amounts, Amounts] = ({}, {})
 
     def add(self, taken: Amounts, used: Amounts) -> None:
@@ -38,12 +38,12 @@ class _Debt:
                 counts[name] += amount
 
     @property
-    def is_paid(self) -> bool:
-        return self.under_way is None and not any(self.taken.values()) and not any(self.used.values())
+    def is_settled(self) -> bool:
+        return self.in_flight is None and not any(self.taken.values()) and not any(self.used.values())
 
 
 @dataclass(slots=True, eq=False)
-class _Unsure:
+class _UnknownOutcome:
     transaction: BucketTransaction
     buckets: Sequence[RateBucket]
     taken: Amounts
@@ -51,30 +51,30 @@ class _Unsure:
     is_refused: bool  # when it was last sent; what was sent before may be carried out yet
 
 
-class Owed:
+class PendingAdjustments:
     def __init__(self, cache: BucketCache, sender: TransactionSender, now_ms: Callable[[], int]) -> None:
         self._cache, self._sender, self._now_ms = cache, sender, now_ms
-        self._debts: dict[Key, _Debt] = {}
-        self._unsure: list[_Unsure] = []
-        self._one_at_a_time = asyncio.Lock()
+        self._adjustments: dict[Key, _PendingAdjustment] = {}
+        self._unknown_outcomes: list[_UnknownOutcome] = []
+        self._flush_lock = asyncio.Lock()
         self.written = 0
         self.dropped = 0  # for want of room, or since nobody can know any more
 
     def __len__(self) -> int:
-        return len(self._debts) + len(self._unsure)
+        return len(self._adjustments) + len(self._unknown_outcomes)
 
     def add(self, buckets: Sequence[RateBucket], taken: Amounts, used: Amounts) -> None:
         for bucket in buckets:
-            debt = self._debts.setdefault(bucket.key, _Debt(bucket))
-            debt.bucket = max(debt.bucket, bucket, key=lambda each: each.version)
-            debt.add(taken, used)
-            if debt.is_paid:
-                del self._debts[bucket.key]
-        while len(self._debts) > MOST_BUCKETS:
-            del self._debts[next(iter(self._debts))]
+            adjustment = self._adjustments.setdefault(bucket.key, _PendingAdjustment(bucket))
+            adjustment.bucket = max(adjustment.bucket, bucket, key=lambda each: each.version)
+            adjustment.add(taken, used)
+            if adjustment.is_settled:
+                del self._adjustments[bucket.key]
+        while len(self._adjustments) > MAX_PENDING_BUCKETS:
+            del self._adjustments[next(iter(self._adjustments))]
             self.dropped += 1
 
-    def unsure(
+    def add_unknown_outcome(
         self,
         transaction: BucketTransaction,
         buckets: Sequence[RateBucket],
@@ -84,119 +84,119 @@ class Owed:
         is_refused: bool,
     ) -> None:
         """Whoever asked for it was told that it failed. If it did not, it is to be undone."""
-        self._unsure.append(_Unsure(transaction, buckets, taken, used, is_refused))
-        if len(self._unsure) > MOST_UNSURE:
-            del self._unsure[0]
+        self._unknown_outcomes.append(_UnknownOutcome(transaction, buckets, taken, used, is_refused))
+        if len(self._unknown_outcomes) > MAX_UNKNOWN_OUTCOMES:
+            del self._unknown_outcomes[0]
             self.dropped += 1
 
     @property
-    def is_settling(self) -> bool:
-        return self._one_at_a_time.locked()
+    def is_flushing(self) -> bool:
+        return self._flush_lock.locked()
 
-    async def settle(self, *, is_last: bool = False) -> None:
+    async def flush(self, *, is_last: bool = False) -> None:
         """Raises a StoreError when something had to be left for later. `is_last`: there is no later, so whatever may
         still be on its way is asked for now."""
-        trouble: StoreError | None = None
-        left: dict[int, _Unsure | _Debt] = {}
-        async with self._one_at_a_time:
-            for _ in range(ROUNDS):
-                unsure = [each for each in self._unsure if is_last or not self._waits(each)]
-                everything: list[_Unsure | _Debt] = [*unsure, *self._debts.values()]
-                now = [each for each in everything if id(each) not in left]
-                if not now:
+        last_error: StoreError | None = None
+        postponed: dict[int, _UnknownOutcome | _PendingAdjustment] = {}
+        async with self._flush_lock:
+            for _ in range(FLUSH_ROUNDS):
+                due_outcomes = [each for each in self._unknown_outcomes if is_last or not self._must_wait(each)]
+                pending: list[_UnknownOutcome | _PendingAdjustment] = [*due_outcomes, *self._adjustments.values()]
+                due = [each for each in pending if id(each) not in postponed]
+                if not due:
                     break
-                for work in now:
+                for work in due:
                     try:
-                        await (self._undo(work, is_last) if isinstance(work, _Unsure) else self._pay(work))
+                        await (self._undo(work, is_last) if isinstance(work, _UnknownOutcome) else self._write_adjustment(work))
                     except (StoreUnavailable, StoreThrottled):
                         raise  # the others would fare no better, and each would wait for it
                     except StoreError as failure:
-                        trouble, left[id(work)] = failure, work
-        if trouble is not None:
-            raise trouble
+                        last_error, postponed[id(work)] = failure, work
+        if last_error is not None:
+            raise last_error
 
-    def _waits(self, unsure: _Unsure) -> bool:
+    def _must_wait(self, outcome: _UnknownOutcome) -> bool:
         """Nothing is to be done about it before nothing of it can be on its way."""
-        return unsure.is_refused and self._sender.may_arrive(unsure.transaction)
+        return outcome.is_refused and self._sender.may_arrive(outcome.transaction)
 
-    async def _undo(self, unsure: _Unsure, is_last: bool) -> None:
-        if self._sender.is_token_expired(unsure.transaction):
+    async def _undo(self, outcome: _UnknownOutcome, is_last: bool) -> None:
+        if self._sender.is_token_expired(outcome.transaction):
             self.dropped += 1  # it counts as taken
         else:
             try:
-                await self._sender.send(unsure.transaction)
+                await self._sender.send(outcome.transaction)
             except TransactionFailed as failure:
                 if not is_condition_failure(failure):
                     raise
-                unsure.is_refused = True
-                if self._waits(unsure) and not is_last:
+                outcome.is_refused = True
+                if self._must_wait(outcome) and not is_last:
                     return
             else:
-                self.add(unsure.buckets, _negative(unsure.taken), _negative(unsure.used))
-        if unsure in self._unsure:
-            self._unsure.remove(unsure)
+                self.add(outcome.buckets, _negate(outcome.taken), _negate(outcome.used))
+        if outcome in self._unknown_outcomes:
+            self._unknown_outcomes.remove(outcome)
 
-    async def _pay(self, debt: _Debt) -> None:
+    async def _write_adjustment(self, adjustment: _PendingAdjustment) -> None:
         attempts = 0
-        while not debt.is_paid:
-            if debt.under_way is None:
-                seen = self._cache.get(debt.bucket.key)
-                force = resolve_bucket(debt.bucket, seen.state if seen is not None else None)
-                self._begin(debt, build_adjustment(force, None, debt.taken, debt.used, self._now_ms()))
+        while not adjustment.is_settled:
+            if adjustment.in_flight is None:
+                cached = self._cache.get(adjustment.bucket.key)
+                effective = resolve_bucket(adjustment.bucket, cached.state if cached is not None else None)
+                self._prepare_write(adjustment, build_adjustment(effective, None, adjustment.taken, adjustment.used, self._now_ms()))
             else:
                 attempts += 1
-                await self._carry_on(debt, is_last=attempts >= ATTEMPTS)
-        if self._debts.get(debt.bucket.key) is debt:
-            del self._debts[debt.bucket.key]
+                await self._send_in_flight(adjustment, is_last=attempts >= ADJUST_ATTEMPTS)
+        if self._adjustments.get(adjustment.bucket.key) is adjustment:
+            del self._adjustments[adjustment.bucket.key]
 
-    def _begin(self, debt: _Debt, write: Put | Update) -> None:
+    def _prepare_write(self, adjustment: _PendingAdjustment, write: Put | Update) -> None:
         """Nothing to write: nothing of it fits, or nothing of it is a limit any more."""
-        debt.under_way = None if isinstance(write, Update) and not write.add else BucketTransaction([write])
-        debt.sent, debt.taken, debt.used = (debt.taken, debt.used), Counter(), Counter()
+        adjustment.in_flight = None if isinstance(write, Update) and not write.add else BucketTransaction([write])
+        adjustment.sent, adjustment.taken, adjustment.used = (adjustment.taken, adjustment.used), Counter(), Counter()
 
-    async def _carry_on(self, debt: _Debt, *, is_last: bool) -> None:
+    async def _send_in_flight(self, adjustment: _PendingAdjustment, *, is_last: bool) -> None:
         """The transaction under way is done, or another one is to be tried in its place."""
-        assert debt.under_way is not None
-        if self._sender.is_token_expired(debt.under_way):
+        assert adjustment.in_flight is not None
+        if self._sender.is_token_expired(adjustment.in_flight):
             self.dropped += 1
-            debt.under_way = None
+            adjustment.in_flight = None
             return
         try:
-            await self._sender.send(debt.under_way)
+            await self._sender.send(adjustment.in_flight)
         except StoreError as failure:
-            if debt.under_way.has_unknown_outcome:
+            if adjustment.in_flight.has_unknown_outcome:
                 if not is_condition_failure(failure):
                     raise
                 # It may still be carried out, beside the next one.
-                self.unsure(debt.under_way, [debt.bucket], *debt.sent, is_refused=True)
-            self._take_back(debt)
+                self.add_unknown_outcome(adjustment.in_flight, [adjustment.bucket], *adjustment.sent, is_refused=True)
+            self._restore_sent(adjustment)
             if isinstance(failure, InvalidStoreRequest):
-                self._debts.pop(debt.bucket.key, None)  # it would be rejected for ever
+                self._adjustments.pop(adjustment.bucket.key, None)  # it would be rejected for ever
                 self.dropped += 1
             if is_last or not is_condition_failure(failure):
                 raise
-            await self._again(debt, failure)
+            await self._rebuild_write(adjustment, failure)
         else:
-            self._done(debt)
+            self._on_written(adjustment)
 
-    def _take_back(self, debt: _Debt) -> None:
-        debt.under_way = None
-        debt.add(*debt.sent)
+    def _restore_sent(self, adjustment: _PendingAdjustment) -> None:
+        adjustment.in_flight = None
+        adjustment.add(*adjustment.sent)
 
-    async def _again(self, debt: _Debt, failure: TransactionFailed) -> None:
+    async def _rebuild_write(self, adjustment: _PendingAdjustment, failure: TransactionFailed) -> None:
         """What stands there now tells how much fits, and whether it is there at all."""
-        key = debt.bucket.key
+        key = adjustment.bucket.key
         self._cache.update_from_failure(failure, [key])
-        seen = self._cache.get(key) or (await self._cache.read([key]))[0]
-        if seen.state is None:
-            self._begin(debt, build_create(debt.bucket, debt.taken, debt.used, self._now_ms()))
+        cached = self._cache.get(key) or (await self._cache.read([key]))[0]
+        if cached.state is None:
+            self._prepare_write(adjustment, build_create(adjustment.bucket, adjustment.taken, adjustment.used, self._now_ms()))
         else:
-            self._begin(debt, build_adjustment(debt.bucket, seen.state, debt.taken, debt.used, self._now_ms()))
+            self._prepare_write(adjustment, build_adjustment(adjustment.bucket, cached.state, adjustment.taken, adjustment.used, self._now_ms()))
 
-    def _done(self, debt: _Debt) -> None:
-        assert debt.under_way is not None
-        (write,) = debt.under_way.writes
-        debt.under_way = None
+    def _on_written(self, adjustment: _PendingAdjustment) -> None:
+        assert adjustment.in_flight is not None
+        (write,) = adjustment.in_flight.writes
+        adjustment.in_flight = None
         self.written += 1
         if isinstance(write, Update) and REFILLED_AT not in write.set:
             self._cache.record_take(write)
@@ -204,5 +204,5 @@ class Owed:
             self._cache.forget([write.key])
 
 
-def _negative(amounts: Amounts) -> dict[str, int]:
+def _negate(amounts: Amounts) -> dict[str, int]:
     return {name: -amount for name, amount in amounts.items()}
