@@ -19,7 +19,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.lease import Lease
 from price_keeper.limits.leasing import Leasing
-from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.limiter import BucketClient
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
 
@@ -90,7 +90,7 @@ def local_decisions() -> str:
     clock = SystemClock()
     lease = Lease(buckets, clock.monotonic(), lambda: 0.5)
     lease.held = [10**15, 10**15]
-    leasing = Leasing(cast(Limiter, None), clock, cast(Tasks, _NoTasks()))
+    leasing = Leasing(cast(BucketClient, None), clock, cast(Tasks, _NoTasks()))
     holder = leasing._fitted("caller", None, buckets, clock.monotonic())
     assert holder is not None
     holder.lease.held, holder.away_until = [10**15, 10**15], float("inf")

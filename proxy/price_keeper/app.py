@@ -36,7 +36,7 @@ from price_keeper.control.serving import Control, listening, listening_within
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
-from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import add_to as add_prices
 from price_keeper.offer import Offer
@@ -277,7 +277,7 @@ async def _build_core_services(
 
 
 def build_lease_manager(store: Store, clock: Clock, tasks: Tasks, store_time: StoreTime) -> Leasing:
-    lease_manager = Leasing(Limiter(store, store_time.now_ms, clock), clock, tasks)
+    lease_manager = Leasing(BucketClient(store, store_time.now_ms, clock), clock, tasks)
     tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep, jitter=0.2)
     return lease_manager
 

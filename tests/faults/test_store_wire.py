@@ -18,7 +18,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purses import Purses
 from price_keeper.limits.bucket import RateLimit
-from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.limiter import BucketClient
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.ulid import Ulids
@@ -211,7 +211,7 @@ async def spend_counts_once(line: Line, folder: Path) -> None:
 
 async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
     clock = SystemClock()
-    limiter = Limiter(line.store, lambda: int(clock.now() * 1000), clock)
+    limiter = BucketClient(line.store, lambda: int(clock.now() * 1000), clock)
     never = bucket(RateLimit("rpm", 100_000, 0, 60_000))
     for number in range(1, 11):
         await limiter.acquire([never], {"rpm": 1_000})

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreError
 from price_keeper.limits.bucket import RateBucket, RateLimit
-from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.stores.contract import Key, Store, Update, Write
 
@@ -145,7 +145,7 @@ class World:
         self.stores = [Troubled(store) for _ in SKEWS]
         clock = ManualClock()
         self.limiters = [
-            Limiter(store, self.now.skewed(skew), clock, lambda low, high: 0.0)
+            BucketClient(store, self.now.skewed(skew), clock, lambda low, high: 0.0)
             for store, skew in zip(self.stores, SKEWS, strict=True)
         ]
         self.org = bucket(*ORG)
@@ -167,7 +167,7 @@ class World:
             case "newer settings":
                 self.versions[who] = min(self.versions[who] + 1, len(VERSIONS))
             case "settle":
-                await _tried(limiter.settle())
+                await _tried(limiter.flush_pending())
             case "more":
                 self.told.update(amounts)
                 await limiter.adjust(buckets, amounts, amounts)
@@ -205,7 +205,7 @@ class World:
         STEP.set(Step(is_adjusting=True))
         for store, limiter in zip(self.stores, self.limiters, strict=True):
             store.faults = []
-            await limiter.settle(is_last=True)
+            await limiter.flush_pending(is_last=True)
             assert (limiter.pending, limiter.dropped) == (0, 0)
 
     async def check(self) -> None:
@@ -270,9 +270,9 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
     """Many at once, by several processes' ways to the store, and one limit that is refilled by nobody."""
     org, now, clock = bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)), Now(), SystemClock()
     async with engines.open(engine, tmp_path) as one, engines.open(engine, tmp_path) as other:
-        limiters = [Limiter(store, now, clock) for store in (one, other) * 3]
+        limiters = [BucketClient(store, now, clock) for store in (one, other) * 3]
 
-        async def until_told_never(limiter: Limiter, app: RateBucket) -> int:
+        async def until_told_never(limiter: BucketClient, app: RateBucket) -> int:
             granted = 0
             while (
                 not (grant := await limiter.acquire([app, org], {"rpm": 1_000, "tpm": 7})).is_refused or grant.wait_ms

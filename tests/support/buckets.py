@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.limits.bucket import RateBucket, RateLimit
-from price_keeper.limits.limiter import Limiter
+from price_keeper.limits.limiter import BucketClient
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key, Put, Store, Update, Write
@@ -108,8 +108,8 @@ class Rig:
         self.limiter = self.another()
         self.bucket = bucket(RPM)
 
-    def another(self) -> Limiter:
-        return Limiter(self.store, self.now, self.clock, lambda low, high: 0.0)
+    def another(self) -> BucketClient:
+        return BucketClient(self.store, self.now, self.clock, lambda low, high: 0.0)
 
     async def stands(self, item: Mapping[str, int], of: RateBucket | None = None, limit: RateLimit = RPM) -> None:
         await self.store.store.put(Put((of or self.bucket).key, rpm_item(limit) | dict(item)))
@@ -121,7 +121,7 @@ class Rig:
         """Somebody else, just now."""
         await self.store.store.update(Update(self.bucket.key, add=add))
 
-    async def take(self, tokens: int, limiter: Limiter | None = None) -> tuple[str, int]:
+    async def take(self, tokens: int, limiter: BucketClient | None = None) -> tuple[str, int]:
         grant = await (limiter or self.limiter).acquire([self.bucket], {"rpm": tokens})
         assert grant.taken == ({} if grant.is_refused else {"rpm": tokens})
         return grant.path, grant.writes

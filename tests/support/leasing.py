@@ -9,7 +9,7 @@ from typing import Any, cast
 from price_keeper.limits.admission import Admission
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.leasing import Leasing
-from price_keeper.limits.limiter import NORMAL, REFUSED, Grant, Limiter
+from price_keeper.limits.limiter import NORMAL, REFUSED, Grant, BucketClient
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
 
@@ -66,7 +66,7 @@ class Scripted:
         self.adjusted.append((dict(taken), dict(used)))
         self._tell(used)
 
-    async def settle(self, *, is_last: bool = False) -> None:
+    async def flush_pending(self, *, is_last: bool = False) -> None:
         self.settled += 1
         self.pending *= not is_last
 
@@ -92,7 +92,7 @@ def run(work: Callable[[Desk], Awaitable[None]], most_callers: int = 100) -> Non
         clock = LoopClock(loop)
         async with Tasks(clock) as tasks:
             limiter = Scripted()
-            await work(Desk(limiter, Leasing(cast(Limiter, limiter), clock, tasks, lambda: 0.5, most_callers)))
+            await work(Desk(limiter, Leasing(cast(BucketClient, limiter), clock, tasks, lambda: 0.5, most_callers)))
             await asyncio.sleep(30)  # what was begun comes to its end
 
     leaping(within)

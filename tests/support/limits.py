@@ -17,7 +17,7 @@ from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreUnava
 from price_keeper.limits.admission import Admission
 from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
-from price_keeper.limits.limiter import Grant, Limiter
+from price_keeper.limits.limiter import Grant, BucketClient
 from price_keeper.stores.contract import Item, Key, Store, Write
 from price_keeper.tasks import Tasks
 
@@ -195,7 +195,7 @@ class Ledger:
         return self.taken - self.let_through + self.under_way
 
 
-class Watched(Limiter):
+class Watched(BucketClient):
     """A limiter whose grants stand in the ledgers."""
 
     ledgers: Mapping[str, Ledger]

@@ -10,7 +10,7 @@ import pytest
 from price_keeper.errors import Busy, StoreUnavailable, StoreThrottled
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.leasing import WAIT_SECONDS, Leasing
-from price_keeper.limits.limiter import NORMAL, RETRY, Grant, Limiter
+from price_keeper.limits.limiter import NORMAL, RETRY, Grant, BucketClient
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks
 
@@ -409,7 +409,7 @@ def test_a_call_that_used_more_than_its_bucket_holds_keeps_nobody_out_for_good(u
         clock, chance = LoopClock(loop), random.Random(1)
         async with Tasks(clock) as tasks:
             store = cast(Store, BusyStore(clock, chance))
-            limiter = Limiter(store, lambda: round(clock.now() * 1000), clock, chance.uniform)
+            limiter = BucketClient(store, lambda: round(clock.now() * 1000), clock, chance.uniform)
             leasing = Leasing(limiter, clock, tasks, chance.random)
             leasing.settle(await leasing.admit("web", of, costs), {"tpm": used})
             began = loop.time()

@@ -180,7 +180,7 @@ async def test_a_limit_that_is_not_asked_refuses_nothing_and_is_refilled(rig: Ri
     await rig.limiter.adjust([both], {"tpm": 600_000}, {})
     rig.now.ms += 3_000
     grant = await rig.limiter.acquire([both], {"rpm": 1_000})
-    assert (grant.path, grant.left["tpm"]) == ("normal", -93_000)
+    assert (grant.path, grant.remaining["tpm"]) == ("normal", -93_000)
 
 
 async def test_a_lease_is_at_most_a_share_and_at_least_what_is_needed(rig: Rig) -> None:
@@ -222,7 +222,7 @@ async def test_blindly_nobody_takes_more_than_a_share_either(rig: Rig) -> None:
     rig.now.ms += 600
     await rig.update(rf=600, rpm_tk=-5_900)
     grant = await rig.limiter.lease([rig.bucket], {"rpm": 3_000}, {}, {})
-    assert (grant.taken, grant.writes, grant.left) == ({"rpm": 2_000}, 2, {"rpm": 2_000})
+    assert (grant.taken, grant.writes, grant.remaining) == ({"rpm": 2_000}, 2, {"rpm": 2_000})
 
 
 async def test_who_was_beaten_once_and_rarely_looks_before_it_writes(rig: Rig) -> None:
@@ -247,7 +247,7 @@ async def test_newer_settings_come_with_the_next_refill_and_bind_those_who_have_
     rig.now.ms += 100
     changed = RateBucket(old.key, (new, RateLimit("rph", 60_000, 1, 60)), 2)
     grant = await rig.another().acquire([changed], {"rpm": 1_000, "rph": 1_000})
-    assert (grant.path, grant.left) == ("normal", {"rpm": 3_000, "rph": 59_000})
+    assert (grant.path, grant.remaining) == ("normal", {"rpm": 3_000, "rph": 59_000})
     expected = rpm_item(new) | {"rf": NOW + 100, "v": 2, "rpm_tk": 3_000, "rpm_tc": 2_000}
     rph = {"rph_tk": 59_000, "rph_tc": 1_000, "rph_rem": 0, "rph_cp": 60_000, "rph_ra": 1, "rph_rp": 60}
     expires = {EXPIRY_ATTRIBUTE: (NOW + 100 + 3_600_000) // 1000 + 86_400}
@@ -264,7 +264,7 @@ async def test_newer_settings_that_come_in_between_are_asked_too(rig: Rig) -> No
     newer = RateBucket(rig.bucket.key, (RPM, RateLimit("rph", 3_000, 1, 60)), 2)
     rig.meets(lambda: rig.another().acquire([newer], {}))
     grant = await rig.limiter.acquire([rig.bucket], {"rpm": 1_000, "rph": 1_000})
-    assert (grant.path, grant.writes, grant.left) == ("retry", 2, {"rpm": 9_000, "rph": 2_000})
+    assert (grant.path, grant.writes, grant.remaining) == ("retry", 2, {"rpm": 9_000, "rph": 2_000})
 
 
 async def test_settings_do_not_go_back_though_the_time_of_refill_stays(rig: Rig) -> None:
@@ -272,7 +272,7 @@ async def test_settings_do_not_go_back_though_the_time_of_refill_stays(rig: Rig)
     second, third = (RateBucket(rig.bucket.key, (RPM._replace(capacity=each * 10_000),), each) for each in (2, 3))
     rig.meets(lambda: rig.another().acquire([third], {}))
     grant = await rig.limiter.acquire([second], {"rpm": 1_000})
-    assert (grant.writes, grant.left) == (2, {"rpm": 9_000})
+    assert (grant.writes, grant.remaining) == (2, {"rpm": 9_000})
     item = await rig.item()
     assert item is not None
     assert (item["v"], item["rpm_cp"], item["rf"]) == (3, 30_000, NOW + 100)

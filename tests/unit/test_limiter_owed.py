@@ -72,8 +72,8 @@ async def test_adjust_is_kept_while_the_store_is_away_and_then_sent_summed_up(ri
     await rig.limiter.adjust([rig.bucket], {"rpm": -200}, {"rpm": 30})
     assert rig.limiter.pending == 1
     with pytest.raises(StoreUnavailable):
-        await rig.limiter.settle()
-    await rig.limiter.settle()
+        await rig.limiter.flush_pending()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 4_200, "rpm_tc": 1_030}
     assert (rig.limiter.pending, len(rig.store.sent)) == (0, 4)
 
@@ -84,7 +84,7 @@ async def test_adjust_whose_answers_get_lost_is_counted_once(rig: Rig, fault: st
     rig.meets(*[fault] * 3)
     await rig.limiter.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 7})
     await rig.limiter.adjust([rig.bucket], {"rpm": 100}, {"rpm": 10})  # goes on its own: the other one is as it was
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_900, "rpm_tc": 17}
     assert len({token for _, token in rig.store.sent[:4]}) == 1
 
@@ -104,7 +104,7 @@ async def test_an_acquire_that_was_told_to_fail_is_undone_if_it_did_not(rig: Rig
     with pytest.raises(StoreUnavailable):
         await rig.take(3_000)
     assert rig.limiter.pending == 1
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
     assert rig.limiter.pending == 0
 
@@ -115,7 +115,7 @@ async def test_after_ten_minutes_nobody_can_know_and_it_stays_taken(rig: Rig) ->
     with pytest.raises(StoreUnavailable):
         await rig.take(3_000)
     await rig.clock.advance(600)
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000}
     assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 1, 3)
 
@@ -128,7 +128,7 @@ async def test_an_acquire_whose_caller_goes_away_is_undone(rig: Rig) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
 
 
@@ -139,10 +139,10 @@ async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_
     assert await rig.take(3_000) == ("normal", 3)
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
     assert rig.limiter.pending == 1
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert (rig.limiter.pending, len(rig.store.sent)) == (1, 3)  # to ask now would tell nothing
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
     assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 0, 4)
 
@@ -155,7 +155,7 @@ async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: Rig) 
     await rig.arrives(0)
     assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000, "rf": NOW - 400}
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 5_000, "rf": NOW - 400}
     assert rig.limiter.pending == 0
 
@@ -169,7 +169,7 @@ async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig:
     await rig.arrives(0)
     assert await rig.item() == rpm_item() | {"rpm_tk": 6_000}
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 4_000, "rpm_tc": 2_500}
     assert rig.limiter.pending == 0
 
@@ -183,7 +183,7 @@ async def test_who_stops_does_not_wait_for_what_may_arrive(rig: Rig, has_arrived
         await rig.update(rpm_tk=4_000)
         await rig.arrives(0)
         await rig.update(rpm_tk=-4_000)
-    await rig.limiter.settle(is_last=True)
+    await rig.limiter.flush_pending(is_last=True)
     assert await rig.item() == rpm_item() | {"rpm_tk": 1_000, "rf": NOW - 400}
     assert rig.limiter.pending == 0
 
@@ -198,7 +198,7 @@ async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(ri
     await rig.arrives(0)
     assert await rig.item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 6_000, "rf": NOW - 400}
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert await rig.item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
 
 
@@ -209,5 +209,5 @@ async def test_what_waits_is_looked_at_once_and_not_in_each_round(rig: Rig, monk
     assert (await rig.take(3_000))[0] == "refused"
     looks: list[BucketTransaction] = []
     monkeypatch.setattr(TransactionSender, "may_arrive", lambda _, each: looks.append(each) or True)
-    await rig.limiter.settle()
+    await rig.limiter.flush_pending()
     assert (len(looks), rig.limiter.pending) == (1, 1)

@@ -6,14 +6,14 @@ import asyncio
 
 from price_keeper.limits.admission import EXACT, REFUSED, Admission, Amounts, Buckets, in_order
 from price_keeper.limits.lease import Costs, tightest
-from price_keeper.limits.limiter import Grant, Limiter
+from price_keeper.limits.limiter import Grant, BucketClient
 from price_keeper.tasks import Tasks
 
 WAIT_SECONDS = 2.0  # of a call, for the store
 
 
 class Exactly:
-    def __init__(self, limiter: Limiter, tasks: Tasks) -> None:
+    def __init__(self, limiter: BucketClient, tasks: Tasks) -> None:
         self._limiter = limiter
         self._tasks = tasks
 

@@ -33,7 +33,7 @@ from price_keeper.limits.admission import (
 from price_keeper.limits.alone import Alone
 from price_keeper.limits.exactly import Exactly
 from price_keeper.limits.lease import ASK, TAKEN, TAKEN_BUT_LOW, Costs, Lease, Plan
-from price_keeper.limits.limiter import RETRY, Grant, Limiter
+from price_keeper.limits.limiter import RETRY, Grant, BucketClient
 from price_keeper.tasks import Tasks
 
 MOST_CALLERS: Final = 20_000
@@ -51,7 +51,7 @@ _log = logging.getLogger("price_keeper.limits")
 class Leasing:
     def __init__(
         self,
-        limiter: Limiter,
+        limiter: BucketClient,
         clock: Clock,
         tasks: Tasks,
         chance: Callable[[], float] = random.random,
@@ -215,10 +215,10 @@ class Leasing:
     def _granted(self, lease: Lease, plan: Plan, grant: Grant, was_in_the_way: bool) -> None:
         self.counts.top_ups[grant.path] += 1
         if grant.is_refused:
-            lease.refused(plan, grant.wait_ms, grant.left, self._now())
+            lease.refused(plan, grant.wait_ms, grant.remaining, self._now())
         else:
             is_seen = grant.path != RETRY or any(grant.taken[name] < plan.wants[name] for name in grant.taken)
-            lease.renewed(plan, grant.taken, grant.left, self._now(), is_seen=is_seen, was_in_the_way=was_in_the_way)
+            lease.renewed(plan, grant.taken, grant.remaining, self._now(), is_seen=is_seen, was_in_the_way=was_in_the_way)
 
     # While the store is away, and where every call is written.
 
@@ -292,7 +292,7 @@ class Leasing:
                 await self._swept(name, holder, self._now())
         if self._limiter.pending:
             with suppress(StoreError):
-                await self._limiter.settle()
+                await self._limiter.flush_pending()
 
     async def _swept(self, name: str, holder: Holder, now: float) -> None:
         lease = holder.lease
@@ -345,7 +345,7 @@ class Leasing:
         if self._limiter.pending:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(WAIT_SECONDS):
-                    await self._limiter.settle(is_last=True)
+                    await self._limiter.flush_pending(is_last=True)
 
 
 def _refused(holder: Holder, costs: Costs, wait_ms: int | None) -> Admission:
