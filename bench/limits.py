@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from price_keeper.clock import SystemClock
 from price_keeper.limits.bucket import RateBucket, RateLimit
-from price_keeper.limits.lease import Lease
+from price_keeper.limits.lease import RateLease
 from price_keeper.limits.leasing import Leasing
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.stores.contract import Key
@@ -88,7 +88,7 @@ def local_decisions() -> str:
     limits = tuple(RateLimit(name, 10**15, 10**15, 60_000) for name in names)
     buckets = [RateBucket(Key("rate-buckets", scope, "BUCKET#RATE"), limits, 1) for scope in ("app", "org")]
     clock = SystemClock()
-    lease = Lease(buckets, clock.monotonic(), lambda: 0.5)
+    lease = RateLease(buckets, clock.monotonic(), lambda: 0.5)
     lease.held = [10**15, 10**15]
     leasing = Leasing(cast(BucketClient, None), clock, cast(Tasks, _NoTasks()))
     holder = leasing._fitted("caller", None, buckets, clock.monotonic())
@@ -102,7 +102,7 @@ def local_decisions() -> str:
         assert admission is not None
         leasing.settle(admission, actual)
 
-    poor = Lease(buckets, clock.monotonic(), lambda: 0.5)
+    poor = RateLease(buckets, clock.monotonic(), lambda: 0.5)
     poor.not_before = float("1e12")
     lines = ["| local decision, two limits | microseconds |", "|---|---|"]
     for name, work in (

@@ -16,7 +16,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purse import IDLE_SECONDS, Purse
-from price_keeper.limits.lease import Lease
+from price_keeper.limits.lease import RateLease
 from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.recording import aggregator, flush, leftovers
@@ -223,6 +223,6 @@ MISTAKES = {
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_091),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
-    "a debt that no bucket can pay at once": Mistake(Lease, "debt", lambda *_: None, "limits", 20_178),
+    "a debt that no bucket can pay at once": Mistake(RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_178),
     "a refusal that is taken for the end of it": Mistake(TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219),
 }

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
-from price_keeper.limits.lease import IDLE_SECONDS, MOST_IDLE_SECONDS
+from price_keeper.limits.lease import IDLE_SECONDS, MAX_IDLE_SECONDS
 from price_keeper.tasks import Tasks
 
 from tests.support.effort import seeds
@@ -138,7 +138,7 @@ def test_nothing_is_held_for_long_by_who_is_idle() -> None:
         assert all(sidecar.held == 0 for sidecar in fleet.sidecars)
 
     played(Setup(4, 0.8), work)
-    assert MOST_IDLE_SECONDS <= 20
+    assert MAX_IDLE_SECONDS <= 20
 
 
 # Nothing is lost or counted twice. What never refills shows that to the thousandth.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.limits.bucket import RateBucket, RateLimit
-from price_keeper.limits.lease import Lease, Plan
+from price_keeper.limits.lease import RateLease, TopUpPlan
 from price_keeper.stores.contract import Key
 
 CALL = (1000, 500_000)  # one request of 500 tokens, in thousandths
@@ -21,23 +21,23 @@ def bucket(*limits: RateLimit, name: str = "app") -> RateBucket:
 APP = bucket(limit("rpm", 1200), limit("tpm", 1_200_000))
 
 
-def lease(*buckets: RateBucket, held: tuple[int, ...] | None = None) -> Lease:
-    made = Lease(buckets or (APP,), 0.0, lambda: 0.5)
+def lease(*buckets: RateBucket, held: tuple[int, ...] | None = None) -> RateLease:
+    made = RateLease(buckets or (APP,), 0.0, lambda: 0.5)
     if held is not None:
         made.held = list(held)
     return made
 
 
-def after(plan_of: Lease, got: float, now: float, level: int = FULL, took: float = 0.01) -> Plan:
+def after(plan_of: RateLease, got: float, now: float, level: int = FULL, took: float = 0.01) -> TopUpPlan:
     """It asks, and is given so large a part of what it wants."""
-    plan = plan_of.plan(now - took)
+    plan = plan_of.plan_top_up(now - took)
     taken = {name: int(amount * got) for name, amount in plan.wants.items()}
     left = {name: level - taken[name] for name in taken}
-    plan_of.renewed(plan, taken, left, now)
+    plan_of.on_granted(plan, taken, left, now)
     return plan
 
 
-def busy(found: Lease, until: float, each: float = 0.05, since: float = 0.0) -> None:
+def busy(found: RateLease, until: float, each: float = 0.05, since: float = 0.0) -> None:
     """Twenty calls a second, whatever becomes of them."""
     for number in range(round((until - since) / each)):
         found.take(CALL, since + number * each)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from price_keeper.limits.alone import Alone
 from price_keeper.limits.bucket import RateBucket
-from price_keeper.limits.lease import Costs, Lease
+from price_keeper.limits.lease import Costs, RateLease
 
 Buckets = Sequence[RateBucket]
 Amounts = Mapping[str, int]
@@ -38,7 +38,7 @@ class Holder:
 
     __slots__ = ("alone", "asking", "away_until", "buckets", "is_gone", "lease", "open")
 
-    def __init__(self, buckets: Buckets, lease: Lease) -> None:
+    def __init__(self, buckets: Buckets, lease: RateLease) -> None:
         self.buckets = buckets
         self.lease = lease
         self.alone: Alone | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from price_keeper.limits.bucket import RateBucket
-from price_keeper.limits.lease import Costs, tightest
+from price_keeper.limits.lease import Costs, select_slowest_refill
 
 LONGEST_WAIT_MS = 60_000
 
@@ -16,7 +16,7 @@ class Alone:
     __slots__ = ("_capacity", "_rate", "_since", "_there", "buckets")
 
     def __init__(self, buckets: Sequence[RateBucket], now: float) -> None:
-        limits = tightest(buckets).values()
+        limits = select_slowest_refill(buckets).values()
         self.buckets = buckets
         self._capacity = [limit.capacity for limit in limits]
         self._rate = [limit.amount * 1000 / limit.period_ms for limit in limits]

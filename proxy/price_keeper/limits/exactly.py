@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from price_keeper.limits.admission import EXACT, REFUSED, Admission, Amounts, Buckets, in_order
-from price_keeper.limits.lease import Costs, tightest
+from price_keeper.limits.lease import Costs, select_slowest_refill
 from price_keeper.limits.limiter import Grant, BucketClient
 from price_keeper.tasks import Tasks
 
@@ -23,7 +23,7 @@ class Exactly:
         self._tasks.spawn(self._acquire(buckets, costs, answer))
         async with asyncio.timeout(WAIT_SECONDS):
             grant = await answer
-        names = tuple(tightest(buckets))
+        names = tuple(select_slowest_refill(buckets))
         how = REFUSED if grant.is_refused else EXACT
         return Admission(how, buckets, names, in_order(names, costs), None, grant.wait_ms)
 

@@ -32,7 +32,7 @@ from price_keeper.limits.admission import (
 )
 from price_keeper.limits.alone import Alone
 from price_keeper.limits.exactly import Exactly
-from price_keeper.limits.lease import ASK, TAKEN, TAKEN_BUT_LOW, Costs, Lease, Plan
+from price_keeper.limits.lease import NEEDS_TOP_UP, TAKEN, TAKEN_BUT_LOW, Costs, RateLease, TopUpPlan
 from price_keeper.limits.limiter import RETRY, Grant, BucketClient
 from price_keeper.tasks import Tasks
 
@@ -81,7 +81,7 @@ class Leasing:
     def remaining(self, admission: Admission) -> Sequence[tuple[str, int]]:
         """What is here and, as far as is known, in the store; by limit."""
         holder = admission.holder
-        return () if holder is None else holder.lease.about()
+        return () if holder is None else holder.lease.estimate_remaining()
 
     # For the calls.
 
@@ -122,10 +122,10 @@ class Leasing:
             holder.open += 1
             self.counts.local += 1
             return Admission(LOCAL, buckets, lease.names, wanted, holder)
-        if answer == ASK:
+        if answer == NEEDS_TOP_UP:
             return None
         self.counts.refused_locally += 1
-        return _refused(holder, wanted, None if lease.is_never(wanted) else answer)
+        return _refused(holder, wanted, None if lease.exceeds_capacity(wanted) else answer)
 
     def settle(self, admission: Admission, actual: Amounts | None) -> None:
         """What the call really used; what is not named is as estimated. None: nobody knows, so all of it is."""
@@ -143,7 +143,7 @@ class Leasing:
             each = list(zip(admission.names, taken, real, strict=True))
             self._adjust_soon(admission.buckets, {name: used - cost for name, cost, used in each}, _named(each))
         else:
-            holder.lease.give_back(taken, real)
+            holder.lease.settle(taken, real)
 
     # The way by the store.
 
@@ -151,7 +151,7 @@ class Leasing:
         holder = self._holders.get(name)
         if holder is None or holder.is_gone:
             return await self._admitted_exactly(name, buckets, costs, serves_alone)
-        if holder.lease.is_never(in_order(holder.lease.names, costs)):
+        if holder.lease.exceeds_capacity(in_order(holder.lease.names, costs)):
             self.counts.refused_by_store += 1
             return _refused(holder, in_order(holder.lease.names, costs), None)
         holder.open += 1  # so that it is not dropped meanwhile
@@ -175,8 +175,8 @@ class Leasing:
         if holder.is_gone:
             return None
         wanted = in_order(holder.lease.names, costs)  # the settings may have changed
-        answer = holder.lease.take_again(wanted, self._now())
-        if answer == ASK:
+        answer = holder.lease.retake(wanted, self._now())
+        if answer == NEEDS_TOP_UP:
             return None
         if answer not in (TAKEN, TAKEN_BUT_LOW):
             self.counts.refused_by_store += 1
@@ -186,13 +186,13 @@ class Leasing:
         return Admission(WAITED, holder.buckets, holder.lease.names, wanted, holder)
 
     def _ask(self, holder: Holder, need: Costs | None) -> asyncio.Event:
-        if (owed := holder.lease.debt(need)) is not None:
+        if (owed := holder.lease.find_unpayable_debt(need)) is not None:
             self._pay(holder, owed)
         over = holder.asking = asyncio.Event()
-        self._tasks.spawn(self._top_up(holder, holder.lease.plan(self._now(), need), over))
+        self._tasks.spawn(self._top_up(holder, holder.lease.plan_top_up(self._now(), need), over))
         return over
 
-    async def _top_up(self, holder: Holder, plan: Plan, over: asyncio.Event) -> None:
+    async def _top_up(self, holder: Holder, plan: TopUpPlan, over: asyncio.Event) -> None:
         lease, before, is_away = holder.lease, self._limiter.conflicts, True
         grant: Grant | None = None
         try:
@@ -207,18 +207,18 @@ class Leasing:
                 self._granted(lease, plan, grant, self._limiter.conflicts > before)
             else:  # for whatever reason: or its callers would ask again at once, for ever
                 self.counts.failed += 1
-                lease.failed(plan, self._now(), was_in_the_way=not is_away)
+                lease.on_failed(plan, self._now(), had_conflicts=not is_away)
                 holder.away_until = self._now() + AWAY_SECONDS if is_away else 0.0
             holder.asking = None
             over.set()
 
-    def _granted(self, lease: Lease, plan: Plan, grant: Grant, was_in_the_way: bool) -> None:
+    def _granted(self, lease: RateLease, plan: TopUpPlan, grant: Grant, was_in_the_way: bool) -> None:
         self.counts.top_ups[grant.path] += 1
         if grant.is_refused:
-            lease.refused(plan, grant.wait_ms, grant.remaining, self._now())
+            lease.on_refused(plan, grant.wait_ms, grant.remaining, self._now())
         else:
             is_seen = grant.path != RETRY or any(grant.taken[name] < plan.wants[name] for name in grant.taken)
-            lease.renewed(plan, grant.taken, grant.remaining, self._now(), is_seen=is_seen, was_in_the_way=was_in_the_way)
+            lease.on_granted(plan, grant.taken, grant.remaining, self._now(), is_level_exact=is_seen, had_conflicts=was_in_the_way)
 
     # While the store is away, and where every call is written.
 
@@ -256,14 +256,14 @@ class Leasing:
         """By the settings as they are now. None: there is no room."""
         if holder is not None and [each.key for each in holder.buckets] == [each.key for each in buckets]:
             if holder.buckets != buckets:
-                holder.lease.fit(buckets)
+                holder.lease.apply_buckets(buckets)
             holder.buckets = buckets
             return holder
         if holder is not None:
             self._let_go(name)
         if self._is_stopping or (len(self._holders) >= self._most and not self._made_room()):
             return None
-        holder = self._holders[name] = Holder(buckets, Lease(buckets, now, self._chance))
+        holder = self._holders[name] = Holder(buckets, RateLease(buckets, now, self._chance))
         return holder
 
     def _made_room(self) -> bool:
@@ -297,7 +297,7 @@ class Leasing:
     async def _swept(self, name: str, holder: Holder, now: float) -> None:
         lease = holder.lease
         if not lease.is_idle(now):
-            surplus = lease.surplus(now)
+            surplus = lease.find_surplus(now)
             if any(surplus):
                 await self._give_back(holder, surplus)
         elif not lease.is_empty:
@@ -308,13 +308,13 @@ class Leasing:
     async def _give_back(self, holder: Holder, amounts: Costs | None = None) -> None:
         if amounts is None and holder.lease.is_empty:
             return
-        given, used = holder.lease.hand_over(amounts)
+        given, used = holder.lease.take_out(amounts)
         self.counts.given_back += 1
         await self._limiter.adjust(holder.buckets, {name: -amount for name, amount in given.items()}, used)
 
     def _pay(self, holder: Holder, owed: Costs) -> None:
         """A debt is never refused, as more would be that had to come with it: what the bucket earns next pays it."""
-        given, used = holder.lease.hand_over(owed)
+        given, used = holder.lease.take_out(owed)
         self._adjust_soon(holder.buckets, {name: -amount for name, amount in given.items()}, used)
 
     def _adjust_soon(self, buckets: Buckets, taken: Amounts, used: Amounts) -> None:
