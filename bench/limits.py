@@ -18,7 +18,7 @@ from typing import Any, cast
 from price_keeper.clock import SystemClock
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.lease import RateLease
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
@@ -90,15 +90,15 @@ def local_decisions() -> str:
     clock = SystemClock()
     lease = RateLease(buckets, clock.monotonic(), lambda: 0.5)
     lease.held = [10**15, 10**15]
-    leasing = Leasing(cast(BucketClient, None), clock, cast(Tasks, _NoTasks()))
-    holder = leasing._fitted("caller", None, buckets, clock.monotonic())
+    leasing = RateLeaseManager(cast(BucketClient, None), clock, cast(Tasks, _NoTasks()))
+    holder = leasing._find_or_create_holder("caller", None, buckets, clock.monotonic())
     assert holder is not None
-    holder.lease.held, holder.away_until = [10**15, 10**15], float("inf")
+    holder.lease.held, holder.store_away_until = [10**15, 10**15], float("inf")
     costs, actual = {"rpm": 1000, "tpm": 500_000}, {"tpm": 300_000}
     amounts = (1000, 500_000)
 
     def both() -> None:
-        admission = leasing.at_once("caller", buckets, costs)
+        admission = leasing.try_admit("caller", buckets, costs)
         assert admission is not None
         leasing.settle(admission, actual)
 
@@ -108,7 +108,7 @@ def local_decisions() -> str:
     for name, work in (
         ("`Lease.take`, taken", lambda: lease.take(amounts, clock.monotonic())),
         ("`Lease.take`, refused with a wait", lambda: poor.take(amounts, clock.monotonic())),
-        ("`Leasing.at_once`", lambda: leasing.at_once("caller", buckets, costs)),
+        ("`Leasing.at_once`", lambda: leasing.try_admit("caller", buckets, costs)),
         ("`Leasing.at_once` and `settle`", both),
     ):
         lines.append(f"| {name} | {min(timeit.repeat(work, number=TIMES, repeat=REPEATS)) / TIMES * 1e6:.2f} |")

@@ -35,7 +35,7 @@ from price_keeper.control.probes import probes
 from price_keeper.control.serving import Control, listening, listening_within
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.forwarding.forwarder import Forwarder
-from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
+from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import add_to as add_prices
@@ -149,7 +149,7 @@ class _CoreServices:
     revocation_list: Revocation
     client_verifier: Clients
     login_throttle: WrongSecrets
-    lease_manager: Leasing
+    lease_manager: RateLeaseManager
 
 
 async def run(
@@ -246,7 +246,7 @@ async def _build_core_services(
     tasks: Tasks,
     store: Store,
     recording: Recording,
-    lease_manager: Leasing,
+    lease_manager: RateLeaseManager,
     snapshot: Notes,
     exit_stack: AsyncExitStack,
 ) -> _CoreServices:
@@ -276,8 +276,8 @@ async def _build_core_services(
     )
 
 
-def build_lease_manager(store: Store, clock: Clock, tasks: Tasks, store_time: StoreTime) -> Leasing:
-    lease_manager = Leasing(BucketClient(store, store_time.now_ms, clock), clock, tasks)
+def build_lease_manager(store: Store, clock: Clock, tasks: Tasks, store_time: StoreTime) -> RateLeaseManager:
+    lease_manager = RateLeaseManager(BucketClient(store, store_time.now_ms, clock), clock, tasks)
     tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep, jitter=0.2)
     return lease_manager
 

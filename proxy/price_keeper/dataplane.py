@@ -34,7 +34,7 @@ from price_keeper.forwarding.upstream import Endpoint
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
 from price_keeper.hard.rows import Name
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs
@@ -164,7 +164,7 @@ async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
 
 
 def build_rate_limiter(
-    config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: Leasing, snapshot: Notes | None = None
+    config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: RateLeaseManager, snapshot: Notes | None = None
 ) -> Admitting:
     limit_cache = LimitsKept(store, clock, tasks, snapshot or Notes(clock.now))
     return Admitting(limit_cache, lease_manager, serves_alone=config.on_store_down == "serve")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from price_keeper.limits.admission import ALONE, Admission
+from price_keeper.limits.admission import ALONE, RateDecision
 from price_keeper.limits.bucket import MILLI
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.limiter import Grant
 
 from tests.support.limits import Watched
@@ -102,51 +102,51 @@ class ToldLimiter(Watched):
             setattr(share, what, getattr(share, what) + sign * amount / MILLI)
 
 
-class ToldLeasing(Leasing):
+class ToldLeasing(RateLeaseManager):
     """What it lets through stands in the books. What is used beyond its estimate was never let through: it is owed."""
 
     books: Limits
     life: int
 
-    def at_once(self, name: str, buckets: Any, costs: Any) -> Admission | None:
-        admission = super().at_once(name, buckets, costs)
+    def try_admit(self, name: str, buckets: Any, costs: Any) -> RateDecision | None:
+        admission = super().try_admit(name, buckets, costs)
         if admission is not None:
             self._passes(admission)
         return admission
 
-    async def _after_a_question(self, holder: Any, costs: Any) -> Admission | None:
-        admission = await super()._after_a_question(holder, costs)
+    async def _admit_after_top_up(self, holder: Any, costs: Any) -> RateDecision | None:
+        admission = await super()._admit_after_top_up(holder, costs)
         if admission is not None:
             self._passes(admission)
         return admission
 
-    async def _admitted_exactly(self, name: str, buckets: Any, costs: Any, serves_alone: bool) -> Admission:
-        admission = await super()._admitted_exactly(name, buckets, costs, serves_alone)
+    async def _admit_exactly(self, name: str, buckets: Any, costs: Any, serves_offline: bool) -> RateDecision:
+        admission = await super()._admit_exactly(name, buckets, costs, serves_offline)
         if admission.holder is None:  # it was not told as let through alone
             self._passes(admission)
         return admission
 
-    def _alone(self, holder: Any, costs: Any, serves_alone: bool) -> Admission:
-        admission = super()._alone(holder, costs, serves_alone)
+    def _admit_offline(self, holder: Any, costs: Any, serves_offline: bool) -> RateDecision:
+        admission = super()._admit_offline(holder, costs, serves_offline)
         self._passes(admission)
         return admission
 
-    def settle(self, admission: Admission, actual: Any) -> None:
+    def settle(self, admission: RateDecision, actual: Any) -> None:
         super().settle(admission, actual)
         for place, name in enumerate(admission.names):
             cost = admission.costs[place]
             real = cost if actual is None else actual.get(name, cost)
             self.books.used[name] += real
-            if admission.how != ALONE:
+            if admission.decided_by != ALONE:
                 self.books.share(self.life, name).let_through -= (cost - real) / MILLI
                 self.books.ledgers[name].let_through -= max(0, cost - real) / MILLI
 
-    def _passes(self, admission: Admission) -> None:
+    def _passes(self, admission: RateDecision) -> None:
         if not admission.is_admitted:
             self.books.refused += 1
             return
         self.books.admitted += 1
-        if admission.how == ALONE:
+        if admission.decided_by == ALONE:
             self.books.alone += 1
             return
         for place, name in enumerate(admission.names):

@@ -127,7 +127,7 @@ class Life:
         if not self.is_ready:
             return False
         holders = self.leasing._holders.values()
-        is_owed = any(not each.lease.is_empty or each.open or each.asking is not None for each in holders)
+        is_owed = any(not each.lease.is_empty or each.unsettled or each.top_up is not None for each in holders)
         is_exact = (self.world.settings.limits or {}).get("mode") == "exact"
         is_telling = any(task.get_coro().__name__ in TELLING for task in self.tasks._spawned)  # perhaps not yet begun
         return bool(self.limiter.pending or is_owed or is_telling or (is_exact and (self.calls or self.under_way)))

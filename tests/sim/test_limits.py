@@ -192,10 +192,10 @@ def test_a_crash_loses_what_was_held_and_no_more() -> None:
         await asyncio.sleep(15.3)
         victim, *others = fleet.sidecars
         for holder in victim.leasing._holders.values():
-            if holder.asking is not None:
-                await holder.asking.wait()
+            if holder.top_up is not None:
+                await holder.top_up.wait()
         victim.is_dead = True
-        held = victim.leasing.held()[RPM]
+        held = victim.leasing.held_by_limit()[RPM]
         for sidecar in others:
             sidecar.turns += 1
             await sidecar.leasing.stop()

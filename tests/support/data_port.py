@@ -23,7 +23,7 @@ from price_keeper.forwarding.credentials import FixedCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.handler import RequestHandler
-from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
+from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.offer import Offer
@@ -147,7 +147,7 @@ async def data_port(
             outbox = WriteBatcher()
             forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
             revocation = dataplane.build_revocation_list(whole, store, clock, tasks)
-            leasing = Leasing(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
+            leasing = RateLeaseManager(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.run_every("leases", SWEEP_SECONDS, leasing.sweep)
             hard = dataplane.build_hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder)
             pipeline = dataplane.build_handler(

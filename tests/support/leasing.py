@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from price_keeper.limits.admission import Admission
+from price_keeper.limits.admission import RateDecision
 from price_keeper.limits.bucket import RateBucket, RateLimit
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.limiter import NORMAL, REFUSED, Grant, BucketClient
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
@@ -80,10 +80,10 @@ def no(_: Mapping[str, int]) -> Grant:
 
 
 class Desk:
-    def __init__(self, limiter: Scripted, leasing: Leasing) -> None:
+    def __init__(self, limiter: Scripted, leasing: RateLeaseManager) -> None:
         self.limiter, self.leasing = limiter, leasing
 
-    async def admit(self, name: str = "web", of: list[RateBucket] | None = None, **policy: bool) -> Admission:
+    async def admit(self, name: str = "web", of: list[RateBucket] | None = None, **policy: bool) -> RateDecision:
         return await self.leasing.admit(name, of or BUCKETS, COSTS, **policy)
 
 
@@ -92,7 +92,7 @@ def run(work: Callable[[Desk], Awaitable[None]], most_callers: int = 100) -> Non
         clock = LoopClock(loop)
         async with Tasks(clock) as tasks:
             limiter = Scripted()
-            await work(Desk(limiter, Leasing(cast(BucketClient, limiter), clock, tasks, lambda: 0.5, most_callers)))
+            await work(Desk(limiter, RateLeaseManager(cast(BucketClient, limiter), clock, tasks, lambda: 0.5, most_callers)))
             await asyncio.sleep(30)  # what was begun comes to its end
 
     leaping(within)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
-from price_keeper.limits.admission import Admission
+from price_keeper.limits.admission import RateDecision
 from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
-from price_keeper.limits.leasing import SWEEP_SECONDS, Leasing
+from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import Grant, BucketClient
 from price_keeper.stores.contract import Item, Key, Store, Write
 from price_keeper.tasks import Tasks
@@ -277,7 +277,7 @@ class Sidecar:
         limiter = Watched(cast(Store, self.line), fleet.now_ms, fleet.clock, chance.uniform)
         limiter.ledgers = fleet.ledgers
         self.limiter = limiter
-        self.leasing = Leasing(limiter, fleet.clock, fleet.tasks, chance.random)
+        self.leasing = RateLeaseManager(limiter, fleet.clock, fleet.tasks, chance.random)
         setup = fleet.setup
         wants = setup.demands[number] if number < len(setup.demands) else setup.load
         self.rate = wants * setup.share
@@ -307,7 +307,7 @@ class Sidecar:
         fleet = self.fleet
         costs = {RPM: MILLI, TPM: round(fleet.chance.uniform(0.2, 1.8) * TOKENS * MILLI)}
         fleet.outcome.calls += not is_again
-        admission = self.leasing.at_once("app", fleet.buckets, costs)
+        admission = self.leasing.try_admit("app", fleet.buckets, costs)
         if admission is None:
             fleet.outcome.waited += not is_again
             fleet.tasks.spawn(self._waits(costs, is_again))
@@ -316,14 +316,14 @@ class Sidecar:
 
     async def _waits(self, costs: Mapping[str, int], is_again: bool) -> None:
         try:
-            admission = await self.leasing._asked("app", self.fleet.buckets, costs, False)
+            admission = await self.leasing._admit_via_store("app", self.fleet.buckets, costs, False)
         except Busy:
             self.fleet.outcome.busy += 1
             return
         if not self.is_dead:
             self._done(admission, costs, is_again)
 
-    def _done(self, admission: Admission, costs: Mapping[str, int], is_again: bool) -> None:
+    def _done(self, admission: RateDecision, costs: Mapping[str, int], is_again: bool) -> None:
         fleet = self.fleet
         fleet.outcome.came_again += is_again
         if not admission.is_admitted:
@@ -355,7 +355,7 @@ class Sidecar:
     @property
     def held(self) -> int:
         """Requests."""
-        return self.leasing.held()[RPM] // MILLI
+        return self.leasing.held_by_limit()[RPM] // MILLI
 
 
 class Fleet:

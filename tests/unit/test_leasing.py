@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from price_keeper.errors import Busy, StoreUnavailable, StoreThrottled
 from price_keeper.limits.bucket import RateBucket, RateLimit
-from price_keeper.limits.leasing import WAIT_SECONDS, Leasing
+from price_keeper.limits.leasing import STORE_TIMEOUT_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import NORMAL, RETRY, Grant, BucketClient
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks
@@ -20,8 +20,8 @@ from tests.support.limits import BusyStore, LeapingLoop, LoopClock, leaping
 
 def test_the_first_call_waits_and_the_next_ones_do_not() -> None:
     async def work(desk: Desk) -> None:
-        assert (await desk.admit()).how == "waited"
-        assert desk.leasing.at_once("web", BUCKETS, COSTS) is not None
+        assert (await desk.admit()).decided_by == "waited"
+        assert desk.leasing.try_admit("web", BUCKETS, COSTS) is not None
         assert len(desk.limiter.asked) == 1
         assert (desk.leasing.counts.waited, desk.leasing.counts.local) == (1, 1)
 
@@ -90,7 +90,7 @@ def test_a_store_that_is_too_busy_is_not_away_and_callers_wait_a_little() -> Non
     async def work(desk: Desk) -> None:
         desk.limiter.failure = StoreThrottled("busy")
         admission = await desk.admit()
-        assert admission.how == "refused"
+        assert admission.decided_by == "refused"
         assert admission.wait_ms is not None
         assert admission.wait_ms < 1000
 
@@ -123,7 +123,7 @@ def test_what_busier_times_left_goes_back() -> None:
         await desk.leasing.sweep()
         ((taken, _),) = desk.limiter.adjusted
         assert -900_000 < taken["rpm"] < -800_000
-        assert desk.leasing.held()["rpm"] == 900_000 + taken["rpm"]
+        assert desk.leasing.held_by_limit()["rpm"] == 900_000 + taken["rpm"]
 
     run(work)
 
@@ -153,7 +153,7 @@ def test_a_failed_question_tells_nothing_and_the_next_one_does() -> None:
         desk.limiter.failure = StoreThrottled("busy")
         while not desk.leasing.counts.failed:
             desk.leasing.settle(await desk.admit(), {"rpm": 0, "tpm": 0})
-            if desk.leasing.held()["rpm"] > 0:
+            if desk.leasing.held_by_limit()["rpm"] > 0:
                 desk.leasing._holders["web"].lease.held = [0, 0]
         desk.limiter.failure = None
         await asyncio.sleep(20)
@@ -168,7 +168,7 @@ def test_what_idle_callers_hold_goes_back_and_they_are_forgotten() -> None:
         admission = await desk.admit()
         await asyncio.sleep(10)
         await desk.leasing.sweep()
-        assert desk.leasing.held()["rpm"] == 0
+        assert desk.leasing.held_by_limit()["rpm"] == 0
         assert desk.leasing.counts.given_back == 1
         await asyncio.sleep(100)
         await desk.leasing.sweep()
@@ -202,11 +202,11 @@ def test_at_the_end_everything_goes_back_also_what_is_under_way_and_what_is_sett
         await asyncio.sleep(0.1)
         await desk.leasing.stop()
         await waiting
-        assert desk.leasing.held() == {"rpm": 0, "tpm": 0}
+        assert desk.leasing.held_by_limit() == {"rpm": 0, "tpm": 0}
         desk.leasing.settle(late, {"tpm": 0})
         desk.leasing.settle(waiting.result(), {"rpm": 0, "tpm": 0})
         exact = await desk.admit()
-        assert exact.how == "exact"
+        assert exact.decided_by == "exact"
         desk.leasing.settle(exact, None)
         await asyncio.sleep(1)
         given = sum(wants["rpm"] for _, wants in desk.limiter.asked) + sum(t["rpm"] for t, _ in desk.limiter.adjusted)
@@ -236,22 +236,22 @@ def test_while_the_store_is_away_calls_are_served_from_a_bucket_of_their_own() -
         desk.limiter.failure = StoreUnavailable("away")
         found = [await desk.admit() for _ in range(1300)]
         served = sum(admission.is_admitted for admission in found)
-        assert {admission.how for admission in found} == {"alone", "refused"}
+        assert {admission.decided_by for admission in found} == {"alone", "refused"}
         assert served == pytest.approx(1200, abs=3)  # the whole limit, once
         assert desk.leasing.counts.alone == served
         assert len(desk.limiter.asked) == 1  # the others did not wait
         assert found[-1].wait_ms is not None
         await asyncio.sleep(found[-1].wait_ms / 1000)
         admission = await desk.admit()
-        assert admission.how == "alone"
-        assert (await desk.admit()).how == "refused"
+        assert admission.decided_by == "alone"
+        assert (await desk.admit()).decided_by == "refused"
         desk.leasing.settle(admission, {"rpm": 0, "tpm": 0})
-        assert (await desk.admit()).how == "alone"
+        assert (await desk.admit()).decided_by == "alone"
         await asyncio.sleep(600)
         assert sum([(await desk.admit()).is_admitted for _ in range(1300)]) == pytest.approx(1200, abs=3)
         desk.limiter.failure = None
         await asyncio.sleep(2)
-        assert (await desk.admit()).how == "waited"
+        assert (await desk.admit()).decided_by == "waited"
 
     run(work)
 
@@ -261,7 +261,7 @@ def test_what_was_served_alone_is_told_but_not_taken_from_the_store() -> None:
         desk.limiter.failure = StoreUnavailable("away")
         admission = await desk.admit()
         desk.leasing.settle(admission, {"tpm": 100_000})
-        assert desk.leasing.held() == {"rpm": 0, "tpm": 0}
+        assert desk.leasing.held_by_limit() == {"rpm": 0, "tpm": 0}
         desk.limiter.failure = None
         await asyncio.sleep(2)
         await desk.admit()
@@ -285,12 +285,12 @@ def test_no_call_waits_for_long_and_what_comes_late_is_kept() -> None:
     async def work(desk: Desk) -> None:
         desk.limiter.latency = 5.0
         began = asyncio.get_running_loop().time()
-        assert (await desk.admit()).how == "alone"
-        assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SECONDS)
-        assert (await desk.admit()).how == "alone"
-        assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SECONDS)
+        assert (await desk.admit()).decided_by == "alone"
+        assert asyncio.get_running_loop().time() - began == pytest.approx(STORE_TIMEOUT_SECONDS)
+        assert (await desk.admit()).decided_by == "alone"
+        assert asyncio.get_running_loop().time() - began == pytest.approx(STORE_TIMEOUT_SECONDS)
         await asyncio.sleep(4)
-        assert (await desk.admit()).how == "local"
+        assert (await desk.admit()).decided_by == "local"
 
     run(work)
 
@@ -298,7 +298,7 @@ def test_no_call_waits_for_long_and_what_comes_late_is_kept() -> None:
 def test_a_mistake_of_ours_does_not_make_its_callers_ask_for_ever() -> None:
     async def work(desk: Desk) -> None:
         desk.limiter.failure = KeyError("a mistake")
-        assert (await desk.admit()).how == "alone"
+        assert (await desk.admit()).decided_by == "alone"
         assert len(desk.limiter.asked) == 1
 
     run(work)
@@ -311,7 +311,7 @@ def test_exactly_is_a_write_for_each_call_and_one_for_what_was_otherwise() -> No
     async def work(desk: Desk) -> None:
         for actual in (None, {"tpm": 500_000}, {"tpm": 200_000}):
             admission = await desk.admit(is_exact=True)
-            assert admission.how == "exact"
+            assert admission.decided_by == "exact"
             desk.leasing.settle(admission, actual)
         await asyncio.sleep(1)
         assert [what for what, _ in desk.limiter.asked] == ["acquire"] * 3
@@ -327,7 +327,7 @@ def test_exactly_is_a_write_for_each_call_and_one_for_what_was_otherwise() -> No
 def test_what_is_acquired_too_late_goes_back() -> None:
     async def work(desk: Desk) -> None:
         desk.limiter.latency = 5.0
-        assert (await desk.admit(is_exact=True)).how == "alone"
+        assert (await desk.admit(is_exact=True)).decided_by == "alone"
         await asyncio.sleep(5)
         assert desk.limiter.adjusted == [({"rpm": -1000, "tpm": -500_000}, {"rpm": -1000, "tpm": -500_000})]
 
@@ -340,10 +340,10 @@ def test_what_is_acquired_too_late_goes_back() -> None:
 def test_new_settings_count_from_the_next_call_and_cap_what_is_held() -> None:
     async def work(desk: Desk) -> None:
         await desk.admit()
-        assert desk.leasing.held()["rpm"] > 3000
+        assert desk.leasing.held_by_limit()["rpm"] > 3000
         lower = buckets(rpm=3)
         assert (await desk.admit(of=lower)).is_admitted
-        assert desk.leasing.held()["rpm"] <= 3000
+        assert desk.leasing.held_by_limit()["rpm"] <= 3000
         same = buckets(rpm=3)
         assert (await desk.admit(of=same)).is_admitted
         assert len(desk.limiter.asked) <= 2
@@ -365,7 +365,7 @@ def test_settled_under_other_settings_it_is_told_to_the_store() -> None:
 def test_other_buckets_of_the_same_caller_get_back_what_is_theirs() -> None:
     async def work(desk: Desk) -> None:
         desk.leasing.settle(await desk.admit(), None)
-        desk.leasing._ask(desk.leasing._holders["web"], None)  # and more is under way
+        desk.leasing._start_top_up(desk.leasing._holders["web"], None)  # and more is under way
         await desk.admit(of=buckets(scope="another"))
         await asyncio.sleep(1)
         ((taken, _),) = desk.limiter.adjusted
@@ -394,7 +394,7 @@ def test_there_are_no_more_callers_than_fit_and_the_one_that_called_longest_ago_
 def test_if_all_have_calls_under_way_a_new_caller_is_served_exactly() -> None:
     async def work(desk: Desk) -> None:
         await desk.admit("one")
-        assert (await desk.admit("two")).how == "exact"
+        assert (await desk.admit("two")).decided_by == "exact"
 
     run(work, most_callers=1)
 
@@ -410,7 +410,7 @@ def test_a_call_that_used_more_than_its_bucket_holds_keeps_nobody_out_for_good(u
         async with Tasks(clock) as tasks:
             store = cast(Store, BusyStore(clock, chance))
             limiter = BucketClient(store, lambda: round(clock.now() * 1000), clock, chance.uniform)
-            leasing = Leasing(limiter, clock, tasks, chance.random)
+            leasing = RateLeaseManager(limiter, clock, tasks, chance.random)
             leasing.settle(await leasing.admit("web", of, costs), {"tpm": used})
             began = loop.time()
             while not (await leasing.admit("web", of, costs)).is_admitted:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from price_keeper.control.rates import LocalRates, SharedRates
 from price_keeper.errors import StoreUnavailable
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.stores import schema
 from price_keeper.tasks import Tasks
@@ -31,7 +31,7 @@ class Away(MemoryStore):
 @asynccontextmanager
 async def rates(store: MemoryStore, clock: ManualClock) -> AsyncIterator[SharedRates]:
     async with Tasks(clock) as tasks:
-        leasing = Leasing(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
+        leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
         yield SharedRates(leasing, LocalRates(clock.monotonic, BURST, PER_SECOND), BURST, PER_SECOND)
         await leasing.stop()
 
@@ -105,7 +105,7 @@ async def test_while_the_store_is_away_each_goes_by_the_whole_limit() -> None:
 async def test_strangers_who_ask_the_control_port_write_no_row(tmp_path: Path) -> None:
     clock = ManualClock()
     async with Engines({}).open("sqlite", tmp_path) as store, Tasks(clock) as tasks:
-        leasing = Leasing(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
+        leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
         shared = SharedRates(leasing, LocalRates(clock.monotonic, 3, 1.0), 3, 1.0)
         async with rig(store, tmp_path, clock, shared) as api:
             statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]

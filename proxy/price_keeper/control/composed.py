@@ -19,7 +19,7 @@ from price_keeper.control.connections import DEFAULT, Limits
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL, RETRIEVALS_OF_AN_ADDRESS, Parts
 from price_keeper.control.rates import LocalRates, Rates, SharedRates
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.model import Caller
 from price_keeper.recording.submitted import Submissions
 from price_keeper.selection.standings import Standings
@@ -38,7 +38,7 @@ def parts_of(
     revocation: Revocation,
     clients: Clients,
     rates: Rates | None = None,
-    leasing: Leasing | None = None,
+    leasing: RateLeaseManager | None = None,
     wrong_secrets: WrongSecrets | None = None,
     limits: Limits = DEFAULT,
 ) -> Parts:
@@ -66,7 +66,7 @@ def parts_of(
     )
 
 
-def _rates(clock: Clock, leasing: Leasing | None) -> Rates:
+def _rates(clock: Clock, leasing: RateLeaseManager | None) -> Rates:
     local = LocalRates(clock.monotonic, CALLS_AT_ONCE, CALLS_PER_SECOND)
     return local if leasing is None else SharedRates(leasing, local, CALLS_AT_ONCE, CALLS_PER_SECOND)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.stores import schema
 
 MOST_REMEMBERED = 10_000
@@ -75,7 +75,7 @@ class SharedRates:
     """As `LocalRates`, over all processes on one store. Whoever has shown nothing stays with this one: he could have a
     row written for each address."""
 
-    def __init__(self, leasing: Leasing, strangers: LocalRates, burst: int, per_second: float) -> None:
+    def __init__(self, leasing: RateLeaseManager, strangers: LocalRates, burst: int, per_second: float) -> None:
         self._leasing = leasing
         self._strangers = strangers
         self._burst = burst
@@ -87,7 +87,7 @@ class SharedRates:
         if who.startswith(NOBODY):
             return self._strangers.taken(who)
         admission = await self._leasing.admit(f"control {who}", self._bucket_of(who), {_CALLS: MILLI})
-        left = dict(self._leasing.remaining(admission)).get(_CALLS, 0) // MILLI
+        left = dict(self._leasing.estimate_remaining(admission)).get(_CALLS, 0) // MILLI
         left = max(0, min(left, self._burst - 1))
         reset = (self._burst - left) / self._per_second
         if not admission.is_admitted:

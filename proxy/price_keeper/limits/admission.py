@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from price_keeper.limits.alone import Alone
+from price_keeper.limits.alone import OfflineLimiter
 from price_keeper.limits.bucket import RateBucket
 from price_keeper.limits.lease import Costs, RateLease
 
@@ -18,7 +18,7 @@ LOCAL, WAITED, EXACT, ALONE, REFUSED = "local", "waited", "exact", "alone", "ref
 
 
 @dataclass(slots=True)
-class Counts:
+class RateLimitCounts:
     """Calls by how they were decided, and what the store was asked."""
 
     local: int = 0
@@ -33,37 +33,37 @@ class Counts:
     top_ups: Counter[str] = field(default_factory=Counter)  # by path
 
 
-class Holder:
+class LeaseHolder:
     """A caller, and the question that is under way for it."""
 
-    __slots__ = ("alone", "asking", "away_until", "buckets", "is_gone", "lease", "open")
+    __slots__ = ("offline_limiter", "top_up", "store_away_until", "buckets", "is_evicted", "lease", "unsettled")
 
     def __init__(self, buckets: Buckets, lease: RateLease) -> None:
         self.buckets = buckets
         self.lease = lease
-        self.alone: Alone | None = None
-        self.asking: asyncio.Event | None = None
-        self.away_until = 0.0
-        self.open = 0  # calls that wait, or are not settled
-        self.is_gone = False  # what comes back goes to the store
+        self.offline_limiter: OfflineLimiter | None = None
+        self.top_up: asyncio.Event | None = None
+        self.store_away_until = 0.0
+        self.unsettled = 0  # calls that wait, or are not settled
+        self.is_evicted = False  # what comes back goes to the store
 
 
-class Admission:
+class RateDecision:
     """One that was let in is to be settled, once. `wait_ms` None: waiting does not help."""
 
-    __slots__ = ("buckets", "costs", "holder", "how", "is_admitted", "names", "wait_ms")
+    __slots__ = ("buckets", "costs", "holder", "decided_by", "is_admitted", "names", "wait_ms")
 
     def __init__(
         self,
-        how: str,
+        decided_by: str,
         buckets: Buckets,
         names: tuple[str, ...],
         costs: Costs,
-        holder: Holder | None,
+        holder: LeaseHolder | None,
         wait_ms: int | None = 0,
     ) -> None:
-        self.how = how
-        self.is_admitted = how is not REFUSED
+        self.decided_by = decided_by
+        self.is_admitted = decided_by is not REFUSED
         self.buckets = buckets
         self.names = names
         self.costs = costs
@@ -71,13 +71,13 @@ class Admission:
         self.wait_ms = wait_ms
 
 
-def in_order(names: tuple[str, ...], amounts: Amounts) -> Costs:
+def order_costs(names: tuple[str, ...], amounts: Amounts) -> Costs:
     if len(names) == 2:  # nearly always, and so three times as fast
         return amounts.get(names[0], 0), amounts.get(names[1], 0)
     return tuple(amounts.get(name, 0) for name in names)
 
 
-def really(admission: Admission, actual: Amounts | None) -> Costs:
+def actual_usage(admission: RateDecision, actual: Amounts | None) -> Costs:
     """What is not named is as estimated; None: nobody knows, so all of it is."""
     names, costs = admission.names, admission.costs
     if actual is None:

@@ -7,37 +7,37 @@ from collections.abc import Sequence
 from price_keeper.limits.bucket import RateBucket
 from price_keeper.limits.lease import Costs, select_slowest_refill
 
-LONGEST_WAIT_MS = 60_000
+MAX_WAIT_MS = 60_000
 
 
-class Alone:
+class OfflineLimiter:
     """The whole of each limit: so a fleet that is cut off lets through as often that as it has sidecars."""
 
-    __slots__ = ("_capacity", "_rate", "_since", "_there", "buckets")
+    __slots__ = ("_capacity", "_rate", "_refilled_at", "_tokens", "buckets")
 
     def __init__(self, buckets: Sequence[RateBucket], now: float) -> None:
         limits = select_slowest_refill(buckets).values()
         self.buckets = buckets
         self._capacity = [limit.capacity for limit in limits]
         self._rate = [limit.amount * 1000 / limit.period_ms for limit in limits]
-        self._there = [float(limit.capacity) for limit in limits]
-        self._since = now
+        self._tokens = [float(limit.capacity) for limit in limits]
+        self._refilled_at = now
 
     def take(self, costs: Costs, now: float) -> int:
         """0, or how many milliseconds to wait."""
-        passed, self._since = now - self._since, now
+        elapsed, self._refilled_at = now - self._refilled_at, now
         wait = 0.0
         for place, cost in enumerate(costs):
             rate = self._rate[place]
-            self._there[place] = there = min(self._capacity[place], self._there[place] + passed * rate)
-            if cost > there:
-                wait = max(wait, (cost - there) / rate * 1000 if rate > 0 else LONGEST_WAIT_MS)
+            self._tokens[place] = tokens = min(self._capacity[place], self._tokens[place] + elapsed * rate)
+            if cost > tokens:
+                wait = max(wait, (cost - tokens) / rate * 1000 if rate > 0 else MAX_WAIT_MS)
         if wait:
-            return min(LONGEST_WAIT_MS, int(wait) + 1)
+            return min(MAX_WAIT_MS, int(wait) + 1)
         for place, cost in enumerate(costs):
-            self._there[place] -= cost
+            self._tokens[place] -= cost
         return 0
 
-    def give_back(self, estimate: Costs, actual: Costs) -> None:
+    def settle(self, estimate: Costs, actual: Costs) -> None:
         for place, cost in enumerate(estimate):
-            self._there[place] += cost - actual[place]
+            self._tokens[place] += cost - actual[place]

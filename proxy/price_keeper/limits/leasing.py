@@ -22,63 +22,63 @@ from price_keeper.limits.admission import (
     LOCAL,
     REFUSED,
     WAITED,
-    Admission,
+    RateDecision,
     Amounts,
     Buckets,
-    Counts,
-    Holder,
-    in_order,
-    really,
+    RateLimitCounts,
+    LeaseHolder,
+    order_costs,
+    actual_usage,
 )
-from price_keeper.limits.alone import Alone
-from price_keeper.limits.exactly import Exactly
+from price_keeper.limits.alone import OfflineLimiter
+from price_keeper.limits.exactly import ExactLimiter
 from price_keeper.limits.lease import NEEDS_TOP_UP, TAKEN, TAKEN_BUT_LOW, Costs, RateLease, TopUpPlan
 from price_keeper.limits.limiter import RETRY, Grant, BucketClient
 from price_keeper.tasks import Tasks
 
-MOST_CALLERS: Final = 20_000
-WAIT_SECONDS = 2.0  # of a call, for the store
-AWAY_SECONDS: Final = 1.0  # after a question that the store did not answer: until then no call waits for it
+MAX_CALLERS: Final = 20_000
+STORE_TIMEOUT_SECONDS = 2.0  # of a call, for the store
+STORE_RETRY_SECONDS: Final = 1.0  # after a question that the store did not answer: until then no call waits for it
 SWEEP_SECONDS: Final = 1.0
-FORGOTTEN_SECONDS: Final = 60.0  # after its last call, when nothing of a caller is left
-LOOKED_AT: Final = 64  # callers, for one that can make room
-AT_A_TIME: Final = 500  # callers in a sweep, before others have a turn
-STOPPED_AT_A_TIME: Final = 16  # callers, whose rest goes back to the store
+FORGET_AFTER_SECONDS: Final = 60.0  # after its last call, when nothing of a caller is left
+EVICTION_SAMPLE: Final = 64  # callers, for one that can make room
+SWEEP_BATCH: Final = 500  # callers in a sweep, before others have a turn
+STOP_CONCURRENCY: Final = 16  # callers, whose rest goes back to the store
 
 _log = logging.getLogger("price_keeper.limits")
 
 
-class Leasing:
+class RateLeaseManager:
     def __init__(
         self,
-        limiter: BucketClient,
+        bucket_client: BucketClient,
         clock: Clock,
         tasks: Tasks,
-        chance: Callable[[], float] = random.random,
-        most_callers: int = MOST_CALLERS,
+        random_fraction: Callable[[], float] = random.random,
+        max_callers: int = MAX_CALLERS,
     ) -> None:
         """`sweep` is to be called every SWEEP_SECONDS, and `stop` before the process ends."""
-        self._limiter = limiter
-        self._exactly = Exactly(limiter, tasks)
+        self._bucket_client = bucket_client
+        self._exact_limiter = ExactLimiter(bucket_client, tasks)
         self._now = clock.monotonic
         self._tasks = tasks
-        self._chance = chance
-        self._most = most_callers
-        self._holders: dict[str, Holder] = {}
+        self._random = random_fraction
+        self._max_callers = max_callers
+        self._holders: dict[str, LeaseHolder] = {}
         self._is_stopping = False
-        self.counts = Counts()
+        self.counts = RateLimitCounts()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def held(self) -> Counter[str]:
+    def held_by_limit(self) -> Counter[str]:
         """By limit, over all callers."""
         sums: Counter[str] = Counter()
         for holder in self._holders.values():
             sums.update(dict(zip(holder.lease.names, holder.lease.held, strict=True)))
         return sums
 
-    def remaining(self, admission: Admission) -> Sequence[tuple[str, int]]:
+    def estimate_remaining(self, admission: RateDecision) -> Sequence[tuple[str, int]]:
         """What is here and, as far as is known, in the store; by limit."""
         holder = admission.holder
         return () if holder is None else holder.lease.estimate_remaining()
@@ -92,167 +92,167 @@ class Leasing:
         costs: Amounts,
         *,
         is_exact: bool = False,
-        serves_alone: bool = True,
-        is_counted: bool = False,
-    ) -> Admission:
+        serves_offline: bool = True,
+        is_demand_counted: bool = False,
+    ) -> RateDecision:
         """`name` is the caller's, and `buckets` its limits on all levels. `serves_alone`: also while the store is away.
         `is_counted`: of a call that `at_once` had not enough for.
 
         Raises Busy where the store is away and it does not.
         """
         if is_exact:
-            return await self._admitted_exactly(name, buckets, costs, serves_alone)
-        found = None if is_counted else self.at_once(name, buckets, costs)
-        return found or await self._asked(name, buckets, costs, serves_alone)
+            return await self._admit_exactly(name, buckets, costs, serves_offline)
+        found = None if is_demand_counted else self.try_admit(name, buckets, costs)
+        return found or await self._admit_via_store(name, buckets, costs, serves_offline)
 
-    def at_once(self, name: str, buckets: Buckets, costs: Amounts) -> Admission | None:
+    def try_admit(self, name: str, buckets: Buckets, costs: Amounts) -> RateDecision | None:
         """As far as nobody has to be waited for."""
         found, now = self._holders.get(name), self._now()
-        holder = found if found is not None and found.buckets is buckets else self._fitted(name, found, buckets, now)
-        if holder is None or holder.is_gone:
+        holder = found if found is not None and found.buckets is buckets else self._find_or_create_holder(name, found, buckets, now)
+        if holder is None or holder.is_evicted:
             return None
         lease = holder.lease
-        wanted = in_order(lease.names, costs)
-        answer = lease.take(wanted, now)
-        if answer == TAKEN_BUT_LOW:
-            if holder.asking is None and now >= holder.away_until:
-                self._ask(holder, None)
-            answer = TAKEN
-        if answer == TAKEN:
-            holder.open += 1
+        wanted = order_costs(lease.names, costs)
+        taken = lease.take(wanted, now)
+        if taken == TAKEN_BUT_LOW:
+            if holder.top_up is None and now >= holder.store_away_until:
+                self._start_top_up(holder, None)
+            taken = TAKEN
+        if taken == TAKEN:
+            holder.unsettled += 1
             self.counts.local += 1
-            return Admission(LOCAL, buckets, lease.names, wanted, holder)
-        if answer == NEEDS_TOP_UP:
+            return RateDecision(LOCAL, buckets, lease.names, wanted, holder)
+        if taken == NEEDS_TOP_UP:
             return None
         self.counts.refused_locally += 1
-        return _refused(holder, wanted, None if lease.exceeds_capacity(wanted) else answer)
+        return _build_refusal(holder, wanted, None if lease.exceeds_capacity(wanted) else taken)
 
-    def settle(self, admission: Admission, actual: Amounts | None) -> None:
+    def settle(self, admission: RateDecision, actual: Amounts | None) -> None:
         """What the call really used; what is not named is as estimated. None: nobody knows, so all of it is."""
-        real, holder = really(admission, actual), admission.holder
+        used_costs, holder = actual_usage(admission, actual), admission.holder
         if holder is None:
-            self._exactly.settle(admission, real)
+            self._exact_limiter.settle(admission, used_costs)
             return
-        holder.open -= 1
+        holder.unsettled -= 1
         taken = admission.costs
-        if admission.how is ALONE:
-            if holder.alone is not None and holder.lease.names == admission.names:
-                holder.alone.give_back(taken, real)
-            taken = real  # nothing of it was the store's: it is told, and that is all
-        if holder.is_gone or holder.lease.names != admission.names:
-            each = list(zip(admission.names, taken, real, strict=True))
-            self._adjust_soon(admission.buckets, {name: used - cost for name, cost, used in each}, _named(each))
+        if admission.decided_by is ALONE:
+            if holder.offline_limiter is not None and holder.lease.names == admission.names:
+                holder.offline_limiter.settle(taken, used_costs)
+            taken = used_costs  # nothing of it was the store's: it is told, and that is all
+        if holder.is_evicted or holder.lease.names != admission.names:
+            rows = list(zip(admission.names, taken, used_costs, strict=True))
+            self._adjust_soon(admission.buckets, {name: used - cost for name, cost, used in rows}, _sum_used(rows))
         else:
-            holder.lease.settle(taken, real)
+            holder.lease.settle(taken, used_costs)
 
     # The way by the store.
 
-    async def _asked(self, name: str, buckets: Buckets, costs: Amounts, serves_alone: bool) -> Admission:
+    async def _admit_via_store(self, name: str, buckets: Buckets, costs: Amounts, serves_offline: bool) -> RateDecision:
         holder = self._holders.get(name)
-        if holder is None or holder.is_gone:
-            return await self._admitted_exactly(name, buckets, costs, serves_alone)
-        if holder.lease.exceeds_capacity(in_order(holder.lease.names, costs)):
+        if holder is None or holder.is_evicted:
+            return await self._admit_exactly(name, buckets, costs, serves_offline)
+        if holder.lease.exceeds_capacity(order_costs(holder.lease.names, costs)):
             self.counts.refused_by_store += 1
-            return _refused(holder, in_order(holder.lease.names, costs), None)
-        holder.open += 1  # so that it is not dropped meanwhile
+            return _build_refusal(holder, order_costs(holder.lease.names, costs), None)
+        holder.unsettled += 1  # so that it is not dropped meanwhile
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                while self._now() >= holder.away_until and not holder.is_gone:
-                    if (admission := await self._after_a_question(holder, costs)) is not None:
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                while self._now() >= holder.store_away_until and not holder.is_evicted:
+                    if (admission := await self._admit_after_top_up(holder, costs)) is not None:
                         return admission
         except TimeoutError:
-            holder.away_until = self._now() + AWAY_SECONDS  # so that the next one does not wait as long
+            holder.store_away_until = self._now() + STORE_RETRY_SECONDS  # so that the next one does not wait as long
         finally:
-            holder.open -= 1
-        if holder.is_gone and not self._is_stopping:  # the limits have changed while it waited
-            return await self._admitted_exactly(name, buckets, costs, serves_alone)
-        return self._alone(holder, costs, serves_alone)
+            holder.unsettled -= 1
+        if holder.is_evicted and not self._is_stopping:  # the limits have changed while it waited
+            return await self._admit_exactly(name, buckets, costs, serves_offline)
+        return self._admit_offline(holder, costs, serves_offline)
 
-    async def _after_a_question(self, holder: Holder, costs: Amounts) -> Admission | None:
+    async def _admit_after_top_up(self, holder: LeaseHolder, costs: Amounts) -> RateDecision | None:
         """None: ask again, unless the store is away."""
-        wanted = in_order(holder.lease.names, costs)
-        await (holder.asking or self._ask(holder, wanted)).wait()
-        if holder.is_gone:
+        wanted = order_costs(holder.lease.names, costs)
+        await (holder.top_up or self._start_top_up(holder, wanted)).wait()
+        if holder.is_evicted:
             return None
-        wanted = in_order(holder.lease.names, costs)  # the settings may have changed
-        answer = holder.lease.retake(wanted, self._now())
-        if answer == NEEDS_TOP_UP:
+        wanted = order_costs(holder.lease.names, costs)  # the settings may have changed
+        taken = holder.lease.retake(wanted, self._now())
+        if taken == NEEDS_TOP_UP:
             return None
-        if answer not in (TAKEN, TAKEN_BUT_LOW):
+        if taken not in (TAKEN, TAKEN_BUT_LOW):
             self.counts.refused_by_store += 1
-            return _refused(holder, wanted, answer)
-        holder.open += 1
+            return _build_refusal(holder, wanted, taken)
+        holder.unsettled += 1
         self.counts.waited += 1
-        return Admission(WAITED, holder.buckets, holder.lease.names, wanted, holder)
+        return RateDecision(WAITED, holder.buckets, holder.lease.names, wanted, holder)
 
-    def _ask(self, holder: Holder, need: Costs | None) -> asyncio.Event:
-        if (owed := holder.lease.find_unpayable_debt(need)) is not None:
-            self._pay(holder, owed)
-        over = holder.asking = asyncio.Event()
-        self._tasks.spawn(self._top_up(holder, holder.lease.plan_top_up(self._now(), need), over))
-        return over
+    def _start_top_up(self, holder: LeaseHolder, need: Costs | None) -> asyncio.Event:
+        if (debt := holder.lease.find_unpayable_debt(need)) is not None:
+            self._pay_debt(holder, debt)
+        done = holder.top_up = asyncio.Event()
+        self._tasks.spawn(self._top_up(holder, holder.lease.plan_top_up(self._now(), need), done))
+        return done
 
-    async def _top_up(self, holder: Holder, plan: TopUpPlan, over: asyncio.Event) -> None:
-        lease, before, is_away = holder.lease, self._limiter.conflicts, True
+    async def _top_up(self, holder: LeaseHolder, plan: TopUpPlan, done: asyncio.Event) -> None:
+        lease, conflicts_before, is_away = holder.lease, self._bucket_client.conflicts, True
         grant: Grant | None = None
         try:
-            grant = await self._limiter.lease(holder.buckets, plan.wants, plan.needs, plan.used, plan.share)
+            grant = await self._bucket_client.lease(holder.buckets, plan.wants, plan.needs, plan.used, plan.share)
         except (StoreThrottled, TransactionFailed):
             is_away = False
         except StoreError as failure:
             _log.warning("the limits of a caller cannot be looked up: %s", type(failure).__name__)
         finally:
             if grant is not None:
-                holder.away_until = 0.0
-                self._granted(lease, plan, grant, self._limiter.conflicts > before)
+                holder.store_away_until = 0.0
+                self._apply_grant(lease, plan, grant, self._bucket_client.conflicts > conflicts_before)
             else:  # for whatever reason: or its callers would ask again at once, for ever
                 self.counts.failed += 1
                 lease.on_failed(plan, self._now(), had_conflicts=not is_away)
-                holder.away_until = self._now() + AWAY_SECONDS if is_away else 0.0
-            holder.asking = None
-            over.set()
+                holder.store_away_until = self._now() + STORE_RETRY_SECONDS if is_away else 0.0
+            holder.top_up = None
+            done.set()
 
-    def _granted(self, lease: RateLease, plan: TopUpPlan, grant: Grant, was_in_the_way: bool) -> None:
+    def _apply_grant(self, lease: RateLease, plan: TopUpPlan, grant: Grant, had_conflicts: bool) -> None:
         self.counts.top_ups[grant.path] += 1
         if grant.is_refused:
             lease.on_refused(plan, grant.wait_ms, grant.remaining, self._now())
         else:
-            is_seen = grant.path != RETRY or any(grant.taken[name] < plan.wants[name] for name in grant.taken)
-            lease.on_granted(plan, grant.taken, grant.remaining, self._now(), is_level_exact=is_seen, had_conflicts=was_in_the_way)
+            is_level_exact = grant.path != RETRY or any(grant.taken[name] < plan.wants[name] for name in grant.taken)
+            lease.on_granted(plan, grant.taken, grant.remaining, self._now(), is_level_exact=is_level_exact, had_conflicts=had_conflicts)
 
     # While the store is away, and where every call is written.
 
-    async def _admitted_exactly(self, name: str, buckets: Buckets, costs: Amounts, serves_alone: bool) -> Admission:
+    async def _admit_exactly(self, name: str, buckets: Buckets, costs: Amounts, serves_offline: bool) -> RateDecision:
         try:
-            admission = await self._exactly.admit(buckets, costs)
+            admission = await self._exact_limiter.admit(buckets, costs)
         except (StoreError, TimeoutError):
-            holder = self._holders.get(name) or self._fitted(name, None, buckets, self._now())
+            holder = self._holders.get(name) or self._find_or_create_holder(name, None, buckets, self._now())
             if holder is None:
-                raise Busy("limits cannot be looked up", retry_after=AWAY_SECONDS) from None
-            return self._alone(holder, costs, serves_alone)
+                raise Busy("limits cannot be looked up", retry_after=STORE_RETRY_SECONDS) from None
+            return self._admit_offline(holder, costs, serves_offline)
         if admission.is_admitted:
             self.counts.exact += 1
         else:
             self.counts.refused_by_store += 1
         return admission
 
-    def _alone(self, holder: Holder, costs: Amounts, serves_alone: bool) -> Admission:
-        if not serves_alone:
-            raise Busy("limits cannot be looked up", retry_after=AWAY_SECONDS)
-        now, wanted = self._now(), in_order(holder.lease.names, costs)
-        if holder.alone is None or holder.alone.buckets is not holder.buckets:
-            holder.alone = Alone(holder.buckets, now)
-        wait_ms = holder.alone.take(wanted, now)
+    def _admit_offline(self, holder: LeaseHolder, costs: Amounts, serves_offline: bool) -> RateDecision:
+        if not serves_offline:
+            raise Busy("limits cannot be looked up", retry_after=STORE_RETRY_SECONDS)
+        now, wanted = self._now(), order_costs(holder.lease.names, costs)
+        if holder.offline_limiter is None or holder.offline_limiter.buckets is not holder.buckets:
+            holder.offline_limiter = OfflineLimiter(holder.buckets, now)
+        wait_ms = holder.offline_limiter.take(wanted, now)
         if wait_ms:
             self.counts.refused_alone += 1
-            return _refused(holder, wanted, wait_ms)
-        holder.open += 1
+            return _build_refusal(holder, wanted, wait_ms)
+        holder.unsettled += 1
         self.counts.alone += 1
-        return Admission(ALONE, holder.buckets, holder.lease.names, wanted, holder)
+        return RateDecision(ALONE, holder.buckets, holder.lease.names, wanted, holder)
 
     # Who is there.
 
-    def _fitted(self, name: str, holder: Holder | None, buckets: Buckets, now: float) -> Holder | None:
+    def _find_or_create_holder(self, name: str, holder: LeaseHolder | None, buckets: Buckets, now: float) -> LeaseHolder | None:
         """By the settings as they are now. None: there is no room."""
         if holder is not None and [each.key for each in holder.buckets] == [each.key for each in buckets]:
             if holder.buckets != buckets:
@@ -260,97 +260,97 @@ class Leasing:
             holder.buckets = buckets
             return holder
         if holder is not None:
-            self._let_go(name)
-        if self._is_stopping or (len(self._holders) >= self._most and not self._made_room()):
+            self._evict(name)
+        if self._is_stopping or (len(self._holders) >= self._max_callers and not self._evict_one()):
             return None
-        holder = self._holders[name] = Holder(buckets, RateLease(buckets, now, self._chance))
+        holder = self._holders[name] = LeaseHolder(buckets, RateLease(buckets, now, self._random))
         return holder
 
-    def _made_room(self) -> bool:
-        each = islice(self._holders.items(), LOOKED_AT)
-        free = [(holder.lease.last_call, name) for name, holder in each if not holder.open and holder.asking is None]
-        if free:
-            self._let_go(min(free)[1])
-        return bool(free)
+    def _evict_one(self) -> bool:
+        oldest = islice(self._holders.items(), EVICTION_SAMPLE)
+        evictable = [(holder.lease.last_call, name) for name, holder in oldest if not holder.unsettled and holder.top_up is None]
+        if evictable:
+            self._evict(min(evictable)[1])
+        return bool(evictable)
 
-    def _let_go(self, name: str) -> None:
+    def _evict(self, name: str) -> None:
         holder = self._holders.pop(name)
-        holder.is_gone = True
-        self._tasks.spawn(self._given_back_at_last(holder))
+        holder.is_evicted = True
+        self._tasks.spawn(self._return_after_top_up(holder))
 
-    async def _given_back_at_last(self, holder: Holder) -> None:
-        if holder.asking is not None:
-            await holder.asking.wait()
-        await self._give_back(holder)
+    async def _return_after_top_up(self, holder: LeaseHolder) -> None:
+        if holder.top_up is not None:
+            await holder.top_up.wait()
+        await self._return_tokens(holder)
 
     async def sweep(self) -> None:
         """What idle callers hold goes back; who is idle for long is forgotten; what could not be sent is sent."""
         for number, (name, holder) in enumerate(list(self._holders.items())):
-            if not number % AT_A_TIME:
+            if not number % SWEEP_BATCH:
                 await asyncio.sleep(0)
-            if holder.asking is None and not holder.is_gone:
-                await self._swept(name, holder, self._now())
-        if self._limiter.pending:
+            if holder.top_up is None and not holder.is_evicted:
+                await self._sweep_holder(name, holder, self._now())
+        if self._bucket_client.pending:
             with suppress(StoreError):
-                await self._limiter.flush_pending()
+                await self._bucket_client.flush_pending()
 
-    async def _swept(self, name: str, holder: Holder, now: float) -> None:
+    async def _sweep_holder(self, name: str, holder: LeaseHolder, now: float) -> None:
         lease = holder.lease
         if not lease.is_idle(now):
             surplus = lease.find_surplus(now)
             if any(surplus):
-                await self._give_back(holder, surplus)
+                await self._return_tokens(holder, surplus)
         elif not lease.is_empty:
-            await self._give_back(holder)
-        elif not holder.open and now - lease.last_call > FORGOTTEN_SECONDS:
+            await self._return_tokens(holder)
+        elif not holder.unsettled and now - lease.last_call > FORGET_AFTER_SECONDS:
             del self._holders[name]
 
-    async def _give_back(self, holder: Holder, amounts: Costs | None = None) -> None:
+    async def _return_tokens(self, holder: LeaseHolder, amounts: Costs | None = None) -> None:
         if amounts is None and holder.lease.is_empty:
             return
-        given, used = holder.lease.take_out(amounts)
+        returned, used = holder.lease.take_out(amounts)
         self.counts.given_back += 1
-        await self._limiter.adjust(holder.buckets, {name: -amount for name, amount in given.items()}, used)
+        await self._bucket_client.adjust(holder.buckets, {name: -amount for name, amount in returned.items()}, used)
 
-    def _pay(self, holder: Holder, owed: Costs) -> None:
+    def _pay_debt(self, holder: LeaseHolder, debt: Costs) -> None:
         """A debt is never refused, as more would be that had to come with it: what the bucket earns next pays it."""
-        given, used = holder.lease.take_out(owed)
-        self._adjust_soon(holder.buckets, {name: -amount for name, amount in given.items()}, used)
+        returned, used = holder.lease.take_out(debt)
+        self._adjust_soon(holder.buckets, {name: -amount for name, amount in returned.items()}, used)
 
     def _adjust_soon(self, buckets: Buckets, taken: Amounts, used: Amounts) -> None:
-        self._tasks.spawn(self._limiter.adjust(buckets, taken, used))
+        self._tasks.spawn(self._bucket_client.adjust(buckets, taken, used))
 
     async def stop(self) -> None:
         """Everything goes back. Calls that are settled later, or admitted, write each for itself."""
         self._is_stopping = True
         holders = list(self._holders.values())
         for holder in holders:
-            holder.is_gone = True
+            holder.is_evicted = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 for holder in holders:
-                    if holder.asking is not None:
-                        await holder.asking.wait()
-        gate = asyncio.Semaphore(STOPPED_AT_A_TIME)
+                    if holder.top_up is not None:
+                        await holder.top_up.wait()
+        slots = asyncio.Semaphore(STOP_CONCURRENCY)
 
-        async def given_back(holder: Holder) -> None:
-            async with gate:
-                await self._give_back(holder)
+        async def return_tokens(holder: LeaseHolder) -> None:
+            async with slots:
+                await self._return_tokens(holder)
 
         for holder in holders:
-            if holder.asking is not None:  # nobody waits for it any longer
-                self._tasks.spawn(self._given_back_at_last(holder))
-        await asyncio.gather(*(given_back(holder) for holder in holders if holder.asking is None))
+            if holder.top_up is not None:  # nobody waits for it any longer
+                self._tasks.spawn(self._return_after_top_up(holder))
+        await asyncio.gather(*(return_tokens(holder) for holder in holders if holder.top_up is None))
         await asyncio.sleep(0)  # what calls that just ended used begins to be told
-        if self._limiter.pending:
+        if self._bucket_client.pending:
             with suppress(StoreError, TimeoutError):
-                async with asyncio.timeout(WAIT_SECONDS):
-                    await self._limiter.flush_pending(is_last=True)
+                async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                    await self._bucket_client.flush_pending(is_last=True)
 
 
-def _refused(holder: Holder, costs: Costs, wait_ms: int | None) -> Admission:
-    return Admission(REFUSED, holder.buckets, holder.lease.names, costs, holder, wait_ms)
+def _build_refusal(holder: LeaseHolder, costs: Costs, wait_ms: int | None) -> RateDecision:
+    return RateDecision(REFUSED, holder.buckets, holder.lease.names, costs, holder, wait_ms)
 
 
-def _named(each: list[tuple[str, int, int]]) -> dict[str, int]:
-    return {name: used for name, _, used in each}
+def _sum_used(rows: list[tuple[str, int, int]]) -> dict[str, int]:
+    return {name: used for name, _, used in rows}

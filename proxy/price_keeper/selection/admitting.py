@@ -7,9 +7,9 @@ from typing import Final
 from price_keeper import telemetry as metrics
 from price_keeper.errors import TooManyRequests
 from price_keeper.exchange import Header
-from price_keeper.limits.admission import Admission
+from price_keeper.limits.admission import RateDecision
 from price_keeper.limits.bucket import MILLI
-from price_keeper.limits.leasing import Leasing
+from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.settings import REQUESTS, TOKENS
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Receipt
@@ -29,9 +29,9 @@ class Limited:
 
     __slots__ = ("_admission", "_leasing", "_tokens")
 
-    def __init__(self, leasing: Leasing, admission: Admission, tokens: int) -> None:
+    def __init__(self, leasing: RateLeaseManager, admission: RateDecision, tokens: int) -> None:
         self._leasing = leasing
-        self._admission: Admission | None = admission
+        self._admission: RateDecision | None = admission
         self._tokens = tokens
 
     def ended(self, receipt: Receipt | None) -> None:
@@ -54,7 +54,7 @@ class Limited:
 
 
 class Admitting:
-    def __init__(self, kept: LimitsKept, leasing: Leasing, *, serves_alone: bool) -> None:
+    def __init__(self, kept: LimitsKept, leasing: RateLeaseManager, *, serves_alone: bool) -> None:
         """`serves_alone`: also while the store is away, by the whole of each limit."""
         self._kept = kept
         self._leasing = leasing
@@ -71,7 +71,7 @@ class Admitting:
             return None
         tokens = limits.taken_for(tokens)
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
-        admission = self._leasing.at_once(limits.name, limits.buckets, costs)
+        admission = self._leasing.try_admit(limits.name, limits.buckets, costs)
         return None if admission is None else self._let_in(limits, admission, tokens, told)
 
     async def admitted(
@@ -89,14 +89,14 @@ class Admitting:
             limits.buckets,
             costs,
             is_exact=limits.is_exact,
-            serves_alone=self._serves_alone,
-            is_counted=is_counted,
+            serves_offline=self._serves_alone,
+            is_demand_counted=is_counted,
         )
         return self._let_in(limits, admission, tokens, told)
 
-    def _let_in(self, limits: CallersLimits, admission: Admission, tokens: int, told: list[Header]) -> Limited:
+    def _let_in(self, limits: CallersLimits, admission: RateDecision, tokens: int, told: list[Header]) -> Limited:
         told += limits.told
-        for name, amount in self._leasing.remaining(admission):
+        for name, amount in self._leasing.estimate_remaining(admission):
             told.append((_REMAINING[name], b"%d" % (amount // MILLI if amount > 0 else 0)))
         if not admission.is_admitted:
             raise _refusal(limits, admission)
@@ -114,11 +114,11 @@ class Admitting:
         telemetry.add(metrics.LIMITS_GIVEN_BACK, lambda: counts.given_back)
         telemetry.add(metrics.LIMITS_UNASKED, lambda: counts.failed)
         telemetry.add(metrics.LEASES, lambda: len(self._leasing))
-        held = self._leasing.held
+        held = self._leasing.held_by_limit
         telemetry.add(metrics.LEASED, lambda: [({"limit": name}, n / MILLI) for name, n in held().items()])
 
 
-def _refusal(limits: CallersLimits, admission: Admission) -> TooManyRequests:
+def _refusal(limits: CallersLimits, admission: RateDecision) -> TooManyRequests:
     rates = " and ".join(f"{rate} {_IN_WORDS[name]}" for name, rate in limits.rates.items())
     wait = LONGEST_WAIT_SECONDS if admission.wait_ms is None else admission.wait_ms / MILLI
     return TooManyRequests(f"{limits.name} is limited to {rates} a minute", retry_after=wait)
