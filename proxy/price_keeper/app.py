@@ -89,7 +89,7 @@ async def open_dynamodb(config: StoreConfig, clock: Clock, store_time: StoreTime
         endpoint=config.endpoint,
         allow_insecure=config.allow_insecure,
         sleep=clock.sleep,
-        **({} if store_time is None else {"asking": store_time.asking}),
+        **({} if store_time is None else {"asking": store_time.start_request}),
     )
     return await store.open()
 

@@ -193,7 +193,7 @@ class Wire:
             back += chance.uniform(0.3, 5.0)
         if fault == "late":
             there = chance.uniform(PATIENCE_SECONDS, LATEST_SECONDS)
-        heard = None if self._time is None else self._time.asking()
+        heard = None if self._time is None else self._time.start_request()
         fails: Exception | None = None
         if fault == "refused":
             fails = StoreUnavailable("away")

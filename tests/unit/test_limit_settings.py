@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from price_keeper.limits.bucket import RateLimit
-from price_keeper.limits.settings import checked, limits_of
+from price_keeper.limits.settings import validate_rate_limits, parse_rate_limits
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 
@@ -34,22 +34,22 @@ SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")
 )
 def test_what_is_wrong_is_told(value: Any, told: str) -> None:
     with pytest.raises(ValueError, match=r"expected|unknown") as caught:
-        checked(value)
+        validate_rate_limits(value)
     assert str(caught.value) == told
 
 
 def test_of_many_mistakes_the_first_are_told_and_each_is_short() -> None:
     with pytest.raises(ValueError, match="unknown") as caught:
-        checked({f"x{number}" * 1000: 1 for number in range(1000)})
+        validate_rate_limits({f"x{number}" * 1000: 1 for number in range(1000)})
     assert len(str(caught.value)) < 1000
 
 
 def test_what_is_empty_is_left_out() -> None:
-    assert checked({"rpm": 5, "tpm": None, "mode": None}) == {"rpm": 5}
+    assert validate_rate_limits({"rpm": 5, "tpm": None, "mode": None}) == {"rpm": 5}
 
 
 def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
-    limits = limits_of(SCOPE, {"limits": {"rpm": 600, "tpm": 9000}, "version": 3})
+    limits = parse_rate_limits(SCOPE, {"limits": {"rpm": 600, "tpm": 9000}, "version": 3})
     assert limits is not None
     assert limits.bucket.key == schema.rate_bucket_key(SCOPE, "RATE")
     assert limits.bucket.version == 3
@@ -58,12 +58,12 @@ def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
 
 
 def test_a_short_burst_still_lets_one_call_through() -> None:
-    limits = limits_of(SCOPE, {"limits": {"rpm": 6, "burst_secs": 1, "mode": "exact"}})
+    limits = parse_rate_limits(SCOPE, {"limits": {"rpm": 6, "burst_secs": 1, "mode": "exact"}})
     assert limits is not None
     assert limits.bucket.limits == (RateLimit("rpm", 1000, 6000, 60_000),)
     assert limits.is_exact
 
 
 def test_without_limits_there_is_none() -> None:
-    assert limits_of(SCOPE, None) is None
-    assert limits_of(SCOPE, {"version": 1}) is None
+    assert parse_rate_limits(SCOPE, None) is None
+    assert parse_rate_limits(SCOPE, {"version": 1}) is None

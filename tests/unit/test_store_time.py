@@ -42,7 +42,7 @@ class Answers:
         return abs(self.time.now_ms() - self.store_now * 1000)
 
     async def answer(self, there: float = 0.0, back: float = 0.0) -> None:
-        answered = self.time.asking()
+        answered = self.time.start_request()
         await self.clock.advance(there)
         told = date(self.store_now)
         await self.clock.advance(back)
@@ -71,9 +71,9 @@ async def _narrows(ahead: float, answers: list[tuple[float, float, float]]) -> N
         await rig.answer(there, back)
         best = min(best, (1 + there + back) / 2 + 0.05) + 0.001
         assert rig.error_ms <= max(SKEW_MS, best * 1000)
-        assert rig.time._lead is not None
-        assert rig.time._lead.low <= rig.ahead <= rig.time._lead.high
-        assert rig.time._lead.high - rig.time._lead.low <= 2 * best
+        assert rig.time._offset is not None
+        assert rig.time._offset.low <= rig.ahead <= rig.time._offset.high
+        assert rig.time._offset.high - rig.time._offset.low <= 2 * best
 
 
 async def test_answers_at_all_parts_of_a_second_make_it_exact_to_their_own_tolerance() -> None:
@@ -124,7 +124,7 @@ async def test_the_clocks_drift_so_what_is_known_grows_vague() -> None:
     await answers.clock.advance(1_000)
     answers.ahead += 0.09
     await answers.answer()
-    lead = answers.time._lead
+    lead = answers.time._offset
     assert lead is not None
     assert lead.low <= answers.ahead <= lead.high
     assert lead.high - lead.low < 0.4
@@ -133,8 +133,8 @@ async def test_the_clocks_drift_so_what_is_known_grows_vague() -> None:
 @pytest.mark.parametrize("told", ["", "yesterday", "Wed, 99 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 99999 12:00:00 GMT"])
 def test_a_date_that_is_none_tells_nothing(told: str) -> None:
     answers = Answers()
-    answers.time.asking()(told)
-    assert answers.time._lead is None
+    answers.time.start_request()(told)
+    assert answers.time._offset is None
 
 
 def test_a_date_is_in_greenwich_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_date_is_in_greenwich_wherever_the_machine_is(monkeypatch: pytest.Monk
     try:
         answers = Answers()
         for told in ("Wed, 18 Nov 2026 12:00:00 GMT", "Wed, 18 Nov 2026 12:00:00 -0000"):
-            answers.time.asking()(told)
+            answers.time.start_request()(told)
             assert answers.error_ms < 600
     finally:
         monkeypatch.undo()
@@ -173,5 +173,5 @@ async def test_dynamodb_s_answers_have_it_also_those_that_refuse(engine: str, en
     assert len(heard) == 2
     for told in heard:
         times = StoreTime(ManualClock(wall=0.0))
-        times.asking()(told)
+        times.start_request()(told)
         assert abs(times.now_ms() / 1000 - datetime.now(UTC).timestamp()) < 60

@@ -9,7 +9,7 @@ from price_keeper.config.prices import Format
 from price_keeper.control import auth, credentials, overrides, profiles, usage
 from price_keeper.control.fields import or_null
 from price_keeper.control.page import signing_in
-from price_keeper.limits.settings import MODES, MOST, MOST_BURST_SECS, RATES
+from price_keeper.limits.settings import MODES, MAX_RATE, MAX_BURST_SECS, RATES
 from price_keeper.recording.entries import Counts
 from price_keeper.selection.settings import APP_SETTINGS, LONGEST_NAME, MOST_LABELS, ORG_SETTINGS
 
@@ -59,8 +59,8 @@ _SETTING: Mapping[str, Schema] = {
     "limits": {
         "type": "object",
         "properties": {
-            **dict.fromkeys(RATES, or_null({"type": "integer", "minimum": 1, "maximum": MOST})),
-            "burst_secs": or_null({"type": "integer", "minimum": 1, "maximum": MOST_BURST_SECS}),
+            **dict.fromkeys(RATES, or_null({"type": "integer", "minimum": 1, "maximum": MAX_RATE})),
+            "burst_secs": or_null({"type": "integer", "minimum": 1, "maximum": MAX_BURST_SECS}),
             "mode": or_null({"type": "string", "enum": list(MODES)}),
         },
         "additionalProperties": False,

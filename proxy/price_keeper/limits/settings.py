@@ -13,20 +13,20 @@ from price_keeper.stores.contract import Item, Value
 REQUESTS, TOKENS = "rpm", "tpm"
 RATES = (REQUESTS, TOKENS)
 MODES = ("lease", "exact")
-MOST = 10**9  # of a rate
-MOST_BURST_SECS = 3600
-USUAL_BURST_SECS = 60
+MAX_RATE = 10**9  # of a rate
+MAX_BURST_SECS = 3600
+DEFAULT_BURST_SECS = 60
 MINUTE_MS = 60_000
-ATTRIBUTE = "limits"
+LIMITS_ATTRIBUTE = "limits"
 
-_MOST_OF = {REQUESTS: MOST, TOKENS: MOST, "burst_secs": MOST_BURST_SECS}
-_ALLOWED = ", ".join((*_MOST_OF, "mode"))
-_MOST_TOLD = 5
+_MAX_VALUES = {REQUESTS: MAX_RATE, TOKENS: MAX_RATE, "burst_secs": MAX_BURST_SECS}
+_ALLOWED = ", ".join((*_MAX_VALUES, "mode"))
+_MAX_ERRORS = 5
 
-_MOST_SHOWN = 64
+_MAX_SHOWN_CHARS = 64
 
 
-class Limits(NamedTuple):
+class ScopeRateLimits(NamedTuple):
     """Of one scope. `rates` a minute, by name."""
 
     bucket: RateBucket
@@ -34,44 +34,44 @@ class Limits(NamedTuple):
     is_exact: bool
 
 
-def checked(value: Any) -> dict[str, Value]:
+def validate_rate_limits(value: Any) -> dict[str, Value]:
     """As it is to be stored. Raises ValueError with every mistake."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected a mapping of {_ALLOWED}, found {_shown(value)}")
+        raise ValueError(f"expected a mapping of {_ALLOWED}, found {_shorten(value)}")
     given = {str(name): each for name, each in value.items() if each is not None}
-    mistakes = [mistake for name, each in given.items() if (mistake := _mistake(name, each))]
+    errors = [mistake for name, each in given.items() if (mistake := _find_error(name, each))]
     if not any(name in given for name in RATES):
-        mistakes.append(f"expected {' or '.join(RATES)}; leave limits out where there is none")
-    if mistakes:
-        raise ValueError("; ".join(mistakes[:_MOST_TOLD]))
+        errors.append(f"expected {' or '.join(RATES)}; leave limits out where there is none")
+    if errors:
+        raise ValueError("; ".join(errors[:_MAX_ERRORS]))
     return given
 
 
-def _mistake(name: str, value: Any) -> str:
+def _find_error(name: str, value: Any) -> str:
     if name == "mode":
-        return "" if value in MODES else f"mode: expected one of {', '.join(MODES)}, found {_shown(value)}"
-    most = _MOST_OF.get(name)
-    if most is None:
-        return f"unknown: {_shown(name)}; allowed are {_ALLOWED}"
-    is_good = type(value) is int and 1 <= value <= most
-    return "" if is_good else f"{name}: expected a whole number from 1 to {most}, found {_shown(value)}"
+        return "" if value in MODES else f"mode: expected one of {', '.join(MODES)}, found {_shorten(value)}"
+    maximum = _MAX_VALUES.get(name)
+    if maximum is None:
+        return f"unknown: {_shorten(name)}; allowed are {_ALLOWED}"
+    is_good = type(value) is int and 1 <= value <= maximum
+    return "" if is_good else f"{name}: expected a whole number from 1 to {maximum}, found {_shorten(value)}"
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
-def limits_of(scope: Scope, item: Item | None) -> Limits | None:
+def parse_rate_limits(scope: Scope, item: Item | None) -> ScopeRateLimits | None:
     """None where there are no limits. Raises ValueError for what was written by hand and cannot be used."""
-    if item is None or item.get(ATTRIBUTE) is None:
+    if item is None or item.get(LIMITS_ATTRIBUTE) is None:
         return None
-    given: Mapping[str, Any] = checked(item[ATTRIBUTE])
-    version, burst_secs = item.get("version"), given.get("burst_secs", USUAL_BURST_SECS)
+    given: Mapping[str, Any] = validate_rate_limits(item[LIMITS_ATTRIBUTE])
+    version, burst_secs = item.get("version"), given.get("burst_secs", DEFAULT_BURST_SECS)
     rates = {name: given[name] for name in RATES if name in given}
     limits = tuple(RateLimit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items())
     bucket = RateBucket(schema.rate_bucket_key(scope, "RATE"), limits, version if type(version) is int else 0)
-    return Limits(bucket, rates, given.get("mode") == "exact")
+    return ScopeRateLimits(bucket, rates, given.get("mode") == "exact")
 
 
 def _capacity(rate: int, burst_secs: int) -> int:

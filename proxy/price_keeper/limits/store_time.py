@@ -15,25 +15,25 @@ from typing import NamedTuple
 from price_keeper.clock import Clock
 from price_keeper.limits.bucket import SKEW_MS
 
-DRIFT = 100e-6  # of the monotonic clock against the store's: what is known grows vague with time
-APART_SECONDS = 0.05  # for the clocks of the store's own machines
+MAX_DRIFT = 100e-6  # of the monotonic clock against the store's: what is known grows vague with time
+STORE_CLOCK_SPREAD_SECONDS = 0.05  # for the clocks of the store's own machines
 
 
-class _Lead(NamedTuple):
+class _ClockOffset(NamedTuple):
     """By how much the store's time is ahead of the monotonic clock, as known `at`."""
 
     low: float
     high: float
     at: float
 
-    def aged(self, now: float) -> _Lead:
-        vague = max(0.0, now - self.at) * DRIFT
-        return _Lead(self.low - vague, self.high + vague, now)
+    def widen(self, now: float) -> _ClockOffset:
+        uncertainty = max(0.0, now - self.at) * MAX_DRIFT
+        return _ClockOffset(self.low - uncertainty, self.high + uncertainty, now)
 
-    def narrowed(self, other: _Lead) -> _Lead:
+    def narrow(self, other: _ClockOffset) -> _ClockOffset:
         """By an answer as new as this. If they contradict each other, a clock was set: the answer is right."""
         low, high = max(self.low, other.low), min(self.high, other.high)
-        return _Lead(low, high, other.at) if low <= high else other
+        return _ClockOffset(low, high, other.at) if low <= high else other
 
 
 class StoreTime:
@@ -41,7 +41,7 @@ class StoreTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lead: _Lead | None = None
+        self._offset: _ClockOffset | None = None
         self._last_ms = 0
 
     def now_ms(self) -> int:
@@ -52,19 +52,19 @@ class StoreTime:
         return self._last_ms
 
     def _seconds(self) -> float:
-        if self._lead is None:
+        if self._offset is None:
             return self._clock.now()
-        return self._clock.monotonic() + (self._lead.low + self._lead.high) / 2
+        return self._clock.monotonic() + (self._offset.low + self._offset.high) / 2
 
-    def asking(self) -> Callable[[str], None]:
+    def start_request(self) -> Callable[[str], None]:
         """To be called when something is sent to the store; what it returns, with the answer's `Date`."""
         sent = self._clock.monotonic()
-        return lambda date: self.learn(date, sent, self._clock.monotonic())
+        return lambda date: self.add_sample(date, sent, self._clock.monotonic())
 
-    def learn(self, date: str, sent: float, received: float) -> None:
+    def add_sample(self, date: str, sent: float, received: float) -> None:
         try:
-            told = parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp()  # a Date is always in GMT
+            date_seconds = parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp()  # a Date is always in GMT
         except (ValueError, OverflowError):
             return
-        heard = _Lead(told - received - APART_SECONDS, told + 1 - sent + APART_SECONDS, received)
-        self._lead = heard if self._lead is None else self._lead.aged(received).narrowed(heard)
+        sample = _ClockOffset(date_seconds - received - STORE_CLOCK_SPREAD_SECONDS, date_seconds + 1 - sent + STORE_CLOCK_SPREAD_SECONDS, received)
+        self._offset = sample if self._offset is None else self._offset.widen(received).narrow(sample)

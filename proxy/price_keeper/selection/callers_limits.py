@@ -16,7 +16,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import StoreError
 from price_keeper.exchange import Header
 from price_keeper.limits.bucket import MILLI, RateBucket
-from price_keeper.limits.settings import REQUESTS, TOKENS, Limits, limits_of
+from price_keeper.limits.settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.model import Caller, Scope
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.spent import NEVER
@@ -127,7 +127,7 @@ class LimitsKept:
             kept.reading = None
             over.set()
 
-    async def _found(self, caller: Caller) -> list[Limits]:
+    async def _found(self, caller: Caller) -> list[ScopeRateLimits]:
         keys = [schema.org_config_key(caller.org)]
         if caller.app is not None:
             keys.append(schema.app_config_key(caller.org, caller.app))
@@ -142,11 +142,11 @@ def _scopes(caller: Caller) -> list[Scope]:
     return [whole] if caller.app is None else [whole, Scope(caller.org, caller.app)]
 
 
-def _limits_in(items: Sequence[tuple[Scope, Item | None]]) -> list[Limits]:
+def _limits_in(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLimits]:
     found = []
     for scope, item in items:
         try:
-            limits = limits_of(scope, item)
+            limits = parse_rate_limits(scope, item)
         except ValueError as failure:
             _log.warning("%s: limits: %s; passed over", scope.key, failure)
             continue
@@ -155,7 +155,7 @@ def _limits_in(items: Sequence[tuple[Scope, Item | None]]) -> list[Limits]:
     return found
 
 
-def _together(name: str, found: list[Limits]) -> CallersLimits:
+def _together(name: str, found: list[ScopeRateLimits]) -> CallersLimits:
     """The app's first. One that is exact makes all so, as both are written in one transaction."""
     rates: dict[str, int] = {}
     for limits in found:

@@ -23,7 +23,7 @@ from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.config.problems import did_you_mean, join_names, escape_line
 from price_keeper.config.reader import RuleViolation
 from price_keeper.errors import ConfigError
-from price_keeper.limits.settings import checked as limits_checked
+from price_keeper.limits.settings import validate_rate_limits as limits_checked
 from price_keeper.model import Scope
 from price_keeper.selection import plan as may_be
 from price_keeper.selection.own_labels import own_names
