@@ -319,7 +319,7 @@ async def _open_data_port(
     write_batcher = WriteBatcher()
     forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
     rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.notes)
-    rate_limiter.add_to(core.telemetry)
+    rate_limiter.register_metrics(core.telemetry)
     hard_budgets = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder)
     hard_budgets.add_to(core.telemetry)
     handler = dataplane.build_handler(

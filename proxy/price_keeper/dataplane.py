@@ -45,7 +45,7 @@ from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.admitting import Admitting
+from price_keeper.selection.admitting import RateLimiter
 from price_keeper.selection.callers_limits import LimitsKept
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.labels import Labels
@@ -165,9 +165,9 @@ async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
 
 def build_rate_limiter(
     config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: RateLeaseManager, snapshot: Notes | None = None
-) -> Admitting:
+) -> RateLimiter:
     limit_cache = LimitsKept(store, clock, tasks, snapshot or Notes(clock.now))
-    return Admitting(limit_cache, lease_manager, serves_alone=config.on_store_down == "serve")
+    return RateLimiter(limit_cache, lease_manager, serves_offline=config.on_store_down == "serve")
 
 
 def build_hard_budgets(
@@ -199,7 +199,7 @@ def build_handler(
     price_tables: Tariffs,
     budgets: Standings,
     tasks: Tasks,
-    rate_limiter: Admitting,
+    rate_limiter: RateLimiter,
     hard_budgets: HardBudgets,
     credential_issuer: HandsOut | None = None,
 ) -> RequestHandler:

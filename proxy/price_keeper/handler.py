@@ -28,7 +28,7 @@ from price_keeper.metering.streams import usage_event_only
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Ended
 from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
-from price_keeper.selection.admitting import Admitting
+from price_keeper.selection.admitting import RateLimiter
 from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
 from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import NONE, RequestStats
@@ -51,7 +51,7 @@ class RequestHandler:
     def __init__(
         self,
         authenticator: Identify,
-        rate_limiter: Admitting,
+        rate_limiter: RateLimiter,
         label_selector: Choosing,
         forwarder: Forwarder,
         retry_joiner: Joining,
@@ -126,12 +126,12 @@ class RequestHandler:
 
             # Rate limits, then the label that serves, then a meter: from here on money is set aside.
             tokens = 0 if route.terms is None else route.terms.tokens(len(request.body))
-            limits = self._rate_limiter.known(caller)
+            limits = self._rate_limiter.cached_limits(caller)
             if limits is None or limits.buckets:
-                reservation = None if limits is None else self._rate_limiter.at_once(limits, tokens, response_headers)
+                reservation = None if limits is None else self._rate_limiter.reserve_cached(limits, tokens, response_headers)
                 if reservation is None:
                     await switch_to_task()
-                    reservation = await self._rate_limiter.admitted(caller, tokens, response_headers, is_counted=limits is not None)
+                    reservation = await self._rate_limiter.reserve(caller, tokens, response_headers, is_demand_counted=limits is not None)
                 pending.add(reservation)
             selector = route.choosing
             selection = selector.cached(caller, route, request, response_headers) if selector is self._label_selector else None
