@@ -46,7 +46,7 @@ from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.admitting import RateLimiter
-from price_keeper.selection.callers_limits import LimitsKept
+from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.labels import Labels
 from price_keeper.selection.notes import Notes
@@ -166,7 +166,7 @@ async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
 def build_rate_limiter(
     config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: RateLeaseManager, snapshot: Notes | None = None
 ) -> RateLimiter:
-    limit_cache = LimitsKept(store, clock, tasks, snapshot or Notes(clock.now))
+    limit_cache = RateLimitCache(store, clock, tasks, snapshot or Notes(clock.now))
     return RateLimiter(limit_cache, lease_manager, serves_offline=config.on_store_down == "serve")
 
 

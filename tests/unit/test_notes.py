@@ -19,7 +19,7 @@ from price_keeper.recording.lines import lines_in
 from price_keeper.selection import notes as noted
 from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
-from price_keeper.selection.callers_limits import LimitsKept
+from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.overrides import set_override
 from price_keeper.selection.spent import Spent
@@ -271,16 +271,16 @@ async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
     await configure(exact_store, schema.org_config_key(who.org), limits={"rpm": 60})
     await configure(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 6}, version=4)
     async with Tasks(clock) as tasks:
-        met = await LimitsKept(exact_store, clock, tasks, notes).learned(who)
+        met = await RateLimitCache(exact_store, clock, tasks, notes).load(who)
         away = Counted(exact_store)
         away.is_away = True
-        kept = LimitsKept(cast(Store, away), clock, tasks, passed_on(notes))
-        found = await kept.learned(who)
+        kept = RateLimitCache(cast(Store, away), clock, tasks, passed_on(notes))
+        found = await kept.load(who)
         assert (found.buckets, dict(found.rates)) == (met.buckets, {"rpm": 6})
-        assert not (await kept.learned(caller())).buckets
+        assert not (await kept.load(caller())).buckets
         away.is_away = False
         await configure(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 7}, version=5)
-        assert dict((await kept.learned(who)).rates) == {"rpm": 7}
+        assert dict((await kept.load(who)).rates) == {"rpm": 7}
 
 
 @given(

@@ -13,7 +13,7 @@ from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.settings import REQUESTS, TOKENS
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Receipt
-from price_keeper.selection.callers_limits import CallersLimits, LimitsKept
+from price_keeper.selection.callers_limits import CallerRateLimits, RateLimitCache
 from price_keeper.telemetry import MetricsRegistry
 
 MAX_RETRY_AFTER_SECONDS: Final = 60.0
@@ -54,22 +54,22 @@ class RateReservation:
 
 
 class RateLimiter:
-    def __init__(self, limits_cache: LimitsKept, lease_manager: RateLeaseManager, *, serves_offline: bool) -> None:
+    def __init__(self, limits_cache: RateLimitCache, lease_manager: RateLeaseManager, *, serves_offline: bool) -> None:
         """`serves_alone`: also while the store is away, by the whole of each limit."""
         self._limits_cache = limits_cache
         self._lease_manager = lease_manager
         self._serves_offline = serves_offline
 
-    def cached_limits(self, caller: Caller) -> CallersLimits | None:
+    def cached_limits(self, caller: Caller) -> CallerRateLimits | None:
         """Without asking anybody; None if somebody has to be asked first."""
-        return self._limits_cache.known(caller)
+        return self._limits_cache.cached(caller)
 
-    def reserve_cached(self, limits: CallersLimits, tokens: int, response_headers: list[Header]) -> RateReservation | None:
+    def reserve_cached(self, limits: CallerRateLimits, tokens: int, response_headers: list[Header]) -> RateReservation | None:
         """As `admitted`, of limits that there are; None, and the call counts as wanted, where there is not enough of
         them here. Raises SlowDown."""
         if limits.is_exact:
             return None
-        tokens = limits.taken_for(tokens)
+        tokens = limits.cap_estimate(tokens)
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
         admission = self._lease_manager.try_admit(limits.name, limits.buckets, costs)
         return None if admission is None else self._build_reservation(limits, admission, tokens, response_headers)
@@ -79,10 +79,10 @@ class RateLimiter:
     ) -> RateReservation | None:
         """None where there are no limits. `tokens` are those that the call is taken to use; `told` is what the answer
         gets. `is_counted`: `at_once` has been asked. Raises SlowDown and Busy."""
-        limits = self._limits_cache.known(caller) or await self._limits_cache.learned(caller)
+        limits = self._limits_cache.cached(caller) or await self._limits_cache.load(caller)
         if not limits.buckets:
             return None
-        tokens = limits.taken_for(tokens)
+        tokens = limits.cap_estimate(tokens)
         costs = {REQUESTS: MILLI, TOKENS: MILLI * tokens}
         admission = await self._lease_manager.admit(
             limits.name,
@@ -94,8 +94,8 @@ class RateLimiter:
         )
         return self._build_reservation(limits, admission, tokens, response_headers)
 
-    def _build_reservation(self, limits: CallersLimits, admission: RateDecision, tokens: int, response_headers: list[Header]) -> RateReservation:
-        response_headers += limits.told
+    def _build_reservation(self, limits: CallerRateLimits, admission: RateDecision, tokens: int, response_headers: list[Header]) -> RateReservation:
+        response_headers += limits.limit_headers
         for name, amount in self._lease_manager.estimate_remaining(admission):
             response_headers.append((_REMAINING_HEADERS[name], b"%d" % (amount // MILLI if amount > 0 else 0)))
         if not admission.is_admitted:
@@ -118,7 +118,7 @@ class RateLimiter:
         telemetry.add(metrics.LEASED, lambda: [({"limit": name}, n / MILLI) for name, n in held_by_limit().items()])
 
 
-def _build_refusal(limits: CallersLimits, admission: RateDecision) -> TooManyRequests:
+def _build_refusal(limits: CallerRateLimits, admission: RateDecision) -> TooManyRequests:
     rates = " and ".join(f"{rate} {_UNIT_NAMES[name]}" for name, rate in limits.rates.items())
     wait = MAX_RETRY_AFTER_SECONDS if admission.wait_ms is None else admission.wait_ms / MILLI
     return TooManyRequests(f"{limits.name} is limited to {rates} a minute", retry_after=wait)

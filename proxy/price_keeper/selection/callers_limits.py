@@ -24,19 +24,19 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
 
-SECONDS: Final = 60.0  # after which a call waits until they are read again
-SOON_SECONDS: Final = 50.0  # after which a call has them read again, and goes on
-ASK_AGAIN_SECONDS: Final = 3.0  # while the store is away
-WAIT_SECONDS = 2.0  # for the store, of a call
-MOST_CALLERS: Final = 20_000
+MAX_AGE_SECONDS: Final = 60.0  # after which a call waits until they are read again
+REFRESH_AFTER_SECONDS: Final = 50.0  # after which a call has them read again, and goes on
+STORE_RETRY_SECONDS: Final = 3.0  # while the store is away
+STORE_TIMEOUT_SECONDS = 2.0  # for the store, of a call
+MAX_CALLERS: Final = 20_000
 
-_LIMIT: Final = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
+_LIMIT_HEADERS: Final = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
 
 _log = logging.getLogger("price_keeper.selection")
 
 
 @dataclass(slots=True, eq=False)
-class CallersLimits:
+class CallerRateLimits:
     """`rates` a minute are the least of both levels."""
 
     name: str
@@ -44,105 +44,105 @@ class CallersLimits:
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
 
-    most_tokens: int | None = None  # at once, if there is a limit to them
-    told: tuple[Header, ...] = ()  # to whoever is let through
+    token_capacity: int | None = None  # at once, if there is a limit to them
+    limit_headers: tuple[Header, ...] = ()  # to whoever is let through
 
-    def taken_for(self, tokens: int) -> int:
+    def cap_estimate(self, tokens: int) -> int:
         """Whatever a call is taken for, it comes in when half of all is there: what it used is counted afterwards."""
-        most = self.most_tokens
-        return tokens if most is None or tokens <= most // 2 else most // 2
+        capacity = self.token_capacity
+        return tokens if capacity is None or tokens <= capacity // 2 else capacity // 2
 
 
 @dataclass(slots=True)
-class _Kept:
-    limits: CallersLimits
-    due: float = -NEVER
-    old: float = -NEVER
-    reading: asyncio.Event | None = None
+class _CachedLimits:
+    limits: CallerRateLimits
+    refresh_at: float = -NEVER
+    expires_at: float = -NEVER
+    read_done: asyncio.Event | None = None
     is_stale: bool = False
 
 
-class LimitsKept:
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, notes: Notes) -> None:
+class RateLimitCache:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: Notes) -> None:
         self._store = store
-        self._notes = notes
+        self._snapshot = snapshot
         self._clock = clock
         self._tasks = tasks
-        self._kept: dict[tuple[str, str | None], _Kept] = {}
+        self._entries: dict[tuple[str, str | None], _CachedLimits] = {}
 
-    def known(self, caller: Caller) -> CallersLimits | None:
+    def cached(self, caller: Caller) -> CallerRateLimits | None:
         """Without asking anybody; None if the store has to be asked first."""
-        kept = self._kept.get((caller.org, caller.app))
-        if kept is None:
+        entry = self._entries.get((caller.org, caller.app))
+        if entry is None:
             return None
         moment = self._clock.monotonic()
-        if moment >= kept.old:  # so too while they are read for the first time
+        if moment >= entry.expires_at:  # so too while they are read for the first time
             return None
-        if moment >= kept.due:
-            self._read_soon(caller, kept)
-        return kept.limits
+        if moment >= entry.refresh_at:
+            self._start_read(caller, entry)
+        return entry.limits
 
-    async def learned(self, caller: Caller) -> CallersLimits:
+    async def load(self, caller: Caller) -> CallerRateLimits:
         """Asks the store, and waits for a while."""
-        kept = self._kept_of(caller)
+        entry = self._get_or_create_entry(caller)
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._read_soon(caller, kept).wait()
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                await self._start_read(caller, entry).wait()
         except TimeoutError:
-            kept.due, kept.old = self._clock.monotonic() + ASK_AGAIN_SECONDS, NEVER  # nobody else is to wait for it
-        return kept.limits
+            entry.refresh_at, entry.expires_at = self._clock.monotonic() + STORE_RETRY_SECONDS, NEVER  # nobody else is to wait for it
+        return entry.limits
 
-    def _kept_of(self, caller: Caller) -> _Kept:
+    def _get_or_create_entry(self, caller: Caller) -> _CachedLimits:
         name = (caller.org, caller.app)
-        found = self._kept.get(name)
+        found = self._entries.get(name)
         if found is None:
-            if len(self._kept) >= MOST_CALLERS:
-                del self._kept[next(iter(self._kept))]
-            noted = [(scope, self._notes.settings_of(scope)) for scope in _scopes(caller)]
-            found = self._kept[name] = _Kept(_together(caller.client_id, _limits_in(noted)))
+            if len(self._entries) >= MAX_CALLERS:
+                del self._entries[next(iter(self._entries))]
+            remembered = [(scope, self._snapshot.settings_of(scope)) for scope in _list_scopes(caller)]
+            found = self._entries[name] = _CachedLimits(_merge_levels(caller.client_id, _parse_items(remembered)))
         return found
 
-    def _read_soon(self, caller: Caller, kept: _Kept) -> asyncio.Event:
-        if kept.reading is None:
-            kept.reading = asyncio.Event()
-            self._tasks.spawn(self._read(caller, kept, kept.reading))
-        return kept.reading
+    def _start_read(self, caller: Caller, entry: _CachedLimits) -> asyncio.Event:
+        if entry.read_done is None:
+            entry.read_done = asyncio.Event()
+            self._tasks.spawn(self._read(caller, entry, entry.read_done))
+        return entry.read_done
 
-    async def _read(self, caller: Caller, kept: _Kept, over: asyncio.Event) -> None:
+    async def _read(self, caller: Caller, entry: _CachedLimits, done: asyncio.Event) -> None:
         began = self._clock.monotonic()
-        kept.due = began + ASK_AGAIN_SECONDS
+        entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
-            found = await self._found(caller)
-            kept.due, kept.old, kept.is_stale = began + SOON_SECONDS, began + SECONDS, False
-            limits = _together(caller.client_id, found)
+            found = await self._fetch(caller)
+            entry.refresh_at, entry.expires_at, entry.is_stale = began + REFRESH_AFTER_SECONDS, began + MAX_AGE_SECONDS, False
+            limits = _merge_levels(caller.client_id, found)
             # The same ones stay, as whoever holds a lease on them knows them by what they are.
-            if (limits.buckets, limits.is_exact) != (kept.limits.buckets, kept.limits.is_exact):
-                kept.limits = limits
+            if (limits.buckets, limits.is_exact) != (entry.limits.buckets, entry.limits.is_exact):
+                entry.limits = limits
         except Exception as failure:  # of whatever kind: those who wait must get an answer
-            if not kept.is_stale:
+            if not entry.is_stale:
                 what = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
                 _log.warning("the limits of %s cannot be read, and what is known holds: %s", caller.client_id, what)
-            kept.old, kept.is_stale = NEVER, True
+            entry.expires_at, entry.is_stale = NEVER, True
         finally:
-            kept.reading = None
-            over.set()
+            entry.read_done = None
+            done.set()
 
-    async def _found(self, caller: Caller) -> list[ScopeRateLimits]:
+    async def _fetch(self, caller: Caller) -> list[ScopeRateLimits]:
         keys = [schema.org_config_key(caller.org)]
         if caller.app is not None:
             keys.append(schema.app_config_key(caller.org, caller.app))
-        read = [*zip(_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
+        read = [*zip(_list_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
         for scope, item in read:
-            self._notes.settings(scope, item)
-        return _limits_in(read)
+            self._snapshot.settings(scope, item)
+        return _parse_items(read)
 
 
-def _scopes(caller: Caller) -> list[Scope]:
-    whole = Scope(caller.org)
-    return [whole] if caller.app is None else [whole, Scope(caller.org, caller.app)]
+def _list_scopes(caller: Caller) -> list[Scope]:
+    org_scope = Scope(caller.org)
+    return [org_scope] if caller.app is None else [org_scope, Scope(caller.org, caller.app)]
 
 
-def _limits_in(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLimits]:
+def _parse_items(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLimits]:
     found = []
     for scope, item in items:
         try:
@@ -155,14 +155,14 @@ def _limits_in(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLimi
     return found
 
 
-def _together(name: str, found: list[ScopeRateLimits]) -> CallersLimits:
+def _merge_levels(name: str, found: list[ScopeRateLimits]) -> CallerRateLimits:
     """The app's first. One that is exact makes all so, as both are written in one transaction."""
     rates: dict[str, int] = {}
     for limits in found:
         for rate, number in limits.rates.items():
             rates[rate] = min(number, rates.get(rate, number))
     buckets = tuple(limits.bucket for limits in reversed(found))
-    most = [limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS]
-    told = tuple((_LIMIT[rate], b"%d" % number) for rate, number in rates.items())
+    token_capacities = [limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS]
+    limit_headers = tuple((_LIMIT_HEADERS[rate], b"%d" % number) for rate, number in rates.items())
     is_exact = any(limits.is_exact for limits in found)
-    return CallersLimits(name, buckets, rates, is_exact, min(most, default=None), told)
+    return CallerRateLimits(name, buckets, rates, is_exact, min(token_capacities, default=None), limit_headers)
