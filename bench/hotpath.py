@@ -23,7 +23,7 @@ from price_keeper import app
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import parse_config
 from price_keeper.forwarding.forwarder import Forwarder
-from price_keeper.forwarding.upstream import Connection, Endpoint
+from price_keeper.forwarding.upstream import Connection, UpstreamEndpoint
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.newcomer import ProtocolDetector
 
@@ -32,7 +32,7 @@ from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID
 
 CONNECTIONS = 64
 Then: TypeAlias = "Callable[[Wires], Awaitable[None]]"
-UPSTREAM = Endpoint("127.0.0.1", 9, False)
+UPSTREAM = UpstreamEndpoint("127.0.0.1", 9, False)
 HEAD = (
     "HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Thu, 19 Nov 2026 00:00:00 GMT\r\nContent-Type: application/json\r\n"
     f"Content-Length: {len(ANSWER)}\r\nConnection: keep-alive\r\nx-amzn-RequestId: {REQUEST_ID}\r\n\r\n"

@@ -28,9 +28,9 @@ from price_keeper.config import Config
 from price_keeper.config.keys import JournalConfig
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.forwarding.eventstream import FrameWatcher, encode
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.reading import reader_of
 from price_keeper.model import Caller, Choice
 from price_keeper.recording.composed import opened_recording
@@ -48,7 +48,7 @@ LABEL = "premium"
 MODEL = Config.development().labels[LABEL].model
 CALLER = Caller("550e8400-e29b-41d4-a716-446655440000", "web", "client")
 CHOICE = Choice(LABEL, LABEL, MODEL)
-TARGETS = [Target(Endpoint("127.0.0.1", 1, False), "us-east-1", MODEL, "/")]
+TARGETS = [UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", MODEL, "/")]
 HEADERS = [(b"content-type", b"application/json"), (b"x-amzn-requestid", b"7c9e6679-7425-40de-944b-e07fc1f90ae7")]
 STREAM = [(b"content-type", b"application/vnd.amazon.eventstream"), HEADERS[1]]
 ANSWER = json.dumps(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from price_keeper.aside import run_large_work
 from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import Held
 from price_keeper.hard.worst import Worst
 from price_keeper.metering.profiles import OwnChoice
@@ -29,7 +29,7 @@ LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look i
 LABEL_TOLD: Final = b"x-price-keeper-label"
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
-Targets = Callable[[Choice, ParsedCall], list[Target]]
+Targets = Callable[[Choice, ParsedCall], list[UpstreamTarget]]
 Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
 
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     choice: Choice
     asked: ParsedCall
     body: bytes
-    targets: list[Target]
+    targets: list[UpstreamTarget]
     lane: OperationStats
     terms: Terms | None = None
     account: Account | None = None
@@ -57,7 +57,7 @@ class Destination(NamedTuple):
 
     choice: Choice
     terms: Terms
-    targets: list[Target]
+    targets: list[UpstreamTarget]
     told: tuple[Header, ...]
     lane: OperationStats
 

@@ -26,11 +26,11 @@ from price_keeper.errors import ConfigError
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
-from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, Target, endpoint_of
+from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.joining import KEPT_BYTES_IN_ALL, Joining
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import Credentials
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
 from price_keeper.hard.rows import Name
@@ -246,7 +246,7 @@ def build_regional_url(region: str) -> str:
     return f"https://bedrock-runtime.{region}.amazonaws.com"
 
 
-def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[Endpoint]:
+def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[UpstreamEndpoint]:
     """Where calls of models go that are no app's own label's."""
     labels = config.labels.values()
     endpoints = {_locate_endpoint(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints}
@@ -255,14 +255,14 @@ def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[Endpoint]:
     return endpoints
 
 
-def _locate_endpoint(region: str, url: str | None) -> tuple[Endpoint, str]:
-    return endpoint_of(url or build_regional_url(region)), region
+def _locate_endpoint(region: str, url: str | None) -> tuple[UpstreamEndpoint, str]:
+    return parse_endpoint(url or build_regional_url(region)), region
 
 
 def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
     """What is asked again and again is put together once: a label, an operation, and so its paths."""
 
-    def list_places(label: LabelConfig) -> list[tuple[Endpoint, str, str]]:
+    def list_places(label: LabelConfig) -> list[tuple[UpstreamEndpoint, str, str]]:
         return [
             (*_locate_endpoint(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
         ]
@@ -270,18 +270,18 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
     default = _locate_endpoint(config.upstream.region, bedrock.url)
     places = {name: list_places(label) for name, label in config.labels.items()}
 
-    def find_targets(resolved: Choice, call: ParsedCall) -> list[Target]:
+    def find_targets(resolved: Choice, call: ParsedCall) -> list[UpstreamTarget]:
         label = resolved.profile if type(resolved) is OwnChoice else resolved.label
         if call.operation not in MODEL_PATH_OPERATIONS:
             return build_targets(label, resolved.model, call.target.path, None)
         return build_targets(label, resolved.model, "", call.operation)
 
     @lru_cache(MAX_CACHED_TARGETS)
-    def build_targets(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[Target]:
+    def build_targets(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[UpstreamTarget]:
         places_of_label = places.get(label) if isinstance(label, str) else list_places(label.label)
         serving_places = places_of_label or [(*default, model)]
         return [
-            Target(endpoint, region, own, path or model_path.OperationPath(cast(Operation, operation), own).path)
+            UpstreamTarget(endpoint, region, own, path or model_path.OperationPath(cast(Operation, operation), own).path)
             for endpoint, region, own in serving_places
         ]
 

@@ -20,7 +20,7 @@ from price_keeper.choosing import LABEL_TOLD, LARGE_BYTES, Choosing, Chosen, Rou
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
-from price_keeper.forwarding.forwarder import Call, Forwarder
+from price_keeper.forwarding.forwarder import UpstreamCall, Forwarder
 from price_keeper.forwarding.joining import Joining, Shared
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import guardrails
@@ -187,7 +187,7 @@ class RequestHandler:
                 guardrail_units = await off_the_loop(
                     request.body, guardrails.units_asked, operation, request.headers, request.body
                 )
-        call = Call(
+        call = UpstreamCall(
             request.method.decode(),
             "",  # no operation that gets so far takes a query
             headers,

@@ -19,7 +19,7 @@ import pytest
 from price_keeper.config import LabelConfig, PricesConfig
 from price_keeper.config.keys import DEMO_LABELS, JournalConfig
 from price_keeper.forwarding import upstream
-from price_keeper.forwarding.forwarder import endpoint_of
+from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.recording.entries import Receipt
 
 from tests.support.crashing import Books
@@ -259,7 +259,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
     breaks = {"mute": Where.REQUEST, "in the head": Where.HEAD, "in the body": Where.MIDDLE}
     through = Through()
     async with scripted_upstream(sends(plain(b"all is well"))) as server, _way(server.port) as wire:
-        through.to(endpoint_of(wire.url))
+        through.to(parse_endpoint(wire.url))
         async with between(through) as rig:
             if deafness == "deaf":
                 wire.at_accept.append(AtAccept.DEAF)
@@ -288,7 +288,7 @@ async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(mon
     monkeypatch.setattr(upstream, "PROBED_AFTER_SECONDS", 1)
     through = Through()
     async with scripted_upstream(sends(plain(b"all is well"))) as server, _way(server.port) as wire:
-        through.to(endpoint_of(wire.url))
+        through.to(parse_endpoint(wire.url))
         async with between(through) as rig:
             for where in (Where.ANSWER, Where.MIDDLE):
                 wire.next(Break(where, How.VANISH))

@@ -8,7 +8,7 @@ import pytest
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.forwarding import counting
 from price_keeper.forwarding.counting import Counting
-from price_keeper.forwarding.forwarder import BearerKey, Forwarder, Target, endpoint_of
+from price_keeper.forwarding.forwarder import BearerKey, Forwarder, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.model_path import Operation
 
 from tests.support.rig import StepClock, plain, sends, upstream
@@ -30,7 +30,7 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
         if deaf:
             wire.at_accept.append(AtAccept.DEAF)
         wire.next(*faults)
-        target = Target(endpoint_of(wire.url), "here", "a-model", "/there")
+        target = UpstreamTarget(parse_endpoint(wire.url), "here", "a-model", "/there")
         found = []
         for _ in range(len(faults) + deaf + 1):
             counted = Counting(forwarder)(target, Operation.CONVERSE, BODY)

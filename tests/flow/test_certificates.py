@@ -17,8 +17,8 @@ from price_keeper.auth.control_service import control_service
 from price_keeper.auth.relayed import NoAnswer
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
-from price_keeper.forwarding.forwarder import BearerKey, Call, Forwarder, Target
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, Forwarder, UpstreamTarget
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering import aws_price_list
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.stores import dynamodb
@@ -35,8 +35,8 @@ CASES = [(NAMED, True), (NAMED, False), (UNNAMED, True)]
 
 async def _bedrock(host: str, port: int) -> None:
     forwarder = Forwarder(BearerKey("key"), SystemClock())
-    target = Target(Endpoint(host, port, is_tls=True), "here", "a-model", "/there")
-    call = Call("POST", "", [], lambda _: b"{}", [target])
+    target = UpstreamTarget(UpstreamEndpoint(host, port, is_tls=True), "here", "a-model", "/there")
+    call = UpstreamCall("POST", "", [], lambda _: b"{}", [target])
     with pytest.raises(Refusal):
         await forwarder.forward(call, Mock(is_gone=False), (), Tapped())
     forwarder.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from price_keeper.forwarding import reach as module
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 from tests.support.connecting import Make, connecting
 from tests.support.rig import Rig, Through, between, nowhere, on_both_loops, plain, sends, upstream
@@ -67,7 +67,7 @@ async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
 @on_both_loops
 async def test_a_host_that_no_name_server_knows(host: str) -> None:
     async with upstream(sends(OK)) as server:
-        through = Through(Endpoint(host, 80, False), server.endpoint)
+        through = Through(UpstreamEndpoint(host, 80, False), server.endpoint)
         async with between(through) as rig:
             assert (await asked(rig)).body == b"all is well"
             assert len(told(rig)) == 1

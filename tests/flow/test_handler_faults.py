@@ -14,7 +14,7 @@ from price_keeper import handler
 from price_keeper.errors import RecordingUnavailable
 from price_keeper.exchange import Handler, Request, Responder
 from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.recording.meter import Meter
 from price_keeper.recording.metering import Metering
 from price_keeper.stores import schema
@@ -344,7 +344,7 @@ class Heeded(Tapped):
 
 
 @asynccontextmanager
-async def hasty(says: bytes) -> AsyncIterator[tuple[Endpoint, list[bytes]]]:
+async def hasty(says: bytes) -> AsyncIterator[tuple[UpstreamEndpoint, list[bytes]]]:
     """A server that says this, and then listens, or if it says nothing closes: before it was asked."""
     heard: list[bytes] = []
 
@@ -357,7 +357,7 @@ async def hasty(says: bytes) -> AsyncIterator[tuple[Endpoint, list[bytes]]]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], False), heard
+        yield UpstreamEndpoint("127.0.0.1", server.sockets[0].getsockname()[1], False), heard
 
 
 class Held:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.rig import Through, between, on_both_loops, plain
@@ -52,7 +52,7 @@ async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> Async
     trust.verify_mode = ssl.CERT_NONE
     context = create_server_context(certificate, key) if is_tls else None
     server = await asyncio.start_server(bedrock, "127.0.0.1", 0, limit=4096, ssl=context)
-    endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], is_tls)
+    endpoint = UpstreamEndpoint("127.0.0.1", server.sockets[0].getsockname()[1], is_tls)
     try:
         yield Through(endpoint, tls=trust)
     finally:

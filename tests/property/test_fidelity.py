@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.forwarding.eventstream import encode
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import Reader, reader_of
 
@@ -164,7 +164,7 @@ class Reading:
     def __init__(self) -> None:
         self._reader: Reader | None = None
 
-    def sent_to(self, target: Target) -> None: ...
+    def sent_to(self, target: UpstreamTarget) -> None: ...
 
     def not_carried_out(self) -> None: ...
 

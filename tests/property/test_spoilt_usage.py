@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from price_keeper.config.prices import PricesConfig
 from price_keeper.forwarding.eventstream import FrameWatcher
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
 from price_keeper.hard.worst import worst_case
 from price_keeper.metering.bodies import METRICS
@@ -42,7 +42,7 @@ from tests.support.clock import ManualClock
 from tests.support.effort import tries
 
 TARIFF = tariff_of(PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6"))))
-TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 WORDS = "word " * 2000  # 2,500 tokens, and many more bytes
 

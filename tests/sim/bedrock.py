@@ -13,7 +13,7 @@ import orjson
 from bedrock_simulator import frames
 from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import Forwarder
-from price_keeper.forwarding.upstream import CannotConnect, Endpoint
+from price_keeper.forwarding.upstream import CannotConnect, UpstreamEndpoint
 from price_keeper.model import PICO_PER_MICRO, Caller
 
 from tests.sim.truth import Truth
@@ -178,7 +178,7 @@ class SimulatedForwarder(Forwarder):
         super().__init__(_Unsigned(), clock)
         self._simulated = Pool(bedrock, owes)
 
-    def _pool(self, endpoint: Endpoint) -> Any:
+    def _pool(self, endpoint: UpstreamEndpoint) -> Any:
         self._hosts[endpoint] = endpoint.host
         return self._simulated
 

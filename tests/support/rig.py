@@ -18,10 +18,10 @@ import uvloop
 from price_keeper.answers import send_refusal
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
-from price_keeper.forwarding.forwarder import BearerKey, Call, Forwarder, Target
+from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.joining import Joining
 from price_keeper.forwarding.relay import Outcome
-from price_keeper.forwarding.upstream import Connection, Endpoint
+from price_keeper.forwarding.upstream import Connection, UpstreamEndpoint
 from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
@@ -107,8 +107,8 @@ class Upstream:
     open: int = 0
 
     @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint("127.0.0.1", self.port, False)
+    def endpoint(self) -> UpstreamEndpoint:
+        return UpstreamEndpoint("127.0.0.1", self.port, False)
 
 
 def sends(*pieces: bytes, then: Callable[[Exchange], None] | None = None) -> Script:
@@ -164,9 +164,9 @@ async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any
         await asyncio.gather(*serving, return_exceptions=True)
 
 
-def nowhere() -> Endpoint:
+def nowhere() -> UpstreamEndpoint:
     """Refuses connections."""
-    return Endpoint("127.0.0.1", free_port(), False)
+    return UpstreamEndpoint("127.0.0.1", free_port(), False)
 
 
 async def echo(request: Request, responder: Responder) -> None:
@@ -291,7 +291,7 @@ class Tapped:
     seen: bytes = b""
     ends: list[bool] = field(default_factory=list)
 
-    def sent_to(self, target: Target) -> None: ...
+    def sent_to(self, target: UpstreamTarget) -> None: ...
 
     def not_carried_out(self) -> None: ...
 
@@ -309,7 +309,7 @@ class Through:
     """A handler that forwards whatever comes, with nothing in between but, if asked for, the joining of retries."""
 
     def __init__(
-        self, *endpoints: Endpoint, joins: bool = False, new_tap: Callable[[], Any] | None = None, **forwarder: Any
+        self, *endpoints: UpstreamEndpoint, joins: bool = False, new_tap: Callable[[], Any] | None = None, **forwarder: Any
     ) -> None:
         self.to(*endpoints)
         self._joins = joins
@@ -321,8 +321,8 @@ class Through:
         self.outcomes: list[Outcome] = []
         self.added: tuple[Header, ...] = ((b"x-added", b"by us"),)
 
-    def to(self, *endpoints: Endpoint) -> None:
-        self._targets = [Target(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
+    def to(self, *endpoints: UpstreamEndpoint) -> None:
+        self._targets = [UpstreamTarget(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
 
     def begin(self, rig_clock: StepClock) -> None:
         self.forwarder = Forwarder(BearerKey("k"), rig_clock, **self._options)
@@ -337,7 +337,7 @@ class Through:
             responder = self.joining.share(key, responder)
         tap = self._new_tap()
         self.taps.append(tap)
-        call = Call("POST", "", [("x-target", request.target.decode())], lambda _: request.body, self._targets)
+        call = UpstreamCall("POST", "", [("x-target", request.target.decode())], lambda _: request.body, self._targets)
         assert self.forwarder is not None
         try:
             self.outcomes.append(await self.forwarder.forward(call, responder, self.added, tap))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCredentials
-from price_keeper.forwarding.forwarder import BearerKey, Call, SignatureV4, Target
+from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, SignatureV4, UpstreamTarget
 from price_keeper.forwarding.reach import Reach
 from price_keeper.forwarding.sigv4 import Credentials
-from price_keeper.forwarding.upstream import Endpoint, Pool
+from price_keeper.forwarding.upstream import UpstreamEndpoint, Pool
 from price_keeper.provider_chain import ProviderChain
 
 from tests.support.clock import ManualClock
@@ -211,8 +211,8 @@ async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCap
 
 
 def test_a_bearer_key_is_one_word() -> None:
-    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-    call = Call("POST", "", [], lambda _: b"", [target])
+    target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    call = UpstreamCall("POST", "", [], lambda _: b"", [target])
     assert BearerKey(" a-key\n").lines(call, target, "", b"") == b"authorization: Bearer a-key\r\n"
     for key in ("", " \n", "a key", "a\r\nx-evil: 1", "k\u00e9y"):
         with pytest.raises(ConfigError) as refused:
@@ -224,7 +224,7 @@ def test_a_bearer_key_is_one_word() -> None:
 def test_what_load_balancers_change_on_the_way_is_not_signed() -> None:
     """Else an app that is traced would be refused, and as if the sidecar's credentials were no good."""
     sent = [("content-type", "a/b"), ("x-amzn-bedrock-trace", "ON"), ("x-amzn-trace-id", "Root=1"), ("accept", "*")]
-    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     signing = SignatureV4(FixedCredentials(Credentials("KEY", "secret")), lambda: 0.0)
-    signed = signing.lines(Call("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
+    signed = signing.lines(UpstreamCall("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
     assert b"SignedHeaders=content-type;host;x-amz-date;x-amzn-bedrock-trace," in signed

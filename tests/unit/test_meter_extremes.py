@@ -13,9 +13,9 @@ import pytest
 from bedrock_simulator.frames import event, exception
 from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.eventstream import encode
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.guardrails import estimated
 from price_keeper.metering.pricing import Price, Priced, tariff_of
 from price_keeper.metering.reading import EVENT_STREAM
@@ -32,7 +32,7 @@ TOKENS = tariff_of(PricesConfig(input="3", output="15", cache_read="0.3", cache_
 UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
 BOTH = with_units(TOKENS, UNITS)
-TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = plain_usage(100, 500, 0)
 GUARDED = GUESS._replace(units=estimated(5, 500))

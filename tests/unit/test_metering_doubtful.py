@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import event, exception
 from price_keeper.config.keys import PricesConfig
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.bodies import METRICS
 from price_keeper.metering.guardrails import estimated, guardrail_cost
 from price_keeper.metering.pricing import Price, tariff_of
@@ -31,7 +31,7 @@ TOKENS = tariff_of(PricesConfig(input="3", output="15", cache_read="0.3", cache_
 CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
 UNITS = Price(lambda usage: guardrail_cost(UNIT_PRICES, usage.units), "config")
-TARGET = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = plain_usage(100, 500, 0)
 WORST = 7_050_000_000  # pico-dollars, reserved for the call under a hard budget

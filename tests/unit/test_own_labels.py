@@ -17,9 +17,9 @@ import pytest
 from price_keeper.calendar_days import Period, known_zone, span
 from price_keeper.config import Config
 from price_keeper.errors import Busy, InvalidRequest
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
 from price_keeper.metering.usage import plain_usage
 from price_keeper.model import Caller, Scope
@@ -42,7 +42,7 @@ from tests.support.memory_store import MemoryStore
 CONFIG = Config.development()
 ARN = "arn:aws:bedrock:eu-west-1:123456789012:application-inference-profile/abc123"
 USAGE = plain_usage(1000, 100, 0)
-TARGET = Target(Endpoint("127.0.0.1", 1, False), "eu-west-1", ARN, "/")
+TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "eu-west-1", ARN, "/")
 
 
 def item(input: int = 2, format: str = "nova", arn: str = ARN) -> Item:

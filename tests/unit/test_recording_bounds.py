@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.usage import Usage
 from price_keeper.recording import aggregator as aggregating
@@ -237,7 +237,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
         return Priced(5)
 
     price = Price(of, "config")
-    target = Target(Endpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
+    target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     account = Account.of([rec.counter()])
     terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), Expected())
     meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())

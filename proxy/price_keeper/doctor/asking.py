@@ -12,7 +12,7 @@ from enum import Enum
 
 from price_keeper.clock import Clock
 from price_keeper.errors import PriceKeeperError
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 PROBE_TIMEOUT_SECONDS = 4.0  # less than a check has, so that it can tell how far it came
 MAX_RESPONSE_BYTES = 64 * 1024  # of an answer: none of those asked for here has a kilobyte
@@ -41,19 +41,19 @@ class ProbeResponse:
     answered_at: float  # by our clock, half-way between question and answer
 
 
-def build_host_header(endpoint: Endpoint) -> str:
+def build_host_header(endpoint: UpstreamEndpoint) -> str:
     """As it stands in the host header."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     is_usual = endpoint.port == (443 if endpoint.is_tls else 80)
     return host if is_usual else f"{host}:{endpoint.port}"
 
 
-def build_get_request(endpoint: Endpoint, path: str = "/", header_lines: bytes = b"") -> bytes:
+def build_get_request(endpoint: UpstreamEndpoint, path: str = "/", header_lines: bytes = b"") -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: {build_host_header(endpoint)}\r\n".encode() + header_lines + b"connection: close\r\n\r\n"
 
 
 async def send_probe(
-    endpoint: Endpoint,
+    endpoint: UpstreamEndpoint,
     request: bytes,
     clock: Clock,
     tls: ssl.SSLContext | None = None,
@@ -79,7 +79,7 @@ async def send_probe(
         raise EndpointUnreachable(stage, f"{host_and_port}: {_describe_failure(failure)}") from None
 
 
-async def _resolve_host(endpoint: Endpoint) -> None:
+async def _resolve_host(endpoint: UpstreamEndpoint) -> None:
     try:
         await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -87,7 +87,7 @@ async def _resolve_host(endpoint: Endpoint) -> None:
 
 
 async def _connect(
-    endpoint: Endpoint, tls: ssl.SSLContext | None
+    endpoint: UpstreamEndpoint, tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     context = (tls or ssl.create_default_context()) if endpoint.is_tls else None
     try:

@@ -12,8 +12,8 @@ from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.forwarder import endpoint_of
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.forwarder import parse_endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 _URL_KEY = "auth.control_url"
 _ADDRESS_REMEDY = f"set {_URL_KEY} to the control port of price-keeper serve --role control"
@@ -26,7 +26,7 @@ async def check_control_service(context: DoctorContext) -> Finding:
         return skipped("all calls are those of auth.identity, and need no credentials")
     if auth.control_url is None:
         return warning("there is none, so /credentials is answered with 403", _ADDRESS_REMEDY)
-    endpoint = endpoint_of(auth.control_url)
+    endpoint = parse_endpoint(auth.control_url)
     try:
         health = await send_probe(endpoint, build_get_request(endpoint, "/health"), context.clock)
         keys = await send_probe(endpoint, build_get_request(endpoint, _JWKS), context.clock)
@@ -35,7 +35,7 @@ async def check_control_service(context: DoctorContext) -> Finding:
     return _judge_responses(endpoint, health, keys, context)
 
 
-def _judge_responses(endpoint: Endpoint, health: ProbeResponse, keys: ProbeResponse, context: DoctorContext) -> Finding:
+def _judge_responses(endpoint: UpstreamEndpoint, health: ProbeResponse, keys: ProbeResponse, context: DoctorContext) -> Finding:
     where = f"{endpoint.host}:{endpoint.port}"
     health_report = _parse_json(health)
     if health.status != 200 or not isinstance(health_report, dict) or health_report.get("status") != "ok":

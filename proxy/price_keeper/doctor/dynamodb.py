@@ -18,7 +18,7 @@ from price_keeper.doctor.needs import TablePermissions, get_table_permissions
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import StoreAccessDenied, StoreError
-from price_keeper.forwarding.forwarder import endpoint_of
+from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.stores.contract import ConditionCheck, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
 from price_keeper.stores.expressions import TRANSACTION_VERBS, Request, key_to_wire, build_query_request, build_write_request
 from price_keeper.stores.schema import TABLES
@@ -52,7 +52,7 @@ class _PermissionProbe(NamedTuple):
 async def check_dynamodb_reachable(context: DoctorContext) -> Finding:
     if not context.is_on_dynamodb:
         return skipped(_NOT_ON_DYNAMODB)
-    endpoint = endpoint_of((await context.dynamodb()).meta.endpoint_url)
+    endpoint = parse_endpoint((await context.dynamodb()).meta.endpoint_url)
     try:
         await send_probe(endpoint, build_get_request(endpoint), context.clock)
     except EndpointUnreachable as failure:

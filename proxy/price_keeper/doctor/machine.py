@@ -12,8 +12,8 @@ from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_ge
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import list_bedrock_endpoints
-from price_keeper.forwarding.forwarder import endpoint_of
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.forwarder import parse_endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.surface.limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, MIN_LIMIT, fit_to_descriptors
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0  # quotas turn at midnight, and tokens expire, by this clock
@@ -27,7 +27,7 @@ _SET_CLOCK = "set it by the network: timedatectl set-ntp true, or chronyc makest
 async def check_clock_by_store(context: DoctorContext) -> Finding:
     if not context.is_on_dynamodb:
         return skipped("the store is a file of this machine")
-    return await _compare_clock(context, endpoint_of((await context.dynamodb()).meta.endpoint_url), "DynamoDB")
+    return await _compare_clock(context, parse_endpoint((await context.dynamodb()).meta.endpoint_url), "DynamoDB")
 
 
 async def check_clock_by_bedrock(context: DoctorContext) -> Finding:
@@ -36,7 +36,7 @@ async def check_clock_by_bedrock(context: DoctorContext) -> Finding:
     return await _compare_clock(context, list_bedrock_endpoints(context.config)[0].endpoint, "Bedrock")
 
 
-async def _compare_clock(context: DoctorContext, endpoint: Endpoint, service: str) -> Finding:
+async def _compare_clock(context: DoctorContext, endpoint: UpstreamEndpoint, service: str) -> Finding:
     try:
         response = await send_probe(endpoint, build_get_request(endpoint), context.clock)
     except EndpointUnreachable:

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from price_keeper.config import Config
 from price_keeper.dataplane import build_regional_url
-from price_keeper.forwarding.forwarder import endpoint_of
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.forwarder import parse_endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 
 class BedrockEndpoint(NamedTuple):
     region: str
-    endpoint: Endpoint
+    endpoint: UpstreamEndpoint
     config_keys: str  # of the configuration, which say so
     labels: tuple[str, ...]  # that name it
 
@@ -31,7 +31,7 @@ def list_bedrock_endpoints(config: Config) -> list[BedrockEndpoint]:
 
 
 def _build_bedrock_endpoint(region: str, url: str | None, keys: str, labels: list[str]) -> BedrockEndpoint:
-    return BedrockEndpoint(region, endpoint_of(url or build_regional_url(region)), keys, tuple(dict.fromkeys(labels)))
+    return BedrockEndpoint(region, parse_endpoint(url or build_regional_url(region)), keys, tuple(dict.fromkeys(labels)))
 
 
 def _format_config_key(label: str) -> str:

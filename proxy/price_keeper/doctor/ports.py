@@ -19,7 +19,7 @@ from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.surface.tls import create_server_context
 
 RENEW_BEFORE = timedelta(days=30)
@@ -71,7 +71,7 @@ async def _identify_listener(name: str, address: Address, context: DoctorContext
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - it is asked, not bound
     remedy = f"stop what has it (ss -ltnp 'sport = :{address.port}'), or set listen.{name} to another port"
     for is_tls in (False, True) if name == "data" else (False,):  # it may have been started with another configuration
-        endpoint = Endpoint(host, address.port, is_tls)
+        endpoint = UpstreamEndpoint(host, address.port, is_tls)
         with suppress(EndpointUnreachable):
             response = await send_probe(
                 endpoint, build_get_request(endpoint, "/health"), context.clock, _build_unverified_context(), LOCAL_TIMEOUT_SECONDS

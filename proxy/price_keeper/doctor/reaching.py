@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from price_keeper.doctor.asking import ProbeStage, EndpointUnreachable
 from price_keeper.doctor.findings import Finding, trouble
-from price_keeper.forwarding.upstream import Endpoint
+from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 
-def build_unreachable_finding(failure: EndpointUnreachable, endpoint: Endpoint, keys: str) -> Finding:
+def build_unreachable_finding(failure: EndpointUnreachable, endpoint: UpstreamEndpoint, keys: str) -> Finding:
     """`keys` are those of the configuration that say where it is."""
     return trouble(str(failure), _build_remedy(failure.stage, endpoint, keys))
 
 
-def _build_remedy(stage: ProbeStage, endpoint: Endpoint, keys: str) -> str:
+def _build_remedy(stage: ProbeStage, endpoint: UpstreamEndpoint, keys: str) -> str:
     match stage:
         case ProbeStage.NAME:
             return f"correct {keys}, or let this machine resolve the name: getent hosts {endpoint.host}"

@@ -18,7 +18,7 @@ from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import FixedCredentials
-from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Call, SignatureV4, Target
+from price_keeper.forwarding.forwarder import Authorizer, BearerKey, UpstreamCall, SignatureV4, UpstreamTarget
 from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
 
 _CLOCK_SKEW_TEXTS = (b"Signature expired", b"Signature not yet current")
@@ -66,8 +66,8 @@ async def _build_authorizer(context: DoctorContext) -> Authorizer | None:
 
 
 def _sign(authorizer: Authorizer, bedrock: BedrockEndpoint, path: str) -> bytes:
-    target = Target(bedrock.endpoint, bedrock.region, "", path)
-    call = Call("GET", "", (), lambda _: b"", (target,))
+    target = UpstreamTarget(bedrock.endpoint, bedrock.region, "", path)
+    call = UpstreamCall("GET", "", (), lambda _: b"", (target,))
     return authorizer.lines(call, target, build_host_header(bedrock.endpoint), b"")
 
 

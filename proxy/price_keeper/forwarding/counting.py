@@ -12,7 +12,7 @@ from price_keeper.aside import run_large_work
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding import model_path
-from price_keeper.forwarding.forwarder import THROTTLED, Call, Forwarder, Target
+from price_keeper.forwarding.forwarder import THROTTLED, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 
 MOST_BYTES = 64 * 1024  # of an answer that holds one number
@@ -38,12 +38,12 @@ class Counting:
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
 
-    async def __call__(self, target: Target, operation: Operation, body: bytes) -> int:
+    async def __call__(self, target: UpstreamTarget, operation: Operation, body: bytes) -> int:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
         path = model_path.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
         sent, beside = await run_large_work(_request, operation, body) if large else _request(operation, body)
-        call = Call("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
+        call = UpstreamCall("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
         answer = _Answer()
         try:
             async with asyncio.timeout(SECONDS):
@@ -129,7 +129,7 @@ class _Answer:
 class _Unwatched:
     """Counting costs nothing."""
 
-    def sent_to(self, target: Target) -> None: ...
+    def sent_to(self, target: UpstreamTarget) -> None: ...
 
     def not_carried_out(self) -> None: ...
 

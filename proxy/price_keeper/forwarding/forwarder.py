@@ -18,7 +18,7 @@ from price_keeper.forwarding.reach import Reach
 from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
 from price_keeper.forwarding.relay import Tap as Watcher
 from price_keeper.forwarding.sigv4 import Signer
-from price_keeper.forwarding.upstream import CannotConnect, Connection, Endpoint, Pool, Put, write_now
+from price_keeper.forwarding.upstream import CannotConnect, Connection, UpstreamEndpoint, Pool, Put, write_now
 from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import OperationStats
 
@@ -31,37 +31,37 @@ _SIGNED: Final = frozenset({"content-", "x-amzn-b"})
 _NOT_TAKEN: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 
 
-class Target(NamedTuple):
+class UpstreamTarget(NamedTuple):
     """One place that can carry out a call. `path` is encoded, as it goes on the wire."""
 
-    endpoint: Endpoint
+    endpoint: UpstreamEndpoint
     region: str
     model: str
     path: str
 
 
 @dataclass(slots=True)  # not frozen, which makes it three times as slow to make
-class Call:
+class UpstreamCall:
     method: str
     query: str  # in canonical form
     headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
     body_for: Callable[[str], bytes]  # by the model, which some bodies name
-    targets: Sequence[Target]  # in the order in which they are tried
-    lane: OperationStats | None = None  # where it counts
-    began: float = 0.0  # when it was taken, by the monotonic clock
+    targets: Sequence[UpstreamTarget]  # in the order in which they are tried
+    stats: OperationStats | None = None  # where it counts
+    received_at: float = 0.0  # when it was taken, by the monotonic clock
 
 
 class Tap(Watcher, Protocol):
     """Also hears where a call is sent."""
 
-    def sent_to(self, target: Target) -> None: ...
+    def sent_to(self, target: UpstreamTarget) -> None: ...
 
     def not_carried_out(self) -> None:
         """Where it was sent it surely had no effect."""
 
 
 class Authorizer(Protocol):
-    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
+    def lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
         """The head's lines that prove who calls, each ending in CRLF. Raises UpstreamAway when it cannot be proved."""
 
     def check(self) -> str | None:
@@ -80,7 +80,7 @@ class BearerKey:
             raise ConfigError(["the key for Bedrock, a bearer token, is printable ASCII without spaces"])
         self._lines = f"authorization: Bearer {key}\r\n".encode()
 
-    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
+    def lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
         return self._lines
 
     def check(self) -> None:
@@ -96,7 +96,7 @@ class SignatureV4:
         self._now = now
         self._signers: dict[str, Signer] = {}
 
-    def lines(self, call: Call, target: Target, host: str, body: bytes) -> bytes:
+    def lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
@@ -125,12 +125,12 @@ class Forwarder:
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
-        self._known: frozenset[Endpoint] | None = None
-        self._pools: dict[Endpoint, Pool] = {}
-        self._hosts: dict[Endpoint, str] = {}
+        self._known: frozenset[UpstreamEndpoint] | None = None
+        self._pools: dict[UpstreamEndpoint, Pool] = {}
+        self._hosts: dict[UpstreamEndpoint, str] = {}
         self.reach = Reach(clock, authorizer.check, self._pool)
 
-    async def forward(self, call: Call, responder: Responder, added: Sequence[Header], tap: Tap) -> Outcome:
+    async def forward(self, call: UpstreamCall, responder: Responder, added: Sequence[Header], tap: Tap) -> Outcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
         last = 0  # status for which an answer was held back
         for number, target in enumerate(call.targets):
@@ -160,7 +160,7 @@ class Forwarder:
             raise TooManyRequests("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamUnavailable("Bedrock cannot be reached", retry_after=1)
 
-    def _is_to_go_on(self, outcome: Outcome, target: Target, tap: Tap) -> bool:
+    def _is_to_go_on(self, outcome: Outcome, target: UpstreamTarget, tap: Tap) -> bool:
         """With the next target."""
         if outcome.held_back:
             if outcome.status == FORBIDDEN:
@@ -173,7 +173,7 @@ class Forwarder:
             raise UpstreamUnavailable(outcome.trouble)
         return False
 
-    async def _connected(self, endpoint: Endpoint) -> Connection | None:
+    async def _connected(self, endpoint: UpstreamEndpoint) -> Connection | None:
         """Where an endpoint is, is for the log alone: callers need not know what is inside."""
         pool = self._pool(endpoint)
         await switch_to_task()
@@ -187,7 +187,7 @@ class Forwarder:
 
     def _relay(
         self,
-        call: Call,
+        call: UpstreamCall,
         connection: Connection,
         responder: Responder,
         added: Sequence[Header],
@@ -196,11 +196,11 @@ class Forwarder:
         over: Callable[[Outcome], None],
     ) -> Relay:
         held_back = None if is_last else THROTTLED
-        relay = Relay(responder, connection, added, tap, held_back, self._now, over, call.lane, call.began)
+        relay = Relay(responder, connection, added, tap, held_back, self._now, over, call.stats, call.received_at)
         responder.attach(relay)
         return relay
 
-    def _head(self, call: Call, target: Target, body: bytes) -> bytes:
+    def _head(self, call: UpstreamCall, target: UpstreamTarget, body: bytes) -> bytes:
         host = self._hosts.get(target.endpoint) or _host(target.endpoint)
         query = f"?{call.query}" if call.query else ""
         headers = "\r\n".join(map(": ".join, call.headers))
@@ -211,7 +211,7 @@ class Forwarder:
         head = f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n{headers}"
         return head.encode() + self._authorizer.lines(call, target, host, body) + b"\r\n"
 
-    def _pool(self, endpoint: Endpoint) -> Pool:
+    def _pool(self, endpoint: UpstreamEndpoint) -> Pool:
         pool = self._pools.get(endpoint)
         if pool is None:
             if endpoint.is_tls and self._tls is None:
@@ -234,7 +234,7 @@ class Forwarder:
                 del self._pools[endpoint], self._hosts[endpoint]
                 self.reach.forgets(endpoint)
 
-    def knows(self, endpoints: Collection[Endpoint]) -> None:
+    def knows(self, endpoints: Collection[UpstreamEndpoint]) -> None:
         """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
         self._known = frozenset(endpoints)
         self.reach.expects(endpoints)
@@ -254,13 +254,13 @@ def _setting(ended: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
     return over
 
 
-def endpoint_of(url: str) -> Endpoint:
+def parse_endpoint(url: str) -> UpstreamEndpoint:
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
-    return Endpoint(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
+    return UpstreamEndpoint(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
 
 
-def _host(endpoint: Endpoint) -> str:
+def _host(endpoint: UpstreamEndpoint) -> str:
     is_default = endpoint.port == (443 if endpoint.is_tls else 80)
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return host if is_default else f"{host}:{endpoint.port}"

@@ -13,7 +13,7 @@ from typing import Final
 
 from price_keeper.clock import Clock
 from price_keeper.errors import UpstreamUnavailable
-from price_keeper.forwarding.upstream import CannotConnect, Endpoint, Pool
+from price_keeper.forwarding.upstream import CannotConnect, UpstreamEndpoint, Pool
 
 TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 REFUSED_SECONDS: Final = 15.0  # for which a refusal of our credentials stands, unless others are found
@@ -30,26 +30,26 @@ _log = logging.getLogger("price_keeper.forwarding")
 
 class Reach:
     def __init__(
-        self, clock: Clock, has_credentials: Callable[[], str | None], pool_of: Callable[[Endpoint], Pool]
+        self, clock: Clock, has_credentials: Callable[[], str | None], pool_of: Callable[[UpstreamEndpoint], Pool]
     ) -> None:
         """`has_credentials` raises UpstreamAway where there are none to sign with, and else tells what is
         wrong with them."""
         self._clock = clock
         self._has_credentials = has_credentials
         self._pool_of = pool_of
-        self._expected: frozenset[Endpoint] = frozenset()
-        self._away: dict[Endpoint, Pool] = {}
-        self._known: set[Endpoint] = set()
-        self._told: dict[Endpoint, float] = {}
-        self._refused_until: dict[Endpoint | None, float] = {}  # by None: everywhere
+        self._expected: frozenset[UpstreamEndpoint] = frozenset()
+        self._away: dict[UpstreamEndpoint, Pool] = {}
+        self._known: set[UpstreamEndpoint] = set()
+        self._told: dict[UpstreamEndpoint, float] = {}
+        self._refused_until: dict[UpstreamEndpoint | None, float] = {}  # by None: everywhere
 
-    def expects(self, endpoints: Collection[Endpoint]) -> None:
+    def expects(self, endpoints: Collection[UpstreamEndpoint]) -> None:
         """What the configuration has calls go to, tried or not. Others are apps' own, and may be of use to nobody."""
         self._expected = frozenset(endpoints)
 
     # What the forwarder tells.
 
-    def reached(self, endpoint: Endpoint) -> None:
+    def reached(self, endpoint: UpstreamEndpoint) -> None:
         self._known.add(endpoint)
         self._away.pop(endpoint, None)
 
@@ -61,7 +61,7 @@ class Reach:
             self._told[endpoint] = now
             _log.warning("%s:%d gets no calls: %s", endpoint.host, endpoint.port, why)
 
-    def refused(self, endpoint: Endpoint, why: str) -> None:
+    def refused(self, endpoint: UpstreamEndpoint, why: str) -> None:
         """Our credentials, or what was signed with them."""
         now, where = self._clock.monotonic(), endpoint if why.startswith(NOT_KNOWN_THERE) else None
         if now >= self._refused_until.get(where, 0.0):
@@ -69,7 +69,7 @@ class Reach:
             _log.error(told, endpoint.host, why, formatdate(self._clock.now(), usegmt=True))
         self._refused_until[where] = now + REFUSED_SECONDS
 
-    def forgets(self, endpoint: Endpoint) -> None:
+    def forgets(self, endpoint: UpstreamEndpoint) -> None:
         """Calls go there no more; if some do after all, the log is told no sooner for that."""
         self._away.pop(endpoint, None)
         self._known.discard(endpoint)
@@ -85,7 +85,7 @@ class Reach:
     def is_refused(self) -> bool:
         return bool(self._refusing())
 
-    def _refusing(self) -> set[Endpoint | None]:
+    def _refusing(self) -> set[UpstreamEndpoint | None]:
         now = self._clock.monotonic()
         return {where for where, until in self._refused_until.items() if now < until}
 

@@ -26,7 +26,7 @@ HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
 FRAMING_BYTES: Final = 64 * 1024  # of chunks' extensions and trailers, without a byte of the body between them
 
 
-class Endpoint(NamedTuple):
+class UpstreamEndpoint(NamedTuple):
     host: str
     port: int
     is_tls: bool
@@ -286,7 +286,7 @@ class Pool:
     """The connections to one endpoint."""
 
     def __init__(
-        self, endpoint: Endpoint, now: Callable[[], float], tls: ssl.SSLContext | None, put: Put = write_now
+        self, endpoint: UpstreamEndpoint, now: Callable[[], float], tls: ssl.SSLContext | None, put: Put = write_now
     ) -> None:
         """By `put` calls are written."""
         self.endpoint = endpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.guardrail_traces import Guarded
 from price_keeper.metering.guardrails import guardrail_cost
 from price_keeper.metering.pricing import Price, Priced
@@ -38,7 +38,7 @@ class GuardedMeter(Meter):
         journal: Journal,
         terms: Terms,
         account: Account,
-        first: Target,
+        first: UpstreamTarget,
         guess: Usage,
         now: float,
         ends: tuple[Ended, ...] = (),

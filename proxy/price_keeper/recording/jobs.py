@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Account, Ended, Receipt
@@ -51,7 +51,7 @@ class JobMeter(Meter):
         journal: Journal,
         terms: Terms,
         account: Account,
-        first: Target,
+        first: UpstreamTarget,
         guess: Usage,
         now: float,
         ends: tuple[Ended, ...] = (),

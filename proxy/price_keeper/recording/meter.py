@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Price, Priced
@@ -25,7 +25,7 @@ CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 _log = logging.getLogger("price_keeper.recording")
 
 
-PriceAt = Callable[[Target], Price]
+PriceAt = Callable[[UpstreamTarget], Price]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Meter:
         journal: Journal,
         terms: Terms,
         account: Account,
-        first: Target,
+        first: UpstreamTarget,
         guess: Usage,
         now: float,
         ends: tuple[Ended, ...] = (),
@@ -96,7 +96,7 @@ class Meter:
     def price_source(self) -> str:
         return _source_of(self._price.told)
 
-    def sent_to(self, target: Target) -> None:
+    def sent_to(self, target: UpstreamTarget) -> None:
         if target is not self._target:
             self._price = self._terms.price_at(target)
         self._is_sent = True

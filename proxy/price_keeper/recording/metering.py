@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.forwarder import Tap, Target
+from price_keeper.forwarding.forwarder import Tap, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import Worst
 from price_keeper.metering.guardrails import estimated, guardrail_cost, guardrail_prices
@@ -63,7 +63,7 @@ class Free:
 
     price_source = ""
 
-    def sent_to(self, target: Target) -> None: ...
+    def sent_to(self, target: UpstreamTarget) -> None: ...
 
     def not_carried_out(self) -> None: ...
 
@@ -126,7 +126,7 @@ class Metering:
         terms: Terms,
         account: Account,
         caller: Caller,
-        targets: Sequence[Target],
+        targets: Sequence[UpstreamTarget],
         body_bytes: int,
         guardrail_units: int = 0,
         ends: tuple[Ended, ...] = (),
@@ -192,7 +192,7 @@ class Metering:
             raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
         return Price(lambda _: Priced(pico), "config")
 
-    def _token_price(self, label: str, target: Target) -> Price:
+    def _token_price(self, label: str, target: UpstreamTarget) -> Price:
         return self._tariffs.for_label(label, target.region, target.model).price
 
     def _expected_of(self, label: str) -> Expected:

@@ -17,7 +17,7 @@ from price_keeper.aside import run_large_work
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, RecordingUnavailable, QuotaExceeded, Refusal, TooManyRequests
-from price_keeper.forwarding.forwarder import Target
+from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.purse import Held, Purse, Why
 from price_keeper.hard.purses import Purses
@@ -40,7 +40,7 @@ MODELS_REMEMBERED = 1024  # callers may name any
 _pico = attrgetter("pico")
 
 # Asks Bedrock how many tokens a call's input has, at the place where it would be sent. Raises a Refusal.
-Count = Callable[[Target, Operation, bytes], Awaitable[int]]
+Count = Callable[[UpstreamTarget, Operation, bytes], Awaitable[int]]
 
 
 class Asking(NamedTuple):
@@ -54,7 +54,7 @@ class Asking(NamedTuple):
 class Candidate(NamedTuple):
     choice: Choice
     terms: Terms
-    targets: Sequence[Target]
+    targets: Sequence[UpstreamTarget]
 
 
 class Paid(NamedTuple):
@@ -134,7 +134,7 @@ class HardBudgets:
         worsts = [await self._worst_at(target, candidate, asking, prices) for target in targets]
         return max(worsts, key=_pico)
 
-    async def _worst_at(self, target: Target, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
+    async def _worst_at(self, target: UpstreamTarget, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
         choice, terms, _ = candidate
         known = self._labels.get(choice.label)
         most = None if known is None else known.max_output_tokens

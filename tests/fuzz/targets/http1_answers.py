@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.relay import Outcome, Relay
-from price_keeper.forwarding.upstream import Connection, Endpoint, Pool
+from price_keeper.forwarding.upstream import Connection, UpstreamEndpoint, Pool
 
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import Wire, run
@@ -75,7 +75,7 @@ class Caller:
 
 async def _heard(parts: list[bytes], *, is_clean_end: bool) -> tuple[Caller, bool]:
     """And whether the connection was taken for good enough to carry another call."""
-    pool = Pool(Endpoint("127.0.0.1", 9, False), lambda: 0.0, None)
+    pool = Pool(UpstreamEndpoint("127.0.0.1", 9, False), lambda: 0.0, None)
     connection, wire, caller = Connection(pool), Wire(), Caller()
     wire.protocol = connection
     connection.connection_made(wire)
