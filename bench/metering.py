@@ -120,10 +120,10 @@ class Bench:
         terms = metering.terms(CHOICE, Operation.CONVERSE, b"POST")
         assert terms is not None
         meter = metering.meter(terms, self.account, CALLER, TARGETS, 480)
-        meter.sent_to(TARGETS[0])
-        meter.head(200, dict(HEADERS))
-        meter.data(ANSWER)
-        meter.end(True)
+        meter.on_sent(TARGETS[0])
+        meter.on_head(200, dict(HEADERS))
+        meter.on_data(ANSWER)
+        meter.on_end(True)
         meter.close()
 
     def floor(self) -> None:

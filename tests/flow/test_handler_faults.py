@@ -339,7 +339,7 @@ async def test_who_waits_for_100_continue_gets_the_answer_before_first() -> None
 class Heeded(Tapped):
     unsent = 0
 
-    def not_carried_out(self) -> None:
+    def on_not_executed(self) -> None:
         self.unsent += 1
 
 

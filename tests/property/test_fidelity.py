@@ -164,18 +164,18 @@ class Reading:
     def __init__(self) -> None:
         self._reader: Reader | None = None
 
-    def sent_to(self, target: UpstreamTarget) -> None: ...
+    def on_sent(self, target: UpstreamTarget) -> None: ...
 
-    def not_carried_out(self) -> None: ...
+    def on_not_executed(self) -> None: ...
 
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self._reader = reader_of(Operation.INVOKE_STREAM, "", headers.get(b"content-type", b""), headers)
 
-    def data(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         assert self._reader is not None
         self._reader.feed(data)
 
-    def end(self, is_whole: bool) -> None:
+    def on_end(self, is_whole: bool) -> None:
         assert self._reader is not None
         self._reader.usage()
         self._reader.estimate_output()

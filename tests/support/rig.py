@@ -291,17 +291,17 @@ class Tapped:
     seen: bytes = b""
     ends: list[bool] = field(default_factory=list)
 
-    def sent_to(self, target: UpstreamTarget) -> None: ...
+    def on_sent(self, target: UpstreamTarget) -> None: ...
 
-    def not_carried_out(self) -> None: ...
+    def on_not_executed(self) -> None: ...
 
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self.status = status
 
-    def data(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         self.seen += data
 
-    def end(self, is_whole: bool) -> None:
+    def on_end(self, is_whole: bool) -> None:
         self.ends.append(is_whole)
 
 

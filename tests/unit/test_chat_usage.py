@@ -23,7 +23,7 @@ class Heard:
     has_started = is_disconnected = False
 
     def __init__(self) -> None:
-        self.data = b""
+        self.on_data = b""
         self.length: int | None = -1
         self.is_finished = self.is_aborted = False
 
@@ -34,7 +34,7 @@ class Heard:
 
     def write(self, data: bytes) -> None:
         assert data
-        self.data += data
+        self.on_data += data
 
     def flush(self) -> None: ...
 
@@ -63,7 +63,7 @@ def test_an_event_in_very_small_pieces_takes_no_longer_for_that() -> None:
     """Each byte of it is looked at once, and not again with every piece."""
     event = b'data: {"choices": [{"delta": {"content": "' + b"x" * 100_000 + b'"}}]}\n\n'
     began = process_time()
-    assert passed(event, range(len(event))).data == event
+    assert passed(event, range(len(event))).on_data == event
     assert process_time() - began < 4
 
 
@@ -82,7 +82,7 @@ def test_all_other_events_pass_byte_for_byte(events: list[Any], line: str, cuts:
     done = f"data: [DONE]{line}{line}".encode()
     stream = shown + done + framed(USAGE) if is_last else shown + framed(USAGE) + done
     heard = passed(stream, cuts)
-    assert heard.data == shown + done
+    assert heard.on_data == shown + done
     assert heard.is_finished
     assert heard.length is None
 
@@ -91,13 +91,13 @@ def test_what_is_no_stream_passes_as_it_is() -> None:
     whole = json.dumps(USAGE).encode()
     for kind, status in ((b"application/json", 200), (b"text/event-stream", 429)):
         heard = passed(whole, (3,), kind, status)
-        assert (heard.data, heard.length) == (whole, len(whole))
+        assert (heard.on_data, heard.length) == (whole, len(whole))
 
 
 def test_event_stream_is_filtered_however_its_content_type_is_spelled() -> None:
     stream = b'data: {"choices": [1]}\n\n'
     heard = passed(stream + f"data: {json.dumps(USAGE)}\n\n".encode(), kind=b"Text/Event-Stream; charset=UTF-8")
-    assert (heard.data, heard.length) == (stream, None)
+    assert (heard.on_data, heard.length) == (stream, None)
 
 
 def test_an_event_without_end_is_not_held_for_ever() -> None:
@@ -106,14 +106,14 @@ def test_an_event_without_end_is_not_held_for_ever() -> None:
     responder.start(200, [(b"content-type", b"text/event-stream")], None)
     for _ in range(100):
         responder.write(b"data: " + b"x" * 10_000)
-    assert len(heard.data) > 500_000
+    assert len(heard.on_data) > 500_000
     responder.abort()
     assert heard.is_aborted
 
 
 def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None:
-    assert passed(b'data: {"a": 1}').data == b'data: {"a": 1}'
-    assert passed(f"data: {json.dumps(USAGE)}".encode()).data == b""
+    assert passed(b'data: {"a": 1}').on_data == b'data: {"a": 1}'
+    assert passed(f"data: {json.dumps(USAGE)}".encode()).on_data == b""
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,11 @@ def terms(operation: Operation, price: Price) -> Terms:
 
 def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> Counts:
     headers = {b"content-type": kind}
-    meter.sent_to(TARGET)
-    meter.head(200, headers)
+    meter.on_sent(TARGET)
+    meter.on_head(200, headers)
     for piece in answer:
-        meter.data(piece)
-    meter.end(is_whole)
+        meter.on_data(piece)
+    meter.on_end(is_whole)
     meter.close()
     assert (journal.open_calls, journal.tally.requests) == (0, 1)
     return journal.tally.total()

@@ -69,10 +69,10 @@ def record(journal: Journal) -> Ask:
             meter: Meter = GuardedMeter(asked_units, journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
         else:
             meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
-        meter.sent_to(TARGET)
-        meter.head(status, {b"content-type": kind, **(headers or {})})
-        meter.data(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
-        meter.end(True)
+        meter.on_sent(TARGET)
+        meter.on_head(status, {b"content-type": kind, **(headers or {})})
+        meter.on_data(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+        meter.on_end(True)
         meter.close()
         return journal.tally.total().less(before)
 

@@ -16,7 +16,7 @@ from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import Reach
 from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
-from price_keeper.forwarding.relay import Tap as Watcher
+from price_keeper.forwarding.relay import ResponseObserver as Watcher
 from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.forwarding.upstream import CannotConnect, Connection, UpstreamEndpoint, Pool, Put, write_now
 from price_keeper.tasks import switch_to_task
@@ -51,12 +51,12 @@ class UpstreamCall:
     received_at: float = 0.0  # when it was taken, by the monotonic clock
 
 
-class Tap(Watcher, Protocol):
+class CallObserver(Watcher, Protocol):
     """Also hears where a call is sent."""
 
-    def sent_to(self, target: UpstreamTarget) -> None: ...
+    def on_sent(self, target: UpstreamTarget) -> None: ...
 
-    def not_carried_out(self) -> None:
+    def on_not_executed(self) -> None:
         """Where it was sent it surely had no effect."""
 
 
@@ -130,7 +130,7 @@ class Forwarder:
         self._hosts: dict[UpstreamEndpoint, str] = {}
         self.reach = Reach(clock, authorizer.check, self._pool)
 
-    async def forward(self, call: UpstreamCall, responder: Responder, added: Sequence[Header], tap: Tap) -> Outcome:
+    async def forward(self, call: UpstreamCall, responder: Responder, added: Sequence[Header], observer: CallObserver) -> Outcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
         last = 0  # status for which an answer was held back
         for number, target in enumerate(call.targets):
@@ -147,11 +147,11 @@ class Forwarder:
                 self._pool(target.endpoint).free(connection)
                 raise UpstreamUnavailable("the caller left before its call was sent")
             ended: asyncio.Future[Outcome] = self._loop.create_future()
-            relay = self._relay(call, connection, responder, added, tap, is_last, _setting(ended))
-            tap.sent_to(target)
+            relay = self._relay(call, connection, responder, added, observer, is_last, _setting(ended))
+            observer.on_sent(target)
             connection.call(relay, head, body)
             outcome = await ended
-            if not self._is_to_go_on(outcome, target, tap):
+            if not self._is_to_go_on(outcome, target, observer):
                 return outcome
             last = outcome.status or last
         if last == FORBIDDEN:
@@ -160,13 +160,13 @@ class Forwarder:
             raise TooManyRequests("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamUnavailable("Bedrock cannot be reached", retry_after=1)
 
-    def _is_to_go_on(self, outcome: Outcome, target: UpstreamTarget, tap: Tap) -> bool:
+    def _is_to_go_on(self, outcome: Outcome, target: UpstreamTarget, observer: CallObserver) -> bool:
         """With the next target."""
         if outcome.held_back:
             if outcome.status == FORBIDDEN:
                 self.reach.refused(target.endpoint, outcome.trouble)
                 self._authorizer.refused()
-            tap.not_carried_out()
+            observer.on_not_executed()
             return True
         if not outcome.status:
             # It may have been carried out and billed: whether to send it again is for the caller to say.
@@ -191,12 +191,12 @@ class Forwarder:
         connection: Connection,
         responder: Responder,
         added: Sequence[Header],
-        tap: Tap,
+        observer: CallObserver,
         is_last: bool,
         over: Callable[[Outcome], None],
     ) -> Relay:
         held_back = None if is_last else THROTTLED
-        relay = Relay(responder, connection, added, tap, held_back, self._now, over, call.stats, call.received_at)
+        relay = Relay(responder, connection, added, observer, held_back, self._now, over, call.stats, call.received_at)
         responder.attach(relay)
         return relay
 

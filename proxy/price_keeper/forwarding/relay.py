@@ -46,15 +46,15 @@ DRAIN_SECONDS = 120.0
 DRAIN_BYTES = 32 * 1024 * 1024  # read from Bedrock, framing included
 
 
-class Tap(Protocol):
+class ResponseObserver(Protocol):
     """Sees what goes by. It must not raise: the caller's answer does not depend on it."""
 
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Names in lower case; of a header that comes twice, the last."""
 
-    def data(self, data: bytes) -> None: ...
+    def on_data(self, data: bytes) -> None: ...
 
-    def end(self, is_whole: bool) -> None:
+    def on_end(self, is_whole: bool) -> None:
         """Before the last byte goes to the caller, so that what is counted is counted by then."""
 
 
@@ -92,14 +92,14 @@ class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
 
     __slots__ = ("_added", "_began", "_connection", "_drained_from", "_held_back", "_hidden", "_is_drained",
-                 "_is_over", "_lane", "_now", "_over", "_responder", "_status", "_tap")  # fmt: skip
+                 "_is_over", "_lane", "_now", "_over", "_responder", "_status", "_observer")  # fmt: skip
 
     def __init__(
         self,
         responder: Responder,
         connection: Connection,
         added: Sequence[Header],
-        tap: Tap,
+        observer: ResponseObserver,
         held_back: int | None,
         now: Callable[[], float],
         over: Callable[[Outcome], None],
@@ -111,7 +111,7 @@ class Relay:
         self._responder = responder
         self._connection = connection
         self._added = added
-        self._tap = tap
+        self._observer = observer
         self._held_back = held_back
         self._now = now
         self._over: Callable[[Outcome], None] | None = over
@@ -146,7 +146,7 @@ class Relay:
         if nominated not in _PLAIN_CONNECTION:
             names = {name.strip() for name in nominated.split(b",")}
             shown = [header for header in shown if header[0] not in names]
-        self._tap.head(status, found)
+        self._observer.on_head(status, found)
         shown += self._added
         length = found.get(b"content-length")
         self._responder.start(status, shown, None if length is None else int(length))
@@ -159,9 +159,9 @@ class Relay:
         try:
             if not self._hidden:
                 if data:
-                    self._tap.data(data)
+                    self._observer.on_data(data)
                 if is_last:
-                    self._tap.end(True)
+                    self._observer.on_end(True)
                 self._show(data, is_last)
             elif not is_last:
                 self._drain()
@@ -175,7 +175,7 @@ class Relay:
         self._is_over = True
         try:
             if self._status and not self._hidden:
-                self._tap.end(False)
+                self._observer.on_end(False)
                 connection = self._connection
                 self._took(0, connection.called_at, connection.answered_at, connection.since)
                 # A clean end would look like success to most clients.

@@ -48,8 +48,8 @@ class GuardedMeter(Meter):
         super().__init__(journal, terms, account, first, guess, now, ends, most)
         self._asked_units = asked_units
 
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        super().head(status, headers)
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        super().on_head(status, headers)
         if self._reader is not None:
             self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
 

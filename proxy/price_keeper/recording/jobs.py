@@ -62,8 +62,8 @@ class JobMeter(Meter):
         self._caller = caller
         self._answer = b""
 
-    def data(self, data: bytes) -> None:
-        super().data(data)
+    def on_data(self, data: bytes) -> None:
+        super().on_data(data)
         if len(self._answer) <= MOST_BYTES:
             self._answer += data
 

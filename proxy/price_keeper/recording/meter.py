@@ -96,26 +96,26 @@ class Meter:
     def price_source(self) -> str:
         return _source_of(self._price.told)
 
-    def sent_to(self, target: UpstreamTarget) -> None:
+    def on_sent(self, target: UpstreamTarget) -> None:
         if target is not self._target:
             self._price = self._terms.price_at(target)
         self._is_sent = True
 
-    def not_carried_out(self) -> None:
+    def on_not_executed(self) -> None:
         """Where it was sent it has surely not been carried out."""
         self._is_sent = False
 
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self._status = status
         self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         kind = headers.get(CONTENT_TYPE, b"")
         self._reader = reader_of(self._terms.operation, self._terms.format, kind, headers)
 
-    def data(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         if self._reader is not None:
             self._reader.feed(data)
 
-    def end(self, is_whole: bool) -> None:
+    def on_end(self, is_whole: bool) -> None:
         if self._is_settled:
             return
         self._is_settled = True
@@ -133,7 +133,7 @@ class Meter:
         if self._is_settled:
             return
         if self._reader is not None:
-            self.end(False)
+            self.on_end(False)
         else:
             self._is_settled = True
             self._journal.record(self._number, self._estimated(None, "no answer") if self._is_sent else None)

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.forwarder import Tap, UpstreamTarget
+from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import Worst
 from price_keeper.metering.guardrails import estimated, guardrail_cost, guardrail_prices
@@ -48,7 +48,7 @@ _LONGEST_PLAIN: Final = 64 - len(_UNLABELLED)
 _DIGEST: Final = 12  # of hexadecimal digits
 
 
-class Metered(Tap, Protocol):
+class Metered(CallObserver, Protocol):
     """A tap on an answer, which is told at last that the call has come to its end."""
 
     @property
@@ -63,15 +63,15 @@ class Free:
 
     price_source = ""
 
-    def sent_to(self, target: UpstreamTarget) -> None: ...
+    def on_sent(self, target: UpstreamTarget) -> None: ...
 
-    def not_carried_out(self) -> None: ...
+    def on_not_executed(self) -> None: ...
 
-    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
 
-    def data(self, data: bytes) -> None: ...
+    def on_data(self, data: bytes) -> None: ...
 
-    def end(self, is_whole: bool) -> None: ...
+    def on_end(self, is_whole: bool) -> None: ...
 
     def close(self) -> None: ...
 

@@ -32,7 +32,7 @@ class Caller:
         self.headers: list[Header] = []
         self.length: int | None = None
         self.body = self.tapped = b""
-        self.end = ""
+        self.on_end = ""
         self.tapped_whole: bool | None = None
         self.outcome: Outcome | None = None
         self.has_started = self.is_disconnected = False
@@ -50,21 +50,21 @@ class Caller:
     def flush(self) -> None: ...
 
     def finish(self) -> None:
-        self.end += "finished"
+        self.on_end += "finished"
 
     def abort(self) -> None:
-        self.end += "aborted"
+        self.on_end += "aborted"
 
     class Tap:
         def __init__(self, caller: Caller) -> None:
             self._caller = caller
 
-        def head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
+        def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None: ...
 
-        def data(self, data: bytes) -> None:
+        def on_data(self, data: bytes) -> None:
             self._caller.tapped += data
 
-        def end(self, is_whole: bool) -> None:
+        def on_end(self, is_whole: bool) -> None:
             same(self._caller.tapped_whole, None, "ended before")
             self._caller.tapped_whole = is_whole
 
@@ -105,8 +105,8 @@ def one(data: bytes) -> None:
 
 def _told(caller: Caller) -> tuple[object, ...]:
     """Of what was cut more or less may have gone by."""
-    is_whole = caller.end == "finished"
-    return caller.status, caller.headers, caller.length, caller.end, caller.tapped_whole, is_whole and caller.body
+    is_whole = caller.on_end == "finished"
+    return caller.status, caller.headers, caller.length, caller.on_end, caller.tapped_whole, is_whole and caller.body
 
 
 def _check(caller: Caller, sent: bytes, *, is_clean_end: bool) -> None:
@@ -117,12 +117,12 @@ def _check(caller: Caller, sent: bytes, *, is_clean_end: bool) -> None:
     holds(caller.outcome is not None, "nobody was told how it ended")
     assert caller.outcome is not None
     same(
-        caller.end,
+        caller.on_end,
         {True: "finished", False: "aborted" if caller.has_started else ""}[caller.outcome.is_whole],
         "the end",
     )
     same(caller.tapped_whole, caller.outcome.is_whole if caller.has_started else None, "the end of what is metered")
-    if caller.end != "finished":
+    if caller.on_end != "finished":
         return
     holds(expected is not None, f"whole to the caller, and to no strict reader: {caller.status} {caller.body!r}")
     assert expected is not None
