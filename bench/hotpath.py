@@ -23,7 +23,7 @@ from price_keeper import app
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import parse_config
 from price_keeper.forwarding.forwarder import Forwarder
-from price_keeper.forwarding.upstream import Connection, UpstreamEndpoint
+from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.newcomer import ProtocolDetector
 
@@ -87,15 +87,15 @@ class Wires:
     def __init__(self, listener: Listener, forwarder: Forwarder, asked: bytes) -> None:
         self.asked = asked
         self.answer = HEAD.encode() + ANSWER
-        self.called: list[Connection] = []
+        self.called: list[UpstreamConnection] = []
         self.answered, self.asked_for = 0, CONNECTIONS
         pool = forwarder._pool(UPSTREAM)
         for _ in range(CONNECTIONS):
-            connection = Connection(pool)
+            connection = UpstreamConnection(pool)
             wire = Wire(lambda each=connection: self.called.append(each))
             wire.protocol = connection
             connection.connection_made(wire)
-            pool.free(connection)
+            pool.release(connection)
         self.callers = [self._caller(listener) for _ in range(CONNECTIONS)]
 
     def _caller(self, listener: Listener) -> asyncio.BaseProtocol:

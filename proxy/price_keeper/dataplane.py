@@ -108,10 +108,10 @@ async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str
 
 def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_batcher: WriteBatcher) -> Forwarder:
     """Whoever asks for it closes it, when nothing is under way any more."""
-    forwarder = Forwarder(bedrock.authorizer, clock, put=write_batcher.write)
+    forwarder = Forwarder(bedrock.authorizer, clock, schedule_write=write_batcher.write)
     if bedrock.credentials is not None:
         bedrock.credentials.on_renewed = forwarder.reach.renewed
-    tasks.run_every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_time)
+    tasks.run_every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_timeouts)
     return forwarder
 
 

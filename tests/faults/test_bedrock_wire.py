@@ -271,8 +271,8 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
             is_begun = deafness == "in the body"
             await eventually(lambda: not is_begun or through.taps[0].status)
             if deafness == "in the head":  # what has come of it arrives before the clock moves
-                await eventually(lambda: all(each.received for each in through.busy))
-            limit = upstream.SILENCE_SECONDS if is_begun else upstream.FIRST_BYTE_SECONDS
+                await eventually(lambda: all(each.received_bytes for each in through.busy))
+            limit = upstream.READ_TIMEOUT_SECONDS if is_begun else upstream.FIRST_BYTE_TIMEOUT_SECONDS
             await rig.pass_time(limit - 1)
             assert not calling.done()
             await rig.pass_time(2)
@@ -285,7 +285,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
 async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     if not may_vanish():
         pytest.skip("to end a connection without a word needs Linux and CAP_NET_ADMIN")
-    monkeypatch.setattr(upstream, "PROBED_AFTER_SECONDS", 1)
+    monkeypatch.setattr(upstream, "KEEPALIVE_IDLE_SECONDS", 1)
     through = Through()
     async with scripted_upstream(sends(plain(b"all is well"))) as server, _way(server.port) as wire:
         through.to(parse_endpoint(wire.url))
@@ -310,7 +310,7 @@ async def test_connections_are_probed() -> None:
                 kernel.getsockopt(socket.IPPROTO_TCP, option)
                 for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
             )
-            assert after == upstream.PROBED_AFTER_SECONDS
+            assert after == upstream.KEEPALIVE_IDLE_SECONDS
             # By then Linux gives up at the first probe that is lost, however many there may be.
             assert unheard >= 1000 * (after + probes * every)
 

@@ -130,7 +130,7 @@ def descriptors_of(keeper: Keeper) -> int:
 
 async def until_closed(keeper: Keeper, before: int) -> None:
     """All connections but those that are kept for a while; and in a long run these too."""
-    kept, patience = (2, upstream.IDLE_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
+    kept, patience = (2, upstream.IDLE_TIMEOUT_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
     async with asyncio.timeout(patience):
         while descriptors_of(keeper) > before + kept:  # noqa: ASYNC110 - of what happens in another process
             await asyncio.sleep(0.1)

@@ -260,14 +260,14 @@ async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unu
         assert len(port.forwarder._pools) == 1  # to the first place no call was ever made
         await port.take_on(labels=BEFORE)
         assert served(await ask(port)) == ("moving", CLAUDE)
-        await port.forwarder.check_time()
+        await port.forwarder.check_timeouts()
         assert len(port.forwarder._pools) == 2  # a connection stands by
         home = forwarding.forwarder.endpoint_of(port.bedrock.url)
         (old,) = (pool for endpoint, pool in port.forwarder._pools.items() if endpoint != home)
         port.forwarder.reach.missed(old, OSError("nobody is there any more"))
-        monkeypatch.setattr(upstream, "IDLE_SECONDS", -1.0)
-        await port.forwarder.check_time()
-        await port.forwarder.check_time()
+        monkeypatch.setattr(upstream, "IDLE_TIMEOUT_SECONDS", -1.0)
+        await port.forwarder.check_timeouts()
+        await port.forwarder.check_timeouts()
         (left,) = port.forwarder._pools
         assert left == home
         assert port.forwarder.reach.places_away == 0

@@ -74,7 +74,7 @@ async def test_connections_are_kept_for_the_next_call_and_the_last_used_goes_fir
             last = through.pooled[-1]
             await asked(rig)
             assert through.pooled[-1] is last
-            await rig.pass_time(limits.IDLE_SECONDS + 1)
+            await rig.pass_time(limits.IDLE_TIMEOUT_SECONDS + 1)
             await eventually(lambda: server.open == 0)
             assert through.pooled == []
             assert (await asked(rig)).body == b"all is well"
@@ -372,7 +372,7 @@ async def test_trouble_in_the_body_breaks_the_answer_off(what: str, protocol: st
 
 @on_both_loops
 async def test_connecting_takes_so_long_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "CONNECT_TIMEOUT_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
         fillers = [socket.socket() for _ in range(4)]
@@ -415,7 +415,7 @@ async def test_silence_ends_a_call() -> None:
     async with upstream(mute) as server:
         through.to(server.endpoint)
         async with between(through) as rig:
-            for limit, error in ((limits.FIRST_BYTE_SECONDS, None), (limits.SILENCE_SECONDS, CutError)):
+            for limit, error in ((limits.FIRST_BYTE_TIMEOUT_SECONDS, None), (limits.READ_TIMEOUT_SECONDS, CutError)):
                 calling = asyncio.create_task(asked(rig))
                 await eventually(lambda: len(through.busy) == 1 and len(server.calls) == server.connections)
                 await quiet()

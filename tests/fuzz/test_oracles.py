@@ -41,7 +41,7 @@ def _forgets_a_byte(reader: Any, data: bytes) -> None:
 _ON_BODY = http1_request.Http1RequestParser.on_body
 _ENDED = http2_stream.Http2Stream.end_request
 _TAKES = http2_stream.Http2Stream.take_data
-_END = upstream.Connection._end
+_END = upstream.UpstreamConnection._complete
 
 
 def _keeps_connection(connection: Any, sink: Any, body: bytes) -> None:
@@ -65,7 +65,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         ),
     ),
     "an answer's last byte": ("http1_answers", puts(relay, "_OURS_ALONE", frozenset())),
-    "a connection that is kept": ("http1_answers", puts(upstream.Connection, "_end", _keeps_connection)),
+    "a connection that is kept": ("http1_answers", puts(upstream.UpstreamConnection, "_complete", _keeps_connection)),
     "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
     "events of others": ("chat_events", puts(chat_usage, "_MARKS", (b"\n",))),

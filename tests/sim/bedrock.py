@@ -49,8 +49,8 @@ class Connection:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.called_at = self.answered_at = self.since = 0.0
-        self.received = 0
+        self.called_at = self.answered_at = self.last_active_at = 0.0
+        self.received_bytes = 0
         self.is_written = True
         self.deadline: float | None = None
         self._sink: Any = None
@@ -97,7 +97,7 @@ class Connection:
 
     def _gives(self, data: bytes) -> None:
         if self._sink is not None:
-            self.received += len(data)
+            self.received_bytes += len(data)
             self._sink.data(data, False)
 
     def _ends(self, model: str, used: tuple[int, int], data: bytes) -> None:
@@ -121,7 +121,7 @@ class Connection:
             self._over(keeps=False).broken("cut")
 
     def _over(self, *, keeps: bool = True) -> Any:
-        self.since = asyncio.get_running_loop().time()
+        self.last_active_at = asyncio.get_running_loop().time()
         sink, self._sink = self._sink, None
         if keeps:
             self._pool.standing_by.append(self)
@@ -145,7 +145,7 @@ class Pool:
         self.bedrock, self.owes = bedrock, owes
         self.standing_by: list[Connection] = []
 
-    def idle(self) -> Connection | None:
+    def take_idle(self) -> Connection | None:
         return self.standing_by.pop() if self.standing_by else None
 
     async def connect(self) -> Connection:
@@ -154,12 +154,12 @@ class Pool:
             raise CannotConnect("refused")
         return Connection(self)
 
-    def free(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         self.standing_by.append(connection)
 
     def close(self) -> None: ...
 
-    def check_time(self) -> None: ...
+    def check_timeouts(self) -> None: ...
 
 
 class _Unsigned:

@@ -21,7 +21,7 @@ from price_keeper.exchange import Handler, Header, Request, Responder
 from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.joining import Joining
 from price_keeper.forwarding.relay import Outcome
-from price_keeper.forwarding.upstream import Connection, UpstreamEndpoint
+from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
@@ -345,12 +345,12 @@ class Through:
             send_refusal(responder, refusal)
 
     @property
-    def pooled(self) -> list[Connection]:
+    def pooled(self) -> list[UpstreamConnection]:
         assert self.forwarder is not None
         return [each for pool in self.forwarder._pools.values() for each in pool._idle]
 
     @property
-    def busy(self) -> list[Connection]:
+    def busy(self) -> list[UpstreamConnection]:
         assert self.forwarder is not None
         return [each for pool in self.forwarder._pools.values() for each in pool._busy]
 
@@ -360,7 +360,7 @@ async def between(through: Through, **limits: Any) -> AsyncIterator[Rig]:
     """A port that forwards. At the end, nothing may be left of its upstream connections either."""
     async with port(through, **limits) as rig:
         through.begin(rig.clock)
-        rig.tasks.run_every("upstream", 1.0, through.forwarder.check_time)
+        rig.tasks.run_every("upstream", 1.0, through.forwarder.check_timeouts)
         rig.watchers += 1
         try:
             yield rig

@@ -15,7 +15,7 @@ from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCreden
 from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, SignatureV4, UpstreamTarget
 from price_keeper.forwarding.reach import Reach
 from price_keeper.forwarding.sigv4 import Credentials
-from price_keeper.forwarding.upstream import UpstreamEndpoint, Pool
+from price_keeper.forwarding.upstream import UpstreamEndpoint, ConnectionPool
 from price_keeper.provider_chain import ProviderChain
 
 from tests.support.clock import ManualClock
@@ -103,7 +103,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
         return _frozen(2)
 
     provided = ProvidedCredentials(lambda: find)
-    reach = Reach(ManualClock(), SignatureV4(provided, lambda: 0.0).check, Pool)  # type: ignore[arg-type]
+    reach = Reach(ManualClock(), SignatureV4(provided, lambda: 0.0).check, ConnectionPool)  # type: ignore[arg-type]
     await provided.renew()
     assert await reach.check() is None
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):

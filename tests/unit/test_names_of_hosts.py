@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from price_keeper.forwarding.names import Name
+from price_keeper.forwarding.names import HostResolver
 
 
 class Resolver:
@@ -37,37 +37,37 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 
 
 async def test_all_who_ask_at_once_share_one_look(resolver: Resolver) -> None:
-    name = Name("bedrock.test", 80)
-    asking = [asyncio.ensure_future(name.addresses()) for _ in range(50)]
+    name = HostResolver("bedrock.test", 80)
+    asking = [asyncio.ensure_future(name.resolve()) for _ in range(50)]
     await asyncio.sleep(0)
     resolver.may_answer.set()
     assert await asyncio.gather(*asking) == [["127.0.0.1", "127.0.0.2"]] * 50
     assert resolver.asked == ["bedrock.test"]
-    await name.addresses()
+    await name.resolve()
     assert len(resolver.asked) == 2  # who comes later is told of what holds by then
 
 
 async def test_who_gives_up_takes_nothing_from_the_others(resolver: Resolver) -> None:
-    name = Name("bedrock.test", 80)
-    patient = asyncio.ensure_future(name.addresses())
+    name = HostResolver("bedrock.test", 80)
+    patient = asyncio.ensure_future(name.resolve())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await name.addresses()
+            await name.resolve()
     resolver.may_answer.set()
     assert await patient == ["127.0.0.1", "127.0.0.2"]
 
 
 async def test_a_failure_is_everybodys_and_then_forgotten(resolver: Resolver) -> None:
-    name = Name("bedrock.test", 80)
+    name = HostResolver("bedrock.test", 80)
     resolver.answers = socket.gaierror(socket.EAI_AGAIN, "try again")
     resolver.may_answer.set()
-    for found in await asyncio.gather(name.addresses(), name.addresses(), return_exceptions=True):
+    for found in await asyncio.gather(name.resolve(), name.resolve(), return_exceptions=True):
         assert isinstance(found, socket.gaierror)
     resolver.answers = [(socket.AF_INET, 1, 6, "", ("127.0.0.9", 80))]
-    assert await name.addresses() == ["127.0.0.9"]
+    assert await name.resolve() == ["127.0.0.9"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
 async def test_an_address_needs_no_look(address: str, resolver: Resolver) -> None:
-    assert await Name(address, 80).addresses() == [address]
+    assert await HostResolver(address, 80).resolve() == [address]
     assert resolver.asked == []

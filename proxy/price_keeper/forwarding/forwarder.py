@@ -18,7 +18,7 @@ from price_keeper.forwarding.reach import Reach
 from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
 from price_keeper.forwarding.relay import ResponseObserver as Watcher
 from price_keeper.forwarding.sigv4 import Signer
-from price_keeper.forwarding.upstream import CannotConnect, Connection, UpstreamEndpoint, Pool, Put, write_now
+from price_keeper.forwarding.upstream import CannotConnect, UpstreamConnection, UpstreamEndpoint, ConnectionPool, ScheduleWrite, write_now
 from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import OperationStats
 
@@ -115,10 +115,10 @@ class SignatureV4:
 
 class Forwarder:
     def __init__(
-        self, authorizer: Authorizer, clock: Clock, tls: ssl.SSLContext | None = None, put: Put = write_now
+        self, authorizer: Authorizer, clock: Clock, tls: ssl.SSLContext | None = None, schedule_write: ScheduleWrite = write_now
     ) -> None:
         """By `put` calls are written."""
-        self._put = put
+        self._schedule_write = schedule_write
         self._authorizer = authorizer
         self._clock = clock
         self._now = clock.monotonic
@@ -126,7 +126,7 @@ class Forwarder:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._known: frozenset[UpstreamEndpoint] | None = None
-        self._pools: dict[UpstreamEndpoint, Pool] = {}
+        self._pools: dict[UpstreamEndpoint, ConnectionPool] = {}
         self._hosts: dict[UpstreamEndpoint, str] = {}
         self.reach = Reach(clock, authorizer.check, self._pool)
 
@@ -137,14 +137,14 @@ class Forwarder:
             is_last = number + 1 == len(call.targets)
             body = call.body_for(target.model)
             head = self._head(call, target, body)
-            connection = self._pool(target.endpoint).idle() or await self._connected(target.endpoint)
+            connection = self._pool(target.endpoint).take_idle() or await self._connected(target.endpoint)
             if connection is None:
                 continue
             if self._is_closed:
                 connection.close()
                 raise UpstreamUnavailable("the sidecar is stopping", retry_after=1)
             if responder.is_disconnected:
-                self._pool(target.endpoint).free(connection)
+                self._pool(target.endpoint).release(connection)
                 raise UpstreamUnavailable("the caller left before its call was sent")
             ended: asyncio.Future[Outcome] = self._loop.create_future()
             relay = self._relay(call, connection, responder, added, observer, is_last, _setting(ended))
@@ -173,7 +173,7 @@ class Forwarder:
             raise UpstreamUnavailable(outcome.trouble)
         return False
 
-    async def _connected(self, endpoint: UpstreamEndpoint) -> Connection | None:
+    async def _connected(self, endpoint: UpstreamEndpoint) -> UpstreamConnection | None:
         """Where an endpoint is, is for the log alone: callers need not know what is inside."""
         pool = self._pool(endpoint)
         await switch_to_task()
@@ -188,7 +188,7 @@ class Forwarder:
     def _relay(
         self,
         call: UpstreamCall,
-        connection: Connection,
+        connection: UpstreamConnection,
         responder: Responder,
         added: Sequence[Header],
         observer: CallObserver,
@@ -211,13 +211,13 @@ class Forwarder:
         head = f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n{headers}"
         return head.encode() + self._authorizer.lines(call, target, host, body) + b"\r\n"
 
-    def _pool(self, endpoint: UpstreamEndpoint) -> Pool:
+    def _pool(self, endpoint: UpstreamEndpoint) -> ConnectionPool:
         pool = self._pools.get(endpoint)
         if pool is None:
             if endpoint.is_tls and self._tls is None:
                 self._tls = ssl.create_default_context()  # once, as it takes tens of milliseconds
             tls = self._tls if endpoint.is_tls else None
-            pool = self._pools[endpoint] = Pool(endpoint, self._clock.monotonic, tls, self._put)
+            pool = self._pools[endpoint] = ConnectionPool(endpoint, self._clock.monotonic, tls, self._schedule_write)
             self._hosts[endpoint] = _host(endpoint)
         return pool
 
@@ -227,9 +227,9 @@ class Forwarder:
         busy, idle = zip((0, 0), *(pool.counts for pool in self._pools.values()), strict=True)
         return sum(busy), sum(idle)
 
-    async def check_time(self) -> None:
+    async def check_timeouts(self) -> None:
         for endpoint, pool in tuple(self._pools.items()):
-            pool.check_time()
+            pool.check_timeouts()
             if self._known is not None and endpoint not in self._known and pool.is_unused:
                 del self._pools[endpoint], self._hosts[endpoint]
                 self.reach.forgets(endpoint)

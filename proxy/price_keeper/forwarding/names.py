@@ -9,30 +9,30 @@ import socket
 from typing import Any
 
 
-class Name:
+class HostResolver:
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
         self._is_address = _is_address(host)
-        self._looking: asyncio.Future[list[Any]] | None = None
+        self._lookup: asyncio.Future[list[Any]] | None = None
 
-    async def addresses(self) -> list[str]:
+    async def resolve(self) -> list[str]:
         """In the order in which they are to be tried. Raises OSError, and UnicodeError of what can be no name."""
         if self._is_address:
             return [self._host]
-        looking = self._looking
-        if looking is None:
+        lookup = self._lookup
+        if lookup is None:
             loop = asyncio.get_running_loop()
-            looking = loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
-            self._looking = looking
-            looking.add_done_callback(self._looked)
-        found = await asyncio.shield(looking)
+            lookup = loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
+            self._lookup = lookup
+            lookup.add_done_callback(self._on_resolved)
+        found = await asyncio.shield(lookup)
         return list(dict.fromkeys(address[0] for *_, address in found))
 
-    def _looked(self, looking: asyncio.Future[list[Any]]) -> None:
-        self._looking = None
-        if not looking.cancelled():
-            looking.exception()  # perhaps nobody waits for it any more, and then it is nobody's
+    def _on_resolved(self, lookup: asyncio.Future[list[Any]]) -> None:
+        self._lookup = None
+        if not lookup.cancelled():
+            lookup.exception()  # perhaps nobody waits for it any more, and then it is nobody's
 
 
 def _is_address(host: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 
 from price_keeper.clock import Clock
 from price_keeper.errors import UpstreamUnavailable
-from price_keeper.forwarding.upstream import CannotConnect, UpstreamEndpoint, Pool
+from price_keeper.forwarding.upstream import CannotConnect, UpstreamEndpoint, ConnectionPool
 
 TOLD_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 REFUSED_SECONDS: Final = 15.0  # for which a refusal of our credentials stands, unless others are found
@@ -30,7 +30,7 @@ _log = logging.getLogger("price_keeper.forwarding")
 
 class Reach:
     def __init__(
-        self, clock: Clock, has_credentials: Callable[[], str | None], pool_of: Callable[[UpstreamEndpoint], Pool]
+        self, clock: Clock, has_credentials: Callable[[], str | None], pool_of: Callable[[UpstreamEndpoint], ConnectionPool]
     ) -> None:
         """`has_credentials` raises UpstreamAway where there are none to sign with, and else tells what is
         wrong with them."""
@@ -38,7 +38,7 @@ class Reach:
         self._has_credentials = has_credentials
         self._pool_of = pool_of
         self._expected: frozenset[UpstreamEndpoint] = frozenset()
-        self._away: dict[UpstreamEndpoint, Pool] = {}
+        self._away: dict[UpstreamEndpoint, ConnectionPool] = {}
         self._known: set[UpstreamEndpoint] = set()
         self._told: dict[UpstreamEndpoint, float] = {}
         self._refused_until: dict[UpstreamEndpoint | None, float] = {}  # by None: everywhere
@@ -53,7 +53,7 @@ class Reach:
         self._known.add(endpoint)
         self._away.pop(endpoint, None)
 
-    def missed(self, pool: Pool, why: Exception) -> None:
+    def missed(self, pool: ConnectionPool, why: Exception) -> None:
         endpoint, now = pool.endpoint, self._clock.monotonic()
         self._known.add(endpoint)
         self._away[endpoint] = pool
@@ -112,10 +112,10 @@ class Reach:
         what = "do not take the sidecar's own AWS credentials" if refusing - self._away.keys() else "cannot be reached"
         return f"{len(troubled)} of {len(self._known)} endpoints of Bedrock {what}; the log says why"
 
-    async def _look_at(self, pools: Iterable[Pool]) -> None:
+    async def _look_at(self, pools: Iterable[ConnectionPool]) -> None:
         await asyncio.gather(*map(self._look, tuple(pools)))
 
-    async def _look(self, pool: Pool) -> None:
+    async def _look(self, pool: ConnectionPool) -> None:
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 connection = await pool.connect()
@@ -124,5 +124,5 @@ class Reach:
         except (CannotConnect, UnicodeError) as failure:
             self.missed(pool, failure)
         else:
-            pool.free(connection)
+            pool.release(connection)
             self.reached(pool.endpoint)

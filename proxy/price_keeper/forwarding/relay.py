@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from price_keeper.exchange import Header, Responder
-from price_keeper.forwarding.upstream import Connection
+from price_keeper.forwarding.upstream import UpstreamConnection
 from price_keeper.traffic import OperationStats
 
 FORBIDDEN: Final = 403
@@ -97,7 +97,7 @@ class Relay:
     def __init__(
         self,
         responder: Responder,
-        connection: Connection,
+        connection: UpstreamConnection,
         added: Sequence[Header],
         observer: ResponseObserver,
         held_back: int | None,
@@ -127,14 +127,14 @@ class Relay:
 
     # The sink: what Bedrock says.
 
-    def head(self, status: int, headers: list[Header]) -> None:
+    def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
         if status == self._held_back:
             self._hidden = "throttled"
         elif status == FORBIDDEN:
             self._hidden = _refusal_of_us(headers)
         if self._hidden:
-            self._drained_from = self._connection.received
+            self._drained_from = self._connection.received_bytes
             return
         found = dict(headers)
         if b"transfer-encoding" in found and _has_other_coding(headers):
@@ -151,11 +151,11 @@ class Relay:
         length = found.get(b"content-length")
         self._responder.start(status, shown, None if length is None else int(length))
 
-    def data(self, data: bytes, is_last: bool) -> None:
+    def on_data(self, data: bytes, is_last: bool) -> None:
         self._is_over = is_last
         if is_last:
             connection = self._connection  # which may carry another call before this is over
-            sent, first, last = connection.called_at, connection.answered_at, connection.since
+            sent, first, last = connection.called_at, connection.answered_at, connection.last_active_at
         try:
             if not self._hidden:
                 if data:
@@ -171,18 +171,18 @@ class Relay:
                 hidden = self._hidden
                 self._end(_GOOD if self._status == 200 else Outcome(self._status, True, bool(hidden), hidden))
 
-    def broken(self, why: str) -> None:
+    def on_broken(self, reason: str) -> None:
         self._is_over = True
         try:
             if self._status and not self._hidden:
                 self._observer.on_end(False)
                 connection = self._connection
-                self._took(0, connection.called_at, connection.answered_at, connection.since)
+                self._took(0, connection.called_at, connection.answered_at, connection.last_active_at)
                 # A clean end would look like success to most clients.
                 self._responder.abort()
         finally:
             is_held_back = bool(self._hidden) or not (self._status or self._connection.is_written)
-            self._end(Outcome(self._status, False, is_held_back, self._hidden or why))
+            self._end(Outcome(self._status, False, is_held_back, self._hidden or reason))
 
     def _show(self, data: bytes, is_last: bool) -> None:
         if self._is_drained:
@@ -198,7 +198,7 @@ class Relay:
 
     def _drain(self) -> None:
         """Ends what takes too much to read that nobody is shown."""
-        if self._connection.received - self._drained_from > DRAIN_BYTES:
+        if self._connection.received_bytes - self._drained_from > DRAIN_BYTES:
             why = "Bedrock refused the call" if self._hidden else "the caller left"
             self._connection.give_up(f"{why}, and the answer did not end")
 
@@ -231,6 +231,6 @@ class Relay:
         if self._is_drained or self._is_over:
             return
         self._is_drained = True
-        self._drained_from = self._connection.received
+        self._drained_from = self._connection.received_bytes
         self._connection.deadline = self._now() + DRAIN_SECONDS
         self.resume()

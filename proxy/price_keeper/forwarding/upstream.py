@@ -13,17 +13,17 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 import httptools
 
 from price_keeper.exchange import Header
-from price_keeper.forwarding.names import Name
+from price_keeper.forwarding.names import HostResolver
 
-CONNECT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
-FIRST_BYTE_SECONDS = 600.0  # a long answer without streaming is silent until it is whole
-SILENCE_SECONDS = 300.0  # between the parts of an answer that has begun
-IDLE_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we close first
-IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
-JOINED_BYTES: Final = 64 * 1024  # a body up to this size is sent in one piece with its head
+CONNECT_TIMEOUT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
+FIRST_BYTE_TIMEOUT_SECONDS = 600.0  # a long answer without streaming is silent until it is whole
+READ_TIMEOUT_SECONDS = 300.0  # between the parts of an answer that has begun
+IDLE_TIMEOUT_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we close first
+MAX_IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
+MAX_JOINED_BODY_BYTES: Final = 64 * 1024  # a body up to this size is sent in one piece with its head
 SLICE_BYTES: Final = 256 * 1024  # of a larger one: over TLS a slice is in memory three times while it waits
-HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
-FRAMING_BYTES: Final = 64 * 1024  # of chunks' extensions and trailers, without a byte of the body between them
+MAX_HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
+MAX_FRAMING_BYTES: Final = 64 * 1024  # of chunks' extensions and trailers, without a byte of the body between them
 
 
 class UpstreamEndpoint(NamedTuple):
@@ -34,37 +34,37 @@ class UpstreamEndpoint(NamedTuple):
 
 # A server that is gone without a word is found out while its answer is awaited; and an answer that takes long is not
 # forgotten by what stands in between, as NAT gateways forget a connection that is silent for 350 seconds.
-PROBED_AFTER_SECONDS = 60
-PROBED_EVERY_SECONDS = 15
-PROBES = 4
+KEEPALIVE_IDLE_SECONDS = 60
+KEEPALIVE_INTERVAL_SECONDS = 15
+KEEPALIVE_PROBES = 4
 # While what we sent is not even acknowledged, a probe too: Linux goes by this instead of the number of probes, so that
 # with less one that is lost would end a call.
-UNHEARD_SECONDS = PROBED_AFTER_SECONDS + PROBES * PROBED_EVERY_SECONDS
+UNACKNOWLEDGED_TIMEOUT_SECONDS = KEEPALIVE_IDLE_SECONDS + KEEPALIVE_PROBES * KEEPALIVE_INTERVAL_SECONDS
 
-_NOBODYS: Final = httptools.HttpResponseParser(object())
+_DETACHED_PARSER: Final = httptools.HttpResponseParser(object())
 
-Put: TypeAlias = Callable[[Callable[[bytes], None], bytes], None]
+ScheduleWrite: TypeAlias = Callable[[Callable[[bytes], None], bytes], None]
 
 
-class Sink(Protocol):
+class ResponseSink(Protocol):
     """Takes one answer. After `ended` or `broken` nothing more comes."""
 
-    def head(self, status: int, headers: list[Header]) -> None: ...
+    def on_head(self, status: int, headers: list[Header]) -> None: ...
 
-    def data(self, data: bytes, is_last: bool) -> None:
+    def on_data(self, data: bytes, is_last: bool) -> None:
         """At least once for each arrival: what came of the body, which may be nothing yet."""
 
-    def broken(self, why: str) -> None:
+    def on_broken(self, reason: str) -> None:
         """There will be no more; whether the call was carried out is not known."""
 
 
-class Connection(asyncio.Protocol):
-    def __init__(self, pool: Pool) -> None:
+class UpstreamConnection(asyncio.Protocol):
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self._sink: Sink | None = None
+        self._sink: ResponseSink | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = False
-        self.since = self.called_at = self.answered_at = pool.now()  # at last; the call, and its answer's first bytes
+        self.last_active_at = self.called_at = self.answered_at = pool.now()  # at last; the call, and its answer's first bytes
         self.is_written = True  # the call, of which nothing waits to be written together with others
         self._unsent: memoryview | None = None  # of a large body, what the transport does not have yet
         self._is_write_paused = False
@@ -73,10 +73,10 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._headers: list[Header] = []
         self._parts: list[bytes] = []
-        self._bare_bytes = 0  # read since anything came of the body
-        self.received = 0  # bytes, of all calls together
+        self._bytes_without_body = 0  # read since anything came of the body
+        self.received_bytes = 0  # bytes, of all calls together
         self._has_head = False
-        self._is_head_told = False
+        self._is_head_delivered = False
         self._is_whole = False
         self._keeps_alive = False
         self._ends_with_connection = False
@@ -90,21 +90,21 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.is_open = False
         self._unsent = None
-        self._pool.lost(self)
-        self._parser = _NOBODYS  # its own leads back here, and a circle goes only when the collector comes by
-        self._break("Bedrock closed the connection before its answer was whole")
+        self._pool.on_lost(self)
+        self._parser = _DETACHED_PARSER  # its own leads back here, and a circle goes only when the collector comes by
+        self._fail("Bedrock closed the connection before its answer was whole")
 
     def eof_received(self) -> None:
         if self._sink is not None and self._ends_with_connection:
-            self._end(self._sink, b"")
+            self._complete(self._sink, b"")
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
         if sink is None or not self.is_written:  # nobody asked: what this connection says cannot be trusted any more
             self.give_up("what came from Bedrock is older than the call")
             return
-        self.since = self._pool.now()
-        self.received += len(data)
+        self.last_active_at = self._pool.now()
+        self.received_bytes += len(data)
         is_broken = False
         try:
             self._parser.feed_data(data)
@@ -113,25 +113,25 @@ class Connection(asyncio.Protocol):
             is_broken = not self._is_whole
             self._keeps_alive = False
         if self._has_head:
-            if not self._is_head_told:
-                self._is_head_told = True
-                self.answered_at = self.since
-                sink.head(self._status, self._headers)
+            if not self._is_head_delivered:
+                self._is_head_delivered = True
+                self.answered_at = self.last_active_at
+                sink.on_head(self._status, self._headers)
                 if self._sink is None:  # it wants none of it
                     return
             parts = self._parts
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
             if self._is_whole:
-                self._end(sink, body)
+                self._complete(sink, body)
             else:
-                sink.data(body, False)
-                self._bare_bytes = 0 if body else self._bare_bytes + len(data)
-                if self._bare_bytes > FRAMING_BYTES and self._sink is not None:
+                sink.on_data(body, False)
+                self._bytes_without_body = 0 if body else self._bytes_without_body + len(data)
+                if self._bytes_without_body > MAX_FRAMING_BYTES and self._sink is not None:
                     self.give_up("Bedrock's answer goes on without a byte of its body")
         else:
-            self._bare_bytes += len(data)
-            if self._bare_bytes > HEAD_BYTES:
+            self._bytes_without_body += len(data)
+            if self._bytes_without_body > MAX_HEAD_BYTES:
                 self.give_up("the head of Bedrock's answer has no end")
         if is_broken and self._sink is not None:  # it was told what came before that
             self.give_up("Bedrock's answer is no HTTP")
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
-        self._write_on()
+        self._write_more()
 
     # One call.
 
@@ -149,19 +149,19 @@ class Connection(asyncio.Protocol):
     def is_usable(self) -> bool:
         return self.is_open and not self.transport.is_closing()
 
-    def call(self, sink: Sink, head: bytes, body: bytes) -> None:
+    def call(self, sink: ResponseSink, head: bytes, body: bytes) -> None:
         self._sink = sink
-        self._begin()
-        self.since = self.called_at = self._pool.now()
-        if len(body) <= JOINED_BYTES:
+        self._reset_response()
+        self.last_active_at = self.called_at = self._pool.now()
+        if len(body) <= MAX_JOINED_BODY_BYTES:
             self.is_written = False
-            self._pool.put(self._write, head + body)
+            self._pool.schedule_write(self._write, head + body)
         else:
             self.transport.write(head)
             self._unsent = memoryview(body)
-            self._write_on()
+            self._write_more()
 
-    def _write_on(self) -> None:
+    def _write_more(self) -> None:
         while self._unsent is not None and not self._is_write_paused:
             piece, rest = self._unsent[:SLICE_BYTES], self._unsent[SLICE_BYTES:]
             self._unsent = rest if len(rest) else None
@@ -171,12 +171,12 @@ class Connection(asyncio.Protocol):
         self.is_written = True
         self.transport.write(data)
 
-    def _begin(self) -> None:
+    def _reset_response(self) -> None:
         self._headers = []
         self._parts = []
-        self._bare_bytes = 0
+        self._bytes_without_body = 0
         self._has_head = False
-        self._is_head_told = False
+        self._is_head_delivered = False
         self._is_whole = False
         self._keeps_alive = False
         self._ends_with_connection = False
@@ -190,26 +190,26 @@ class Connection(asyncio.Protocol):
     def resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            self.since = self._pool.now()
+            self.last_active_at = self._pool.now()
             self.transport.resume_reading()
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, reason: str) -> None:
         self._unsent = None
         self.transport.abort()
-        self._break(why)
+        self._fail(reason)
 
     def close(self) -> None:
         if not self.transport.is_closing():  # over TLS, closing twice is an error
             self.transport.close()
 
-    def check_time(self, now: float) -> None:
-        limit = SILENCE_SECONDS if self._has_head else FIRST_BYTE_SECONDS
+    def check_timeouts(self, now: float) -> None:
+        limit = READ_TIMEOUT_SECONDS if self._has_head else FIRST_BYTE_TIMEOUT_SECONDS
         if self.deadline is not None and now > self.deadline:
             self.give_up("the caller left, and the answer did not end in time")
-        elif now - self.since > limit and not self._is_paused:
+        elif now - self.last_active_at > limit and not self._is_paused:
             self.give_up(f"Bedrock said nothing for {limit:g} seconds")
 
-    def _end(self, sink: Sink, body: bytes) -> None:
+    def _complete(self, sink: ResponseSink, body: bytes) -> None:
         self._sink = None
         self.deadline = None
         self.resume()
@@ -217,15 +217,15 @@ class Connection(asyncio.Protocol):
             self._unsent = None
             self.transport.abort()  # the answer came before it had read the call, which it may never do
         elif self._keeps_alive:
-            self._pool.free(self)
+            self._pool.release(self)
         else:
             self.close()
-        sink.data(body, True)
+        sink.on_data(body, True)
 
-    def _break(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
-            sink.broken(why)
+            sink.on_broken(reason)
 
     # What the parser calls.
 
@@ -259,46 +259,46 @@ class Connection(asyncio.Protocol):
 class CannotConnect(Exception):
     """Surely nothing was sent."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
-def _watch(kernel: Any) -> None:
+def _enable_keepalive(sock: Any) -> None:
     """Each event loop has a class of its own for a socket."""
     with suppress(OSError):  # of one that is broken already, as its protocol will hear
-        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
-            ("TCP_KEEPIDLE", PROBED_AFTER_SECONDS),
-            ("TCP_KEEPINTVL", PROBED_EVERY_SECONDS),
-            ("TCP_KEEPCNT", PROBES),
-            ("TCP_USER_TIMEOUT", UNHEARD_SECONDS * 1000),
+            ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+            ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+            ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+            ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_TIMEOUT_SECONDS * 1000),
         ):
             if hasattr(socket, name):  # not every system has all of them
-                kernel.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def write_now(write: Callable[[bytes], None], data: bytes) -> None:
     write(data)
 
 
-class Pool:
+class ConnectionPool:
     """The connections to one endpoint."""
 
     def __init__(
-        self, endpoint: UpstreamEndpoint, now: Callable[[], float], tls: ssl.SSLContext | None, put: Put = write_now
+        self, endpoint: UpstreamEndpoint, now: Callable[[], float], tls: ssl.SSLContext | None, schedule_write: ScheduleWrite = write_now
     ) -> None:
         """By `put` calls are written."""
         self.endpoint = endpoint
-        self.put = put
+        self.schedule_write = schedule_write
         self.now = now
         self._tls = tls
-        self._name = Name(endpoint.host, endpoint.port)
-        self._idle: deque[Connection] = deque()
-        self._busy: set[Connection] = set()
+        self._resolver = HostResolver(endpoint.host, endpoint.port)
+        self._idle: deque[UpstreamConnection] = deque()
+        self._busy: set[UpstreamConnection] = set()
         self._connecting = 0
 
-    def idle(self) -> Connection | None:
+    def take_idle(self) -> UpstreamConnection | None:
         """The connection used last, which is the least likely to be stale."""
         while self._idle:
             connection = self._idle.pop()
@@ -307,46 +307,46 @@ class Pool:
                 return connection
         return None
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> UpstreamConnection:
         """Raises CannotConnect, and UnicodeError of what can be no host's name."""
         where = f"{self.endpoint.host}:{self.endpoint.port}"
         self._connecting += 1
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                connection = await self._connected()
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                connection = await self._open_connection()
         except OSError as failure:
             raise CannotConnect(f"cannot reach {where}: {str(failure) or 'no answer'}") from None
         finally:
             self._connecting -= 1
         if not connection.is_usable:
             raise CannotConnect(f"{where} closes connections at once")
-        _watch(connection.transport.get_extra_info("socket"))
+        _enable_keepalive(connection.transport.get_extra_info("socket"))
         self._busy.add(connection)
         return connection
 
-    async def _connected(self) -> Connection:
+    async def _open_connection(self) -> UpstreamConnection:
         """To the first address that takes it. Raises OSError, of which a time-out is one."""
         loop, (host, port, is_tls) = asyncio.get_running_loop(), self.endpoint
-        trouble = OSError("its name has no address")
-        for address in await self._name.addresses():
+        last_error = OSError("its name has no address")
+        for address in await self._resolver.resolve():
             try:
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self), address, port, ssl=self._tls, server_hostname=host if is_tls else None
+                    lambda: UpstreamConnection(self), address, port, ssl=self._tls, server_hostname=host if is_tls else None
                 )
             except OSError as failure:
-                trouble = failure
+                last_error = failure
             else:
                 return connection
-        raise trouble
+        raise last_error
 
-    def free(self, connection: Connection) -> None:
+    def release(self, connection: UpstreamConnection) -> None:
         self._busy.discard(connection)
-        if len(self._idle) < IDLE_CONNECTIONS:
+        if len(self._idle) < MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
             connection.close()
 
-    def lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: UpstreamConnection) -> None:
         self._busy.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
@@ -360,12 +360,12 @@ class Pool:
     def is_unused(self) -> bool:
         return not (self._busy or self._idle or self._connecting)
 
-    def check_time(self) -> None:
+    def check_timeouts(self) -> None:
         now = self.now()
-        while self._idle and now - self._idle[0].since > IDLE_SECONDS:
+        while self._idle and now - self._idle[0].last_active_at > IDLE_TIMEOUT_SECONDS:
             self._idle.popleft().close()
         for connection in tuple(self._busy):
-            connection.check_time(now)
+            connection.check_timeouts(now)
 
     def close(self) -> None:
         for connection in self._idle:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.relay import Outcome, Relay
-from price_keeper.forwarding.upstream import Connection, UpstreamEndpoint, Pool
+from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint, ConnectionPool
 
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import Wire, run
@@ -75,14 +75,14 @@ class Caller:
 
 async def _heard(parts: list[bytes], *, is_clean_end: bool) -> tuple[Caller, bool]:
     """And whether the connection was taken for good enough to carry another call."""
-    pool = Pool(UpstreamEndpoint("127.0.0.1", 9, False), lambda: 0.0, None)
-    connection, wire, caller = Connection(pool), Wire(), Caller()
+    pool = ConnectionPool(UpstreamEndpoint("127.0.0.1", 9, False), lambda: 0.0, None)
+    connection, wire, caller = UpstreamConnection(pool), Wire(), Caller()
     wire.protocol = connection
     connection.connection_made(wire)
     relay = Relay(caller, connection, (), Caller.Tap(caller), None, lambda: 0.0, caller.over)
     connection.call(relay, b"POST / HTTP/1.1\r\n\r\n", b"")
     await wire.hear(*parts)
-    is_pooled = pool.idle() is connection
+    is_pooled = pool.take_idle() is connection
     if is_clean_end and not wire.is_closed:
         connection.eof_received()
     connection.connection_lost(None)
