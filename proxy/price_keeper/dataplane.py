@@ -206,7 +206,7 @@ def build_handler(
     request_stats = RequestStats((*config.labels, *PSEUDO_LABELS))
     retry_joiner = Joining(clock.monotonic)
     tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.check_time)
-    forwarder.knows(list_endpoints(config, bedrock))
+    forwarder.set_endpoints(list_endpoints(config, bedrock))
     meters = Metering(config, recorder.journal, price_tables, clock)
     return RequestHandler(
         authenticator=_build_authenticator(config, tokens, revocation),

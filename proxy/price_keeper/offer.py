@@ -66,7 +66,7 @@ class Offer:
             labels = (*config.labels, *PSEUDO_LABELS)
             pipeline.request_stats.track_labels(labels)
             recorder.journal.tell_apart(labels)
-            self._forwarder.knows(endpoints)
+            self._forwarder.set_endpoints(endpoints)
             self.tariffs = tariffs
             pipeline.apply_config(choosing)
 

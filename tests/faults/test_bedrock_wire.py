@@ -107,7 +107,7 @@ class Socket:
         assert self.arrivals() == 1
         assert self.is_what_bedrock_says(receipt)
         self.hang_up()
-        await eventually(lambda: self.port.forwarder.connections[0] == 0 and self.wire.open <= 1)
+        await eventually(lambda: self.port.forwarder.connection_counts[0] == 0 and self.wire.open <= 1)
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ async def test_a_connection_that_is_reset_at_once(rig: Socket, protocol: str) ->
         assert all(is_estimated(receipt) for receipt in rig.receipts())
         await rig.is_well(kind, protocol)
         rig.wire.reset_all()
-        await eventually(lambda: rig.port.forwarder.connections == (0, 0))
+        await eventually(lambda: rig.port.forwarder.connection_counts == (0, 0))
 
 
 async def test_one_that_breaks_leaves_the_others_alone(rig: Socket) -> None:

@@ -37,7 +37,7 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
             found += await asyncio.gather(counted, return_exceptions=True)
         clock.move(1000)  # what nobody waits for any more is given up
         await forwarder.check_timeouts()
-        await eventually(lambda: forwarder.connections[0] == 0)
+        await eventually(lambda: forwarder.connection_counts[0] == 0)
         forwarder.close()
         await eventually(lambda: wire.open == deaf)
         return found

@@ -83,7 +83,7 @@ def _raises(*_: Any) -> None:
     [
         (SignatureV4, "lines"),
         pytest.param(Forwarder, "forward", marks=replaces_a_method),
-        pytest.param(Forwarder, "_relay", marks=replaces_a_method),
+        pytest.param(Forwarder, "_create_relay", marks=replaces_a_method),
         (Meter, "sent_to"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from price_keeper.control.health import CHECK_SECONDS
 from price_keeper.errors import UpstreamUnavailable
 from price_keeper.forwarding import reach as module
-from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS
+from price_keeper.forwarding.relay import CREDENTIAL_ERRORS
 
 from tests.flow.test_failover import OK, SlowToConnect, asked, told
 from tests.support.rig import Through, between, nowhere, on_both_loops, plain, sends, upstream
@@ -23,7 +23,7 @@ def refusal(kind: str, status: int = 403) -> bytes:
     return plain(MESSAGE, status, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nx-amzn-ErrorType: %b\r\n" % kind.encode())
 
 
-@pytest.mark.parametrize("kind", [*sorted(NOT_OUR_CREDENTIALS), "ExpiredTokenException:http://internal.amazon.com/"])
+@pytest.mark.parametrize("kind", [*sorted(CREDENTIAL_ERRORS), "ExpiredTokenException:http://internal.amazon.com/"])
 @on_both_loops
 async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
     async with upstream(sends(refusal(kind))) as server, between(Through(server.endpoint)) as rig:
@@ -177,7 +177,7 @@ async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_
         through = Through(nowhere())
         async with between(through) as rig:
             assert through.forwarder is not None
-            through.forwarder.knows({server.endpoint})
+            through.forwarder.set_endpoints({server.endpoint})
             for _ in range(3):
                 await asked(rig)
                 assert through.forwarder.reach.places_away == 1

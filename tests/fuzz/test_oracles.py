@@ -64,7 +64,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
             lambda reader, name, value: reader._headers.update({name.lower(): value}),
         ),
     ),
-    "an answer's last byte": ("http1_answers", puts(relay, "_OURS_ALONE", frozenset())),
+    "an answer's last byte": ("http1_answers", puts(relay, "_CONNECTION_HEADERS", frozenset())),
     "a connection that is kept": ("http1_answers", puts(upstream.UpstreamConnection, "_complete", _keeps_connection)),
     "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),

@@ -20,7 +20,7 @@ from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
 from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.joining import Joining
-from price_keeper.forwarding.relay import Outcome
+from price_keeper.forwarding.relay import ResponseOutcome
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
@@ -318,7 +318,7 @@ class Through:
         self._options = forwarder
         self.forwarder: Forwarder | None = None
         self.taps: list[Any] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[ResponseOutcome] = []
         self.added: tuple[Header, ...] = ((b"x-added", b"by us"),)
 
     def to(self, *endpoints: UpstreamEndpoint) -> None:

@@ -19,7 +19,7 @@ from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import FixedCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerKey, UpstreamCall, SignatureV4, UpstreamTarget
-from price_keeper.forwarding.relay import NOT_OUR_CREDENTIALS, kind_of
+from price_keeper.forwarding.relay import CREDENTIAL_ERRORS, parse_error_type
 
 _CLOCK_SKEW_TEXTS = (b"Signature expired", b"Signature not yet current")
 
@@ -73,10 +73,10 @@ def _sign(authorizer: Authorizer, bedrock: BedrockEndpoint, path: str) -> bytes:
 
 def _judge_response(response: ProbeResponse, bedrock: BedrockEndpoint, context: DoctorContext) -> Finding:
     where = bedrock.endpoint.host
-    kind = kind_of(response.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
+    kind = parse_error_type(response.headers.get("x-amzn-errortype", "").encode("latin-1", "replace"))
     if any(words in response.body for words in _CLOCK_SKEW_TEXTS):
         return trouble(f"{where} refuses our signature: its time is off", "set the clock of this machine right")
-    if kind in NOT_OUR_CREDENTIALS:
+    if kind in CREDENTIAL_ERRORS:
         return trouble(f"{where} refuses our credentials: {kind}", _build_renewal_remedy(context))
     if kind == "AccessDeniedException":
         actions = "bedrock:InvokeModel, bedrock:InvokeModelWithResponseStream and bedrock:GetAsyncInvoke"

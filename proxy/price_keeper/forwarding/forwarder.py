@@ -15,7 +15,7 @@ from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailabl
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import Reach
-from price_keeper.forwarding.relay import FORBIDDEN, Outcome, Relay
+from price_keeper.forwarding.relay import FORBIDDEN, ResponseOutcome, Relay
 from price_keeper.forwarding.relay import ResponseObserver as Watcher
 from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.forwarding.upstream import CannotConnect, UpstreamConnection, UpstreamEndpoint, ConnectionPool, ScheduleWrite, write_now
@@ -26,9 +26,9 @@ THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that i
 
 # By how their names begin: the content type, and x-amzn-bedrock-... The id of a trace is none, as in every SDK: load
 # balancers change it.
-_SIGNED: Final = frozenset({"content-", "x-amzn-b"})
+_SIGNED_PREFIXES: Final = frozenset({"content-", "x-amzn-b"})
 
-_NOT_TAKEN: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+_CREDENTIALS_REFUSED: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 
 
 class UpstreamTarget(NamedTuple):
@@ -100,7 +100,7 @@ class SignatureV4:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
-        signed = [header for header in call.headers if header[0][:8] in _SIGNED]
+        signed = [header for header in call.headers if header[0][:8] in _SIGNED_PREFIXES]
         hashed = sha256(body).hexdigest()
         credentials = self._credentials.current()
         return signer.sign(credentials, call.method, target.path, call.query, host, signed, hashed, self._now())
@@ -125,19 +125,19 @@ class Forwarder:
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
-        self._known: frozenset[UpstreamEndpoint] | None = None
+        self._configured: frozenset[UpstreamEndpoint] | None = None
         self._pools: dict[UpstreamEndpoint, ConnectionPool] = {}
         self._hosts: dict[UpstreamEndpoint, str] = {}
         self.reach = Reach(clock, authorizer.check, self._pool)
 
-    async def forward(self, call: UpstreamCall, responder: Responder, added: Sequence[Header], observer: CallObserver) -> Outcome:
+    async def forward(self, call: UpstreamCall, responder: Responder, response_headers: Sequence[Header], observer: CallObserver) -> ResponseOutcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
-        last = 0  # status for which an answer was held back
+        last_withheld_status = 0  # status for which an answer was held back
         for number, target in enumerate(call.targets):
             is_last = number + 1 == len(call.targets)
             body = call.body_for(target.model)
             head = self._head(call, target, body)
-            connection = self._pool(target.endpoint).take_idle() or await self._connected(target.endpoint)
+            connection = self._pool(target.endpoint).take_idle() or await self._connect(target.endpoint)
             if connection is None:
                 continue
             if self._is_closed:
@@ -146,34 +146,34 @@ class Forwarder:
             if responder.is_disconnected:
                 self._pool(target.endpoint).release(connection)
                 raise UpstreamUnavailable("the caller left before its call was sent")
-            ended: asyncio.Future[Outcome] = self._loop.create_future()
-            relay = self._relay(call, connection, responder, added, observer, is_last, _setting(ended))
+            done: asyncio.Future[ResponseOutcome] = self._loop.create_future()
+            relay = self._create_relay(call, connection, responder, response_headers, observer, is_last, _resolve_future(done))
             observer.on_sent(target)
             connection.call(relay, head, body)
-            outcome = await ended
-            if not self._is_to_go_on(outcome, target, observer):
+            outcome = await done
+            if not self._should_try_next(outcome, target, observer):
                 return outcome
-            last = outcome.status or last
-        if last == FORBIDDEN:
-            raise UpstreamUnavailable(_NOT_TAKEN, retry_after=5)
-        if last == THROTTLED:
+            last_withheld_status = outcome.status or last_withheld_status
+        if last_withheld_status == FORBIDDEN:
+            raise UpstreamUnavailable(_CREDENTIALS_REFUSED, retry_after=5)
+        if last_withheld_status == THROTTLED:
             raise TooManyRequests("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
         raise UpstreamUnavailable("Bedrock cannot be reached", retry_after=1)
 
-    def _is_to_go_on(self, outcome: Outcome, target: UpstreamTarget, observer: CallObserver) -> bool:
+    def _should_try_next(self, outcome: ResponseOutcome, target: UpstreamTarget, observer: CallObserver) -> bool:
         """With the next target."""
-        if outcome.held_back:
+        if outcome.is_withheld:
             if outcome.status == FORBIDDEN:
-                self.reach.refused(target.endpoint, outcome.trouble)
+                self.reach.refused(target.endpoint, outcome.error)
                 self._authorizer.refused()
             observer.on_not_executed()
             return True
         if not outcome.status:
             # It may have been carried out and billed: whether to send it again is for the caller to say.
-            raise UpstreamUnavailable(outcome.trouble)
+            raise UpstreamUnavailable(outcome.error)
         return False
 
-    async def _connected(self, endpoint: UpstreamEndpoint) -> UpstreamConnection | None:
+    async def _connect(self, endpoint: UpstreamEndpoint) -> UpstreamConnection | None:
         """Where an endpoint is, is for the log alone: callers need not know what is inside."""
         pool = self._pool(endpoint)
         await switch_to_task()
@@ -185,23 +185,23 @@ class Forwarder:
         self.reach.reached(endpoint)
         return connection
 
-    def _relay(
+    def _create_relay(
         self,
         call: UpstreamCall,
         connection: UpstreamConnection,
         responder: Responder,
-        added: Sequence[Header],
+        response_headers: Sequence[Header],
         observer: CallObserver,
         is_last: bool,
-        over: Callable[[Outcome], None],
+        on_done: Callable[[ResponseOutcome], None],
     ) -> Relay:
-        held_back = None if is_last else THROTTLED
-        relay = Relay(responder, connection, added, observer, held_back, self._now, over, call.stats, call.received_at)
+        withheld_status = None if is_last else THROTTLED
+        relay = Relay(responder, connection, response_headers, observer, withheld_status, self._now, on_done, call.stats, call.received_at)
         responder.attach(relay)
         return relay
 
     def _head(self, call: UpstreamCall, target: UpstreamTarget, body: bytes) -> bytes:
-        host = self._hosts.get(target.endpoint) or _host(target.endpoint)
+        host = self._hosts.get(target.endpoint) or _format_host(target.endpoint)
         query = f"?{call.query}" if call.query else ""
         headers = "\r\n".join(map(": ".join, call.headers))
         if headers:
@@ -218,11 +218,11 @@ class Forwarder:
                 self._tls = ssl.create_default_context()  # once, as it takes tens of milliseconds
             tls = self._tls if endpoint.is_tls else None
             pool = self._pools[endpoint] = ConnectionPool(endpoint, self._clock.monotonic, tls, self._schedule_write)
-            self._hosts[endpoint] = _host(endpoint)
+            self._hosts[endpoint] = _format_host(endpoint)
         return pool
 
     @property
-    def connections(self) -> tuple[int, int]:
+    def connection_counts(self) -> tuple[int, int]:
         """Of those that carry a call, and of those that wait for one."""
         busy, idle = zip((0, 0), *(pool.counts for pool in self._pools.values()), strict=True)
         return sum(busy), sum(idle)
@@ -230,13 +230,13 @@ class Forwarder:
     async def check_timeouts(self) -> None:
         for endpoint, pool in tuple(self._pools.items()):
             pool.check_timeouts()
-            if self._known is not None and endpoint not in self._known and pool.is_unused:
+            if self._configured is not None and endpoint not in self._configured and pool.is_unused:
                 del self._pools[endpoint], self._hosts[endpoint]
                 self.reach.forgets(endpoint)
 
-    def knows(self, endpoints: Collection[UpstreamEndpoint]) -> None:
+    def set_endpoints(self, endpoints: Collection[UpstreamEndpoint]) -> None:
         """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
-        self._known = frozenset(endpoints)
+        self._configured = frozenset(endpoints)
         self.reach.expects(endpoints)
 
     def close(self) -> None:
@@ -246,12 +246,12 @@ class Forwarder:
             pool.close()
 
 
-def _setting(ended: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
-    def over(outcome: Outcome) -> None:
-        if not ended.done():
-            ended.set_result(outcome)
+def _resolve_future(future: asyncio.Future[ResponseOutcome]) -> Callable[[ResponseOutcome], None]:
+    def on_done(outcome: ResponseOutcome) -> None:
+        if not future.done():
+            future.set_result(outcome)
 
-    return over
+    return on_done
 
 
 def parse_endpoint(url: str) -> UpstreamEndpoint:
@@ -260,7 +260,7 @@ def parse_endpoint(url: str) -> UpstreamEndpoint:
     return UpstreamEndpoint(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
 
 
-def _host(endpoint: UpstreamEndpoint) -> str:
+def _format_host(endpoint: UpstreamEndpoint) -> str:
     is_default = endpoint.port == (443 if endpoint.is_tls else 80)
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return host if is_default else f"{host}:{endpoint.port}"

@@ -11,10 +11,10 @@ from price_keeper.forwarding.upstream import UpstreamConnection
 from price_keeper.traffic import OperationStats
 
 FORBIDDEN: Final = 403
-_KIND: Final = b"x-amzn-errortype"
+_ERROR_TYPE_HEADER: Final = b"x-amzn-errortype"
 
 # What AWS calls it when it does not take a signature, which is ours and not the caller's: his never travels upstream.
-NOT_OUR_CREDENTIALS: Final = frozenset(
+CREDENTIAL_ERRORS: Final = frozenset(
     (
         "ExpiredTokenException",
         "IncompleteSignatureException",
@@ -25,7 +25,7 @@ NOT_OUR_CREDENTIALS: Final = frozenset(
 )
 
 # The framing is each connection's own; every other header of Bedrock's reaches the caller.
-_OURS_ALONE: Final = frozenset(
+_CONNECTION_HEADERS: Final = frozenset(
     {
         b"connection",
         b"content-length",
@@ -59,69 +59,69 @@ class ResponseObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ResponseOutcome:
     """How an answer came to its end. `held_back`: nothing of it was shown to the caller, and the call was surely not
     carried out; if its status is `FORBIDDEN` the trouble is with our own credentials."""
 
     status: int  # 0 when not even a head came
     is_whole: bool
-    held_back: bool
-    trouble: str = ""
+    is_withheld: bool
+    error: str = ""
 
 
-_GOOD: Final = Outcome(200, True, False)  # as most are
+_SUCCESS: Final = ResponseOutcome(200, True, False)  # as most are
 
 
-def kind_of(value: bytes) -> str:
+def parse_error_type(value: bytes) -> str:
     """From what a header says of an error: services put a name space around its name."""
     return value.decode("latin-1").partition(":")[0].rpartition("#")[2]
 
 
-def _refusal_of_us(headers: list[Header]) -> str:
+def _find_credentials_error(headers: list[Header]) -> str:
     """What is the trouble with our credentials, and when by AWS's clock; empty if it is with something else."""
-    found = dict(headers)
-    kind = kind_of(found.get(_KIND, b""))
-    return f"{kind}, on {found.get(b'date', b'').decode('latin-1')}" if kind in NOT_OUR_CREDENTIALS else ""
+    by_name = dict(headers)
+    kind = parse_error_type(by_name.get(_ERROR_TYPE_HEADER, b""))
+    return f"{kind}, on {by_name.get(b'date', b'').decode('latin-1')}" if kind in CREDENTIAL_ERRORS else ""
 
 
-def _has_other_coding(headers: list[Header]) -> bool:
+def _has_unknown_coding(headers: list[Header]) -> bool:
     return any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in headers)
 
 
 class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
 
-    __slots__ = ("_added", "_began", "_connection", "_drained_from", "_held_back", "_hidden", "_is_drained",
-                 "_is_over", "_lane", "_now", "_over", "_responder", "_status", "_observer")  # fmt: skip
+    __slots__ = ("_response_headers", "_received_at", "_connection", "_drained_from", "_withheld_status", "_withheld_reason", "_is_drained",
+                 "_is_complete", "_stats", "_now", "_on_done", "_responder", "_status", "_observer")  # fmt: skip
 
     def __init__(
         self,
         responder: Responder,
         connection: UpstreamConnection,
-        added: Sequence[Header],
+        response_headers: Sequence[Header],
         observer: ResponseObserver,
-        held_back: int | None,
+        withheld_status: int | None,
         now: Callable[[], float],
-        over: Callable[[Outcome], None],
-        lane: OperationStats | None = None,
-        began: float = 0.0,
+        on_done: Callable[[ResponseOutcome], None],
+        stats: OperationStats | None = None,
+        received_at: float = 0.0,
     ) -> None:
         """An answer of the status `held_back` is not shown. `over` is told once how the answer came to its end, and
         `lane` how long one that was shown took, since the request was here (`began`)."""
         self._responder = responder
         self._connection = connection
-        self._added = added
+        self._response_headers = response_headers
         self._observer = observer
-        self._held_back = held_back
+        self._withheld_status = withheld_status
         self._now = now
-        self._over: Callable[[Outcome], None] | None = over
-        self._lane = lane
-        self._began = began
+        self._on_done: Callable[[ResponseOutcome], None] | None = on_done
+        self._stats = stats
+        self._received_at = received_at
         self._status = 0
-        self._hidden = ""  # why nothing of the answer is shown
+        self._withheld_reason = ""  # why nothing of the answer is shown
         self._is_drained = False
         self._drained_from = 0  # of what the connection received: from here on nobody is shown any of it
-        self._is_over = False
+        self._is_complete = False
         if responder.is_disconnected:
             self.on_disconnected()
 
@@ -129,62 +129,62 @@ class Relay:
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
-        if status == self._held_back:
-            self._hidden = "throttled"
+        if status == self._withheld_status:
+            self._withheld_reason = "throttled"
         elif status == FORBIDDEN:
-            self._hidden = _refusal_of_us(headers)
-        if self._hidden:
+            self._withheld_reason = _find_credentials_error(headers)
+        if self._withheld_reason:
             self._drained_from = self._connection.received_bytes
             return
-        found = dict(headers)
-        if b"transfer-encoding" in found and _has_other_coding(headers):
+        by_name = dict(headers)
+        if b"transfer-encoding" in by_name and _has_unknown_coding(headers):
             self._status = 0
             self._connection.give_up("Bedrock's answer comes in a transfer coding that nobody asked for")
             return
-        shown = [header for header in headers if header[0] not in _OURS_ALONE]
-        nominated = found.get(b"connection", b"").lower()
+        relayed = [header for header in headers if header[0] not in _CONNECTION_HEADERS]
+        nominated = by_name.get(b"connection", b"").lower()
         if nominated not in _PLAIN_CONNECTION:
             names = {name.strip() for name in nominated.split(b",")}
-            shown = [header for header in shown if header[0] not in names]
-        self._observer.on_head(status, found)
-        shown += self._added
-        length = found.get(b"content-length")
-        self._responder.start(status, shown, None if length is None else int(length))
+            relayed = [header for header in relayed if header[0] not in names]
+        self._observer.on_head(status, by_name)
+        relayed += self._response_headers
+        length = by_name.get(b"content-length")
+        self._responder.start(status, relayed, None if length is None else int(length))
 
     def on_data(self, data: bytes, is_last: bool) -> None:
-        self._is_over = is_last
+        self._is_complete = is_last
         if is_last:
             connection = self._connection  # which may carry another call before this is over
             sent, first, last = connection.called_at, connection.answered_at, connection.last_active_at
         try:
-            if not self._hidden:
+            if not self._withheld_reason:
                 if data:
                     self._observer.on_data(data)
                 if is_last:
                     self._observer.on_end(True)
-                self._show(data, is_last)
+                self._deliver(data, is_last)
             elif not is_last:
                 self._drain()
         finally:  # whoever waits must be told in any case
             if is_last:
-                self._took(self._status, sent, first, last)
-                hidden = self._hidden
-                self._end(_GOOD if self._status == 200 else Outcome(self._status, True, bool(hidden), hidden))
+                self._record_timing(self._status, sent, first, last)
+                withheld = self._withheld_reason
+                self._finish(_SUCCESS if self._status == 200 else ResponseOutcome(self._status, True, bool(withheld), withheld))
 
     def on_broken(self, reason: str) -> None:
-        self._is_over = True
+        self._is_complete = True
         try:
-            if self._status and not self._hidden:
+            if self._status and not self._withheld_reason:
                 self._observer.on_end(False)
                 connection = self._connection
-                self._took(0, connection.called_at, connection.answered_at, connection.last_active_at)
+                self._record_timing(0, connection.called_at, connection.answered_at, connection.last_active_at)
                 # A clean end would look like success to most clients.
                 self._responder.abort()
         finally:
-            is_held_back = bool(self._hidden) or not (self._status or self._connection.is_written)
-            self._end(Outcome(self._status, False, is_held_back, self._hidden or reason))
+            is_withheld = bool(self._withheld_reason) or not (self._status or self._connection.is_written)
+            self._finish(ResponseOutcome(self._status, False, is_withheld, self._withheld_reason or reason))
 
-    def _show(self, data: bytes, is_last: bool) -> None:
+    def _deliver(self, data: bytes, is_last: bool) -> None:
         if self._is_drained:
             if not is_last:
                 self._drain()
@@ -199,36 +199,36 @@ class Relay:
     def _drain(self) -> None:
         """Ends what takes too much to read that nobody is shown."""
         if self._connection.received_bytes - self._drained_from > DRAIN_BYTES:
-            why = "Bedrock refused the call" if self._hidden else "the caller left"
+            why = "Bedrock refused the call" if self._withheld_reason else "the caller left"
             self._connection.give_up(f"{why}, and the answer did not end")
 
-    def _took(self, status: int, sent: float, first: float, last: float) -> None:
-        lane = self._lane
-        if lane is not None and not self._hidden:
-            lane.record_response(status, self._began, sent, first, last, self._now())
+    def _record_timing(self, status: int, sent: float, first: float, last: float) -> None:
+        stats = self._stats
+        if stats is not None and not self._withheld_reason:
+            stats.record_response(status, self._received_at, sent, first, last, self._now())
 
-    def _end(self, outcome: Outcome) -> None:
-        over, self._over = self._over, None
-        if over is not None:
-            over(outcome)
+    def _finish(self, outcome: ResponseOutcome) -> None:
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            on_done(outcome)
 
     # The flow: how fast the caller reads.
 
     # The connection may already serve another call by the time the caller has read the end of this one.
 
     def pause(self) -> None:
-        if not (self._is_drained or self._is_over):
+        if not (self._is_drained or self._is_complete):
             self._connection.pause()
 
     def resume(self) -> None:
-        if not self._is_over:
+        if not self._is_complete:
             self._connection.resume()
 
     def on_stalled(self, seconds: float) -> None:
         pass  # with the caller, whose connection has a limit of its own
 
     def on_disconnected(self) -> None:
-        if self._is_drained or self._is_over:
+        if self._is_drained or self._is_complete:
             return
         self._is_drained = True
         self._drained_from = self._connection.received_bytes

@@ -30,7 +30,7 @@ def register_data_port_metrics(registry: MetricsRegistry, request_stats: Request
     )
     registry.add(
         metrics.UPSTREAM_CONNECTIONS,
-        lambda: [({"state": state}, n) for state, n in zip(("busy", "idle"), forwarder.connections, strict=True)],
+        lambda: [({"state": state}, n) for state, n in zip(("busy", "idle"), forwarder.connection_counts, strict=True)],
     )
 
 

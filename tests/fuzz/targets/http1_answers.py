@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding.relay import Outcome, Relay
+from price_keeper.forwarding.relay import ResponseOutcome, Relay
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint, ConnectionPool
 
 from tests.fuzz import strict_http1
@@ -34,7 +34,7 @@ class Caller:
         self.body = self.tapped = b""
         self.on_end = ""
         self.tapped_whole: bool | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: ResponseOutcome | None = None
         self.has_started = self.is_disconnected = False
 
     def attach(self, flow: FlowControl) -> None: ...
@@ -68,7 +68,7 @@ class Caller:
             same(self._caller.tapped_whole, None, "ended before")
             self._caller.tapped_whole = is_whole
 
-    def over(self, outcome: Outcome) -> None:
+    def over(self, outcome: ResponseOutcome) -> None:
         same(self.outcome, None, "over before")
         self.outcome = outcome
 
