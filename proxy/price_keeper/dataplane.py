@@ -26,7 +26,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
-from price_keeper.forwarding.forwarder import Authorizer, BearerKey, Forwarder, SignatureV4, UpstreamTarget, parse_endpoint
+from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, Forwarder, SigV4Authorizer, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.joining import KEPT_BYTES_IN_ALL, Joining
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import Credentials
@@ -91,19 +91,19 @@ async def open_simulated_bedrock(clock: Clock) -> AsyncIterator[BedrockAccess]:
 
     async with simulated_bedrock(clock=clock) as simulator:
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
-        yield BedrockAccess(simulator.url, SignatureV4(keys, clock.now), SIMULATED_PREFIX)
+        yield BedrockAccess(simulator.url, SigV4Authorizer(keys, clock.now), SIMULATED_PREFIX)
 
 
 async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> BedrockAccess:
     if config.auth == "bearer":
         if not environ.get(BEARER_TOKEN_VARIABLE):
             raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_TOKEN_VARIABLE} is not set"])
-        return BedrockAccess(config.endpoint, BearerKey(environ[BEARER_TOKEN_VARIABLE]))
+        return BedrockAccess(config.endpoint, BearerAuthorizer(environ[BEARER_TOKEN_VARIABLE]))
     credentials = ProvidedCredentials()
     await credentials.renew()
     tasks.run_every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
     tasks.run_every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
-    return BedrockAccess(config.endpoint, SignatureV4(credentials, clock.now), credentials=credentials)
+    return BedrockAccess(config.endpoint, SigV4Authorizer(credentials, clock.now), credentials=credentials)
 
 
 def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_batcher: WriteBatcher) -> Forwarder:

@@ -8,7 +8,7 @@ import pytest
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.forwarding import counting
 from price_keeper.forwarding.counting import Counting
-from price_keeper.forwarding.forwarder import BearerKey, Forwarder, UpstreamTarget, parse_endpoint
+from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.model_path import Operation
 
 from tests.support.rig import StepClock, plain, sends, upstream
@@ -26,7 +26,7 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
         wire_proxy(f"http://127.0.0.1:{server.port}") as wire,
     ):
         clock = StepClock()
-        forwarder = Forwarder(BearerKey("k"), clock)
+        forwarder = Forwarder(BearerAuthorizer("k"), clock)
         if deaf:
             wire.at_accept.append(AtAccept.DEAF)
         wire.next(*faults)

@@ -17,7 +17,7 @@ from price_keeper.auth.control_service import control_service
 from price_keeper.auth.relayed import NoAnswer
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
-from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, Forwarder, UpstreamTarget
+from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering import aws_price_list
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
@@ -34,7 +34,7 @@ CASES = [(NAMED, True), (NAMED, False), (UNNAMED, True)]
 
 
 async def _bedrock(host: str, port: int) -> None:
-    forwarder = Forwarder(BearerKey("key"), SystemClock())
+    forwarder = Forwarder(BearerAuthorizer("key"), SystemClock())
     target = UpstreamTarget(UpstreamEndpoint(host, port, is_tls=True), "here", "a-model", "/there")
     call = UpstreamCall("POST", "", [], lambda _: b"{}", [target])
     with pytest.raises(Refusal):

@@ -13,7 +13,7 @@ import pytest
 from price_keeper import handler
 from price_keeper.errors import RecordingUnavailable
 from price_keeper.exchange import Handler, Request, Responder
-from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
+from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.recording.meter import Meter
 from price_keeper.recording.metering import Metering
@@ -81,7 +81,7 @@ def _raises(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (SignatureV4, "lines"),
+        (SigV4Authorizer, "lines"),
         pytest.param(Forwarder, "forward", marks=replaces_a_method),
         pytest.param(Forwarder, "_create_relay", marks=replaces_a_method),
         (Meter, "sent_to"),
@@ -121,7 +121,7 @@ async def test_a_meter_that_fails_keeps_nobody_waiting(
     if fault:
         more += fault.encode()
     else:
-        monkeypatch.setattr(SignatureV4, "lines", _raises)
+        monkeypatch.setattr(SigV4Authorizer, "build_header_lines", _raises)
     async with wired(opened_lane) as wire:
         await wire.send(request_of(opened_lane, more))
         said(await wire.answer(), 500, "InternalServerException")

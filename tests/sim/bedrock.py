@@ -163,12 +163,12 @@ class Pool:
 
 
 class _Unsigned:
-    def lines(self, *_: Any) -> bytes:
+    def build_header_lines(self, *_: Any) -> bytes:
         return b""
 
     def check(self) -> None: ...
 
-    def refused(self) -> None: ...
+    def on_refused(self) -> None: ...
 
 
 class SimulatedForwarder(Forwarder):

@@ -20,7 +20,7 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import JournalConfig, ListenConfig, UpstreamConfig
 from price_keeper.forwarding.credentials import FixedCredentials
-from price_keeper.forwarding.forwarder import Forwarder, SignatureV4
+from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.handler import RequestHandler
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
@@ -140,7 +140,7 @@ async def data_port(
         keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         wire = await stack.enter_async_context(way(stand_in.url))
         url = stand_in.url if wire is None else wire.url
-        bedrock = dataplane.BedrockAccess(url, SignatureV4(keys, clock.now), dataplane.SIMULATED_PREFIX)
+        bedrock = dataplane.BedrockAccess(url, SigV4Authorizer(keys, clock.now), dataplane.SIMULATED_PREFIX)
         async with opened_recording(whole, store, clock) as recording:
             tariffs = await dataplane.load_price_tables(whole, store, clock, tasks)
             standings = Standings(whole, store, recording.recorder, clock, tasks)

@@ -18,7 +18,7 @@ import uvloop
 from price_keeper.answers import send_refusal
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
-from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, Forwarder, UpstreamTarget
+from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.joining import Joining
 from price_keeper.forwarding.relay import ResponseOutcome
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
@@ -325,7 +325,7 @@ class Through:
         self._targets = [UpstreamTarget(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
 
     def begin(self, rig_clock: StepClock) -> None:
-        self.forwarder = Forwarder(BearerKey("k"), rig_clock, **self._options)
+        self.forwarder = Forwarder(BearerAuthorizer("k"), rig_clock, **self._options)
         self.joining = Joining(rig_clock.monotonic) if self._joins else None
 
     async def __call__(self, request: Request, responder: Responder) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCredentials
-from price_keeper.forwarding.forwarder import BearerKey, UpstreamCall, SignatureV4, UpstreamTarget
+from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
 from price_keeper.forwarding.reach import Reach
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint, ConnectionPool
@@ -103,7 +103,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
         return _frozen(2)
 
     provided = ProvidedCredentials(lambda: find)
-    reach = Reach(ManualClock(), SignatureV4(provided, lambda: 0.0).check, ConnectionPool)  # type: ignore[arg-type]
+    reach = Reach(ManualClock(), SigV4Authorizer(provided, lambda: 0.0).check, ConnectionPool)  # type: ignore[arg-type]
     await provided.renew()
     assert await reach.check() is None
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
@@ -213,10 +213,10 @@ async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCap
 def test_a_bearer_key_is_one_word() -> None:
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     call = UpstreamCall("POST", "", [], lambda _: b"", [target])
-    assert BearerKey(" a-key\n").lines(call, target, "", b"") == b"authorization: Bearer a-key\r\n"
+    assert BearerAuthorizer(" a-key\n").build_header_lines(call, target, "", b"") == b"authorization: Bearer a-key\r\n"
     for key in ("", " \n", "a key", "a\r\nx-evil: 1", "k\u00e9y"):
         with pytest.raises(ConfigError) as refused:
-            BearerKey(key)
+            BearerAuthorizer(key)
         assert "printable ASCII without spaces" in str(refused.value)
         assert "evil" not in str(refused.value)
 
@@ -225,6 +225,6 @@ def test_what_load_balancers_change_on_the_way_is_not_signed() -> None:
     """Else an app that is traced would be refused, and as if the sidecar's credentials were no good."""
     sent = [("content-type", "a/b"), ("x-amzn-bedrock-trace", "ON"), ("x-amzn-trace-id", "Root=1"), ("accept", "*")]
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-    signing = SignatureV4(FixedCredentials(Credentials("KEY", "secret")), lambda: 0.0)
-    signed = signing.lines(UpstreamCall("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
+    signing = SigV4Authorizer(FixedCredentials(Credentials("KEY", "secret")), lambda: 0.0)
+    signed = signing.build_header_lines(UpstreamCall("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
     assert b"SignedHeaders=content-type;host;x-amz-date;x-amzn-bedrock-trace," in signed

@@ -11,7 +11,7 @@ from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.forwarder import BearerKey
+from price_keeper.forwarding.forwarder import BearerAuthorizer
 
 CREDENTIALS_REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine, task or pod an IAM role"
@@ -92,7 +92,7 @@ def check_bedrock_key(context: DoctorContext) -> Finding:
     if not context.environ.get(BEARER_TOKEN_VARIABLE):
         return trouble(f"the variable {BEARER_TOKEN_VARIABLE} is not set", remedy)
     try:
-        BearerKey(context.environ[BEARER_TOKEN_VARIABLE])
+        BearerAuthorizer(context.environ[BEARER_TOKEN_VARIABLE])
     except ConfigError as failure:
         return trouble("; ".join(failure.problems), remedy)
     return ok(f"from the variable {BEARER_TOKEN_VARIABLE}")

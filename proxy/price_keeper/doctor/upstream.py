@@ -18,7 +18,7 @@ from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import FixedCredentials
-from price_keeper.forwarding.forwarder import Authorizer, BearerKey, UpstreamCall, SignatureV4, UpstreamTarget
+from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS, parse_error_type
 
 _CLOCK_SKEW_TEXTS = (b"Signature expired", b"Signature not yet current")
@@ -58,9 +58,9 @@ def _build_missing_job_path(region: str) -> str:
 async def _build_authorizer(context: DoctorContext) -> Authorizer | None:
     if context.signs_calls:
         keys = (await context.credentials()).keys
-        return None if keys is None else SignatureV4(FixedCredentials(keys), context.clock.now)
+        return None if keys is None else SigV4Authorizer(FixedCredentials(keys), context.clock.now)
     try:
-        return BearerKey(context.environ.get(BEARER_TOKEN_VARIABLE, ""))
+        return BearerAuthorizer(context.environ.get(BEARER_TOKEN_VARIABLE, ""))
     except ConfigError:
         return None
 
@@ -68,7 +68,7 @@ async def _build_authorizer(context: DoctorContext) -> Authorizer | None:
 def _sign(authorizer: Authorizer, bedrock: BedrockEndpoint, path: str) -> bytes:
     target = UpstreamTarget(bedrock.endpoint, bedrock.region, "", path)
     call = UpstreamCall("GET", "", (), lambda _: b"", (target,))
-    return authorizer.lines(call, target, build_host_header(bedrock.endpoint), b"")
+    return authorizer.build_header_lines(call, target, build_host_header(bedrock.endpoint), b"")
 
 
 def _judge_response(response: ProbeResponse, bedrock: BedrockEndpoint, context: DoctorContext) -> Finding:

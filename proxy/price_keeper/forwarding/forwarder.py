@@ -61,42 +61,42 @@ class CallObserver(Watcher, Protocol):
 
 
 class Authorizer(Protocol):
-    def lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
+    def build_header_lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
         """The head's lines that prove who calls, each ending in CRLF. Raises UpstreamAway when it cannot be proved."""
 
     def check(self) -> str | None:
         """Raises UpstreamAway when it could not be proved now; tells what else is wrong with it."""
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """Bedrock does not take what these lines prove."""
 
 
-class BearerKey:
+class BearerAuthorizer:
     """Raises ConfigError. Files and variables often end in a new line, which is no part of a key."""
 
     def __init__(self, key: str) -> None:
         key = key.strip()
         if not key or not (key.isascii() and key.isprintable()) or " " in key:
             raise ConfigError(["the key for Bedrock, a bearer token, is printable ASCII without spaces"])
-        self._lines = f"authorization: Bearer {key}\r\n".encode()
+        self._header_lines = f"authorization: Bearer {key}\r\n".encode()
 
-    def lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
-        return self._lines
+    def build_header_lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:  # noqa: ARG002 - the same for every call
+        return self._header_lines
 
     def check(self) -> None:
         pass
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         pass
 
 
-class SignatureV4:
+class SigV4Authorizer:
     def __init__(self, credentials: CredentialSource, now: Callable[[], float]) -> None:
         self._credentials = credentials
         self._now = now
         self._signers: dict[str, Signer] = {}
 
-    def lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
+    def build_header_lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
         signer = self._signers.get(target.region)
         if signer is None:
             signer = self._signers[target.region] = Signer(target.region)
@@ -109,7 +109,7 @@ class SignatureV4:
         self._credentials.current()
         return self._credentials.trouble
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         self._credentials.refused()
 
 
@@ -165,7 +165,7 @@ class Forwarder:
         if outcome.is_withheld:
             if outcome.status == FORBIDDEN:
                 self.reach.refused(target.endpoint, outcome.error)
-                self._authorizer.refused()
+                self._authorizer.on_refused()
             observer.on_not_executed()
             return True
         if not outcome.status:
@@ -209,7 +209,7 @@ class Forwarder:
         if body or call.method == "POST":
             headers = f"{headers}content-length: {len(body)}\r\n"
         head = f"{call.method} {target.path}{query} HTTP/1.1\r\nhost: {host}\r\n{headers}"
-        return head.encode() + self._authorizer.lines(call, target, host, body) + b"\r\n"
+        return head.encode() + self._authorizer.build_header_lines(call, target, host, body) + b"\r\n"
 
     def _pool(self, endpoint: UpstreamEndpoint) -> ConnectionPool:
         pool = self._pools.get(endpoint)
