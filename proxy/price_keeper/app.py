@@ -364,7 +364,7 @@ def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) ->
         "journal": core.recording.recorder.check,
         "revocation": core.revocation_list.check,
     }
-    return checks if data_port is None else checks | {"bedrock": data_port.forwarder.reach.check}
+    return checks if data_port is None else checks | {"bedrock": data_port.forwarder.health.check}
 
 
 async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: AsyncExitStack) -> HandsOut:

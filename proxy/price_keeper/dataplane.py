@@ -110,7 +110,7 @@ def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_ba
     """Whoever asks for it closes it, when nothing is under way any more."""
     forwarder = Forwarder(bedrock.authorizer, clock, schedule_write=write_batcher.write)
     if bedrock.credentials is not None:
-        bedrock.credentials.on_renewed = forwarder.reach.renewed
+        bedrock.credentials.on_renewed = forwarder.health.on_credentials_renewed
     tasks.run_every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_timeouts)
     return forwarder
 

@@ -58,7 +58,7 @@ async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
         assert f"{gone.host}:{gone.port} gets no calls" in told(rig)[0]
         await asked(rig, protocol)
         assert told(rig) == []  # once in a while is enough
-        await rig.pass_time(module.TOLD_SECONDS)
+        await rig.pass_time(module.LOG_INTERVAL_SECONDS)
         await asked(rig, protocol)
         assert len(told(rig)) == 1
 

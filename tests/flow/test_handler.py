@@ -222,7 +222,7 @@ async def test_a_label_whose_place_is_away_leaves_the_sidecar_ready_for_the_othe
         tmp_path, labels={**labels, "premium": replace(labels["premium"], endpoints=(place,))}
     ) as port:
         assert (await asked(port, CONVERSE, BODY)).status == 503
-        told = await port.forwarder.reach.check()
+        told = await port.forwarder.health.check()
         assert told == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
 
 

@@ -71,7 +71,7 @@ async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
         through = Through(gone)
         async with between(through) as rig:
             assert through.forwarder is not None
-            reach = through.forwarder.reach
+            reach = through.forwarder.health
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="cannot be reached; the log says why"):
                 await reach.check()
@@ -89,23 +89,23 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
         through = Through(server.endpoint)
         async with between(through) as rig:
             assert through.forwarder is not None
-            reach = through.forwarder.reach
+            reach = through.forwarder.health
             assert await reach.check() is None
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await reach.check()
-            await rig.pass_time(module.REFUSED_SECONDS)
+            await rig.pass_time(module.REFUSAL_TTL_SECONDS)
             assert await reach.check() is None
             await asked(rig)
             assert len(told(rig)) == 2  # it is said anew
-            reach.renewed()
+            reach.on_credentials_renewed()
             assert await reach.check() is None
 
 
 @on_both_loops
 async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 2 * module.LOOK_SECONDS < CHECK_SECONDS
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    assert 2 * module.PROBE_TIMEOUT_SECONDS < CHECK_SECONDS
+    monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.05)
     gone = nowhere()
     async with upstream(sends(OK)) as server:
         through = Through(gone, server.endpoint)
@@ -114,7 +114,7 @@ async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypa
             await asked(rig)
             with SlowToConnect(gone.port) as slow:
                 async with asyncio.timeout(CHECK_SECONDS):
-                    told_of = await through.forwarder.reach.check()
+                    told_of = await through.forwarder.health.check()
                 assert told_of == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
                 assert slow.begun == 1
             assert len(told(rig)) == 1
@@ -128,8 +128,8 @@ async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_trie
         through = Through(gone)
         async with between(through) as rig:
             assert through.forwarder is not None
-            reach = through.forwarder.reach
-            reach.expects({server.endpoint})
+            reach = through.forwarder.health
+            reach.set_expected({server.endpoint})
             await asked(rig)
             assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
             assert server.calls == []
@@ -143,15 +143,15 @@ async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() ->
         through = Through(other.endpoint)
         async with between(through) as rig:
             assert through.forwarder is not None
-            reach = through.forwarder.reach
+            reach = through.forwarder.health
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await reach.check()
-            reach.expects({server.endpoint, other.endpoint})
+            reach.set_expected({server.endpoint, other.endpoint})
             part = "1 of 2 endpoints of Bedrock do not take the sidecar's own AWS credentials; the log says why"
             assert await reach.check() == part
-            assert reach.is_refused
-            reach.renewed()
+            assert reach.has_refused_credentials
+            reach.on_credentials_renewed()
             assert await reach.check() is None
             assert len(told(rig)) == 1
 
@@ -166,7 +166,7 @@ async def test_what_is_expired_is_so_everywhere() -> None:
             through.to(first.endpoint)
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
-                await through.forwarder.reach.check()
+                await through.forwarder.health.check()
             assert len(told(rig)) == 1
 
 
@@ -180,8 +180,8 @@ async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_
             through.forwarder.set_endpoints({server.endpoint})
             for _ in range(3):
                 await asked(rig)
-                assert through.forwarder.reach.places_away == 1
+                assert through.forwarder.health.unreachable_count == 1
                 await rig.pass_time(1)
-                assert through.forwarder.reach.places_away == 0
-            assert await through.forwarder.reach.check() is None
+                assert through.forwarder.health.unreachable_count == 0
+            assert await through.forwarder.health.check() is None
             assert len(told(rig)) == 1

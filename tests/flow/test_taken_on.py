@@ -264,13 +264,13 @@ async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unu
         assert len(port.forwarder._pools) == 2  # a connection stands by
         home = forwarding.forwarder.endpoint_of(port.bedrock.url)
         (old,) = (pool for endpoint, pool in port.forwarder._pools.items() if endpoint != home)
-        port.forwarder.reach.missed(old, OSError("nobody is there any more"))
+        port.forwarder.health.on_connect_failed(old, OSError("nobody is there any more"))
         monkeypatch.setattr(upstream, "IDLE_TIMEOUT_SECONDS", -1.0)
         await port.forwarder.check_timeouts()
         await port.forwarder.check_timeouts()
         (left,) = port.forwarder._pools
         assert left == home
-        assert port.forwarder.reach.places_away == 0
+        assert port.forwarder.health.unreachable_count == 0
 
 
 async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) -> None:

@@ -13,7 +13,7 @@ import pytest
 from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCredentials
 from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
-from price_keeper.forwarding.reach import Reach
+from price_keeper.forwarding.reach import UpstreamHealth
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint, ConnectionPool
 from price_keeper.provider_chain import ProviderChain
@@ -103,7 +103,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
         return _frozen(2)
 
     provided = ProvidedCredentials(lambda: find)
-    reach = Reach(ManualClock(), SigV4Authorizer(provided, lambda: 0.0).check, ConnectionPool)  # type: ignore[arg-type]
+    reach = UpstreamHealth(ManualClock(), SigV4Authorizer(provided, lambda: 0.0).check, ConnectionPool)  # type: ignore[arg-type]
     await provided.renew()
     assert await reach.check() is None
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):

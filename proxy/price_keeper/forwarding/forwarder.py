@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
-from price_keeper.forwarding.reach import Reach
+from price_keeper.forwarding.reach import UpstreamHealth
 from price_keeper.forwarding.relay import FORBIDDEN, ResponseOutcome, Relay
 from price_keeper.forwarding.relay import ResponseObserver as Watcher
 from price_keeper.forwarding.sigv4 import Signer
@@ -128,7 +128,7 @@ class Forwarder:
         self._configured: frozenset[UpstreamEndpoint] | None = None
         self._pools: dict[UpstreamEndpoint, ConnectionPool] = {}
         self._hosts: dict[UpstreamEndpoint, str] = {}
-        self.reach = Reach(clock, authorizer.check, self._pool)
+        self.health = UpstreamHealth(clock, authorizer.check, self._pool)
 
     async def forward(self, call: UpstreamCall, responder: Responder, response_headers: Sequence[Header], observer: CallObserver) -> ResponseOutcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
@@ -164,7 +164,7 @@ class Forwarder:
         """With the next target."""
         if outcome.is_withheld:
             if outcome.status == FORBIDDEN:
-                self.reach.refused(target.endpoint, outcome.error)
+                self.health.on_credentials_refused(target.endpoint, outcome.error)
                 self._authorizer.on_refused()
             observer.on_not_executed()
             return True
@@ -180,9 +180,9 @@ class Forwarder:
         try:
             connection = await pool.connect()
         except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter
-            self.reach.missed(pool, failure)
+            self.health.on_connect_failed(pool, failure)
             return None
-        self.reach.reached(endpoint)
+        self.health.on_connected(endpoint)
         return connection
 
     def _create_relay(
@@ -232,12 +232,12 @@ class Forwarder:
             pool.check_timeouts()
             if self._configured is not None and endpoint not in self._configured and pool.is_unused:
                 del self._pools[endpoint], self._hosts[endpoint]
-                self.reach.forgets(endpoint)
+                self.health.forget(endpoint)
 
     def set_endpoints(self, endpoints: Collection[UpstreamEndpoint]) -> None:
         """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
         self._configured = frozenset(endpoints)
-        self.reach.expects(endpoints)
+        self.health.set_expected(endpoints)
 
     def close(self) -> None:
         """What is under way is given up, and nothing more is sent."""

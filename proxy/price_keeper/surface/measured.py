@@ -23,10 +23,10 @@ def register_data_port_metrics(registry: MetricsRegistry, request_stats: Request
     registry.add(metrics.REQUESTS_UNDER_WAY, lambda: listener.active_requests)
     registry.add(metrics.REQUESTS_HELD_BYTES, lambda: listener.reserved_bytes)
     registry.add(metrics.REQUESTS_ROOM_BYTES, lambda: listener.limits.requests_bytes)
-    reach = forwarder.reach
+    reach = forwarder.health
     registry.add(
         metrics.UPSTREAM_TROUBLE,
-        lambda: [({"kind": "refused"}, reach.is_refused), ({"kind": "away"}, reach.places_away)],
+        lambda: [({"kind": "refused"}, reach.has_refused_credentials), ({"kind": "away"}, reach.unreachable_count)],
     )
     registry.add(
         metrics.UPSTREAM_CONNECTIONS,
