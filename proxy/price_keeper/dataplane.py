@@ -27,7 +27,7 @@ from price_keeper.forwarding import model_path
 from price_keeper.forwarding.counting import Counting
 from price_keeper.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, Forwarder, SigV4Authorizer, UpstreamTarget, parse_endpoint
-from price_keeper.forwarding.joining import KEPT_BYTES_IN_ALL, Joining
+from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import Credentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint
@@ -204,8 +204,8 @@ def build_handler(
     credential_issuer: HandsOut | None = None,
 ) -> RequestHandler:
     request_stats = RequestStats((*config.labels, *PSEUDO_LABELS))
-    retry_joiner = Joining(clock.monotonic)
-    tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.check_time)
+    retry_joiner = RetryJoiner(clock.monotonic)
+    tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.drop_expired)
     forwarder.set_endpoints(list_endpoints(config, bedrock))
     meters = Metering(config, recorder.journal, price_tables, clock)
     return RequestHandler(
@@ -318,7 +318,7 @@ async def open_data_port(
     tls_context = create_server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
     limits = fit_to_memory(fit_to_descriptors(raise_descriptor_limit()), memory.read_memory_limits(), workers, requests_bytes, is_tls=tls is not None)
-    handler.retry_joiner.most_bytes = min(KEPT_BYTES_IN_ALL, limits.requests_bytes // 8)
+    handler.retry_joiner.max_bytes = min(MAX_TOTAL_BYTES, limits.requests_bytes // 8)
     listener = Listener(
         handler if tracing is None else tracing.wrap_handler(handler),
         clock,

@@ -21,7 +21,7 @@ from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
 from price_keeper.forwarding.forwarder import UpstreamCall, Forwarder
-from price_keeper.forwarding.joining import Joining, Shared
+from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import guardrails
 from price_keeper.metering.streams import usage_event_only
@@ -54,7 +54,7 @@ class RequestHandler:
         rate_limiter: RateLimiter,
         label_selector: Choosing,
         forwarder: Forwarder,
-        retry_joiner: Joining,
+        retry_joiner: RetryJoiner,
         credential_issuer: HandsOut,
         simulated_prefix: bytes | None,
         adds_request_metadata: bool,
@@ -122,7 +122,7 @@ class RequestHandler:
             if key is not None:
                 if self.retry_joiner.join(key, responder):
                     return None
-                responder = boundary.share(self.retry_joiner.share(key, responder))
+                responder = boundary.share(self.retry_joiner.open_shared(key, responder))
 
             # Rate limits, then the label that serves, then a meter: from here on money is set aside.
             tokens = 0 if route.terms is None else route.terms.tokens(len(request.body))
@@ -248,9 +248,9 @@ class _ErrorBoundary:
         self.response_headers = response_headers
         self.operation = NONE  # for metrics
         self._request_stats = request_stats
-        self._shared: Shared | None = None
+        self._shared: SharedResponse | None = None
 
-    def share(self, shared: Shared) -> Shared:
+    def share(self, shared: SharedResponse) -> SharedResponse:
         """Answer through this from now on, as retries of the call may share its answer."""
         self.responder = self._shared = shared
         return shared

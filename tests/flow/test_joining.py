@@ -143,7 +143,7 @@ async def test_a_good_answer_is_shown_again_for_a_while(first: str, second: str)
             for protocol in (first, second):
                 again = await (await asks(rig, protocol)).answer()
                 assert (again.status, again.headers, again.body) == (200, original.headers, BODY)
-            await rig.pass_time(limits.KEPT_SECONDS - 1)
+            await rig.pass_time(limits.RESPONSE_TTL_SECONDS - 1)
             assert (await (await asks(rig, second)).answer()).body == BODY
             assert len(server.calls) == 1
             await rig.pass_time(2)
@@ -230,7 +230,7 @@ async def test_a_cut_reaches_everybody_who_joined() -> None:
 
 @on_both_loops
 async def test_what_outgrows_the_bound_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "KEPT_BYTES", 200_000)
+    monkeypatch.setattr(limits, "MAX_RESPONSE_BYTES", 200_000)
     script = Stepwise(OK[:250_000], OK[250_000:], OK)
     through = Through(joins=True)
     async with upstream(script) as server:
@@ -250,7 +250,7 @@ async def test_what_outgrows_the_bound_cannot_be_joined(monkeypatch: pytest.Monk
 
 @on_both_loops
 async def test_whoever_cannot_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "KEPT_BYTES", 100_000)
+    monkeypatch.setattr(limits, "MAX_RESPONSE_BYTES", 100_000)
     script = Stepwise(OK[:50_000], OK[50_000:200_000], OK[200_000:])
     through = Through(joins=True)
     async with upstream(script) as server:
@@ -281,7 +281,7 @@ async def test_nor_is_it_waited_for_without_end() -> None:
             await first.begun(60)
             first.leave()
             await eventually(lambda: rig.open == 0)
-            await rig.pass_time(limits.ALONE_SECONDS + 1)
+            await rig.pass_time(limits.ABANDONED_TTL_SECONDS + 1)
             assert through.busy[0].deadline is None
             script.go_on(1)
             await eventually(lambda: through.busy[0].deadline is not None)
@@ -320,7 +320,7 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
             for _ in range(3):
                 await eventually(lambda: [reader.is_paused for reader in readers_of(through)] == [True, False, False])
                 await quiet()
-                await rig.pass_time(limits.HOLD_SECONDS - 1)
+                await rig.pass_time(limits.MAX_STALL_SECONDS - 1)
                 seen = len(through.taps[0].seen)
                 assert seen < 2_000_000
                 while len(through.taps[0].seen) == seen:  # it reads after all
@@ -329,7 +329,7 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
             for _ in range(10):  # at first it is seen to have read, which may be told late
                 if len(readers) == 3:
                     await quiet()
-                    await rig.pass_time(limits.HOLD_SECONDS + 1)
+                    await rig.pass_time(limits.MAX_STALL_SECONDS + 1)
             for answer in answers:
                 assert (await answer).body == LONG
             with pytest.raises(CutError):
@@ -355,6 +355,6 @@ async def test_the_last_reader_is_waited_for_as_if_it_were_the_only_one() -> Non
             assert len(through.taps[0].seen) < 1_000_000
             readers[0].leave()
             await eventually(lambda: rig.open == 1)
-            await rig.pass_time(limits.HOLD_SECONDS + 1)
+            await rig.pass_time(limits.MAX_STALL_SECONDS + 1)
             assert through.busy[0]._is_paused
             assert (await readers[1].answer()).body == LONG

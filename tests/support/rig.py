@@ -19,7 +19,7 @@ from price_keeper.answers import send_refusal
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
 from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, Forwarder, UpstreamTarget
-from price_keeper.forwarding.joining import Joining
+from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.forwarding.relay import ResponseOutcome
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.surface.limits import ServerLimits
@@ -314,7 +314,7 @@ class Through:
         self.to(*endpoints)
         self._joins = joins
         self._new_tap = new_tap or Tapped
-        self.joining: Joining | None = None
+        self.joining: RetryJoiner | None = None
         self._options = forwarder
         self.forwarder: Forwarder | None = None
         self.taps: list[Any] = []
@@ -326,7 +326,7 @@ class Through:
 
     def begin(self, rig_clock: StepClock) -> None:
         self.forwarder = Forwarder(BearerAuthorizer("k"), rig_clock, **self._options)
-        self.joining = Joining(rig_clock.monotonic) if self._joins else None
+        self.joining = RetryJoiner(rig_clock.monotonic) if self._joins else None
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         invocation = request.headers.get(b"invocation")
@@ -334,7 +334,7 @@ class Through:
             key = (request.headers.get(b"caller"), request.target, request.body, invocation)
             if self.joining.join(key, responder):
                 return
-            responder = self.joining.share(key, responder)
+            responder = self.joining.open_shared(key, responder)
         tap = self._new_tap()
         self.taps.append(tap)
         call = UpstreamCall("POST", "", [("x-target", request.target.decode())], lambda _: request.body, self._targets)

@@ -8,7 +8,7 @@ import pytest
 from bedrock_simulator import frames
 from price_keeper.exchange import Header
 from price_keeper.forwarding import joining as limits
-from price_keeper.forwarding.joining import CALL_BYTES, HEADER_BYTES, Joining, Shared
+from price_keeper.forwarding.joining import CALL_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES, RetryJoiner, SharedResponse
 
 
 class Nobody:
@@ -36,11 +36,11 @@ class Nobody:
 
 
 def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "KEPT_BYTES_IN_ALL", 20 * (CALL_BYTES + 1064))
-    joining = Joining(lambda: 0.0)
+    monkeypatch.setattr(limits, "MAX_TOTAL_BYTES", 20 * (CALL_OVERHEAD_BYTES + 1064))
+    joining = RetryJoiner(lambda: 0.0)
 
-    def call(key: int) -> Shared:
-        shared = joining.share(key, Nobody())
+    def call(key: int) -> SharedResponse:
+        shared = joining.open_shared(key, Nobody())
         shared.start(200, (), None)
         shared.write(b"x" * 1000)
         return shared
@@ -49,7 +49,7 @@ def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: p
         call(key).finish()
     assert list(joining._calls) == list(range(10, 30))
     under_way = [call(key) for key in range(100, 130)]  # they count from their first byte, and nobody's are taken away
-    assert joining.kept_bytes <= limits.KEPT_BYTES_IN_ALL
+    assert joining.kept_bytes <= limits.MAX_TOTAL_BYTES
     assert list(joining._calls) == list(range(100, 120))
     late = Nobody()
     assert not joining.join(125, late)
@@ -60,21 +60,21 @@ def test_what_is_kept_in_all_is_bounded_and_the_oldest_goes_first(monkeypatch: p
     for shared in under_way:
         shared.finish()  # twice is once
         shared.abort()
-    joining.now = lambda: limits.KEPT_SECONDS + 1
+    joining.now = lambda: limits.RESPONSE_TTL_SECONDS + 1
     call(1).finish()
-    assert (list(joining._calls), joining.kept_bytes) == ([1], CALL_BYTES + 1064)
+    assert (list(joining._calls), joining.kept_bytes) == ([1], CALL_OVERHEAD_BYTES + 1064)
 
 
 def test_random_use_leaves_nothing_behind() -> None:
     """Whatever becomes of calls, in any order, the bytes counted are those of the calls that can be joined."""
     chance, time = random.Random(3), 0.0
-    joining = Joining(lambda: time)
-    under_way: list[Shared] = []
+    joining = RetryJoiner(lambda: time)
+    under_way: list[SharedResponse] = []
     for _ in range(20_000):
         time += chance.random()
         match chance.randrange(6):
             case 0:
-                under_way.append(joining.share(chance.randrange(50), Nobody()))
+                under_way.append(joining.open_shared(chance.randrange(50), Nobody()))
                 if chance.random() < 0.9:
                     under_way[-1].start(chance.choice((200, 200, 500)), (), None)
             case 1 | 2 if under_way:
@@ -86,7 +86,7 @@ def test_random_use_leaves_nothing_behind() -> None:
             case _:
                 joining.join(chance.randrange(50), Nobody())
         kept = joining._calls.values()
-        assert joining.kept_bytes == sum(CALL_BYTES + shared.kept_bytes for shared in kept)
+        assert joining.kept_bytes == sum(CALL_OVERHEAD_BYTES + shared.kept_bytes for shared in kept)
         assert all(shared.is_joinable for shared in kept)
     assert sum(shared.is_joinable for shared in joining._finished) <= len(joining._calls) <= 50
 
@@ -107,8 +107,8 @@ class Flow:
         self.is_left = True
 
 
-def finished(joining: Joining, key: int, headers: list[Header], *parts: bytes) -> Shared:
-    shared = joining.share(key, Nobody())
+def finished(joining: RetryJoiner, key: int, headers: list[Header], *parts: bytes) -> SharedResponse:
+    shared = joining.open_shared(key, Nobody())
     shared.start(200, headers, None)
     for part in parts:
         shared.write(part)
@@ -117,24 +117,24 @@ def finished(joining: Joining, key: int, headers: list[Header], *parts: bytes) -
 
 
 def test_headers_are_counted_with_what_is_kept() -> None:
-    joining = Joining(lambda: 0.0)
+    joining = RetryJoiner(lambda: 0.0)
     head = [(b"x-long", b"y" * 5000)] * 10
     finished(joining, 1, head, b"body")
-    assert joining.kept_bytes == CALL_BYTES + 10 * (5006 + HEADER_BYTES) + 4 + limits.PIECE_BYTES
-    too_long = [(b"x-long", b"y" * limits.KEPT_BYTES)]
+    assert joining.kept_bytes == CALL_OVERHEAD_BYTES + 10 * (5006 + HEADER_OVERHEAD_BYTES) + 4 + limits.PIECE_OVERHEAD_BYTES
+    too_long = [(b"x-long", b"y" * limits.MAX_RESPONSE_BYTES)]
     finished(joining, 2, too_long)
     assert list(joining._calls) == [1]
 
 
 async def test_old_answers_go_even_if_no_new_one_comes() -> None:
     time = 0.0
-    joining = Joining(lambda: time)
+    joining = RetryJoiner(lambda: time)
     finished(joining, 1, [], b"body")
-    time = limits.KEPT_SECONDS
-    await joining.check_time()
+    time = limits.RESPONSE_TTL_SECONDS
+    await joining.drop_expired()
     assert list(joining._calls) == [1]
     time += 1
-    await joining.check_time()
+    await joining.drop_expired()
     assert (joining._calls, joining.kept_bytes, len(joining._finished)) == ({}, 0, 0)
 
 
@@ -162,16 +162,16 @@ FAILED = frames.exception("throttlingException", "slow down")
 def test_a_stream_that_failed_after_all_is_not_shown_again(
     headers: list[Header], parts: list[bytes], is_kept: bool
 ) -> None:
-    joining = Joining(lambda: 0.0)
+    joining = RetryJoiner(lambda: 0.0)
     finished(joining, 1, headers, *parts)
     assert joining.join(1, Nobody()) == is_kept
     assert (joining.kept_bytes > 0) == is_kept
 
 
 def test_a_call_that_is_not_sent_yet_is_for_those_who_wait() -> None:
-    joining = Joining(lambda: 0.0)
+    joining = RetryJoiner(lambda: 0.0)
     first, second, flow = Left(), Left(), Flow()
-    shared = joining.share(1, first)
+    shared = joining.open_shared(1, first)
     first.leave()
     assert shared.is_disconnected
     assert joining.join(1, second)
@@ -194,10 +194,10 @@ class Left(Nobody):
 
 
 def test_a_call_that_ends_without_an_answer_cannot_be_joined() -> None:
-    joining = Joining(lambda: 0.0)
+    joining = RetryJoiner(lambda: 0.0)
     for begin in (False, True):
         reader, flow = Cut(), Flow()
-        shared = joining.share(1, reader)
+        shared = joining.open_shared(1, reader)
         if begin:
             shared.attach(flow)
             shared.start(200, (), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from price_keeper import telemetry as metrics
 from price_keeper.forwarding.forwarder import Forwarder
-from price_keeper.forwarding.joining import Joining
+from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.surface.listener import Listener
 from price_keeper.telemetry import Samples, MetricsRegistry
 from price_keeper.traffic import STATUSES, RequestStats
@@ -12,7 +12,7 @@ from price_keeper.traffic import STATUSES, RequestStats
 _PROTOCOLS = ("http/1.1", "h2", "unknown")
 
 
-def register_data_port_metrics(registry: MetricsRegistry, request_stats: RequestStats, retry_joiner: Joining, listener: Listener, forwarder: Forwarder) -> None:
+def register_data_port_metrics(registry: MetricsRegistry, request_stats: RequestStats, retry_joiner: RetryJoiner, listener: Listener, forwarder: Forwarder) -> None:
     _register_request_metrics(registry, request_stats)
     registry.add(metrics.JOINED_RETRIES, lambda: retry_joiner.joined)
     registry.add(
