@@ -19,7 +19,7 @@ from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
 from price_keeper.forwarding.eventstream import FrameWatcher, encode
 from price_keeper.forwarding.model_path import encode_model_id, decode_model_id, parse_path
-from price_keeper.forwarding.sigv4 import Credentials, Signer
+from price_keeper.forwarding.sigv4 import AwsCredentials, Signer
 
 HOST = "bedrock-runtime.us-east-1.amazonaws.com"
 MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"
@@ -67,7 +67,7 @@ def _signing(rounds: int) -> None:
             ours, theirs = _microseconds(_signers(bytes(size), token), rounds)
             _print(f"sign {size / 1000:g} kB, {'with a' if token else 'no'} token", ours, theirs)
     more = [*JSON, ("x-amzn-bedrock-guardrailidentifier", "abc"), ("x-amzn-bedrock-guardrailversion", "1")]
-    signer, credentials, body = Signer("us-east-1"), Credentials(*KEYS), sha256(b"").hexdigest()
+    signer, credentials, body = Signer("us-east-1"), AwsCredentials(*KEYS), sha256(b"").hexdigest()
     quick, merged, hashing = _microseconds(
         [
             lambda: signer.sign(credentials, "POST", PATH, "", HOST, JSON, body, AT),
@@ -82,7 +82,7 @@ def _signing(rounds: int) -> None:
 
 
 def _signers(body: bytes, token: str | None) -> tuple[Work, Work]:
-    signer, credentials = Signer("us-east-1"), Credentials(*KEYS, token)
+    signer, credentials = Signer("us-east-1"), AwsCredentials(*KEYS, token)
     botocores = SigV4Auth(BotocoreCredentials(*KEYS, token), "bedrock", "us-east-1")
 
     def ours() -> object:

@@ -25,11 +25,11 @@ from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.counting import Counting
-from price_keeper.forwarding.credentials import USELESS_SECONDS, FixedCredentials, ProvidedCredentials
+from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, StaticCredentials, RefreshingCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, Forwarder, SigV4Authorizer, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
@@ -40,7 +40,7 @@ from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice, Profile
 from price_keeper.model import Choice
-from price_keeper.provider_chain import RENEW_SECONDS
+from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import Metering
@@ -82,7 +82,7 @@ class BedrockAccess:
     url: str | None  # None: each region's own
     authorizer: Authorizer
     simulated_prefix: bytes | None = None
-    credentials: ProvidedCredentials | None = None
+    credentials: RefreshingCredentials | None = None
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ async def open_simulated_bedrock(clock: Clock) -> AsyncIterator[BedrockAccess]:
     from bedrock_simulator import DEFAULT_KEYS, simulated_bedrock  # brings botocore along
 
     async with simulated_bedrock(clock=clock) as simulator:
-        keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
+        keys = StaticCredentials(AwsCredentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         yield BedrockAccess(simulator.url, SigV4Authorizer(keys, clock.now), SIMULATED_PREFIX)
 
 
@@ -99,10 +99,10 @@ async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str
         if not environ.get(BEARER_TOKEN_VARIABLE):
             raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_TOKEN_VARIABLE} is not set"])
         return BedrockAccess(config.endpoint, BearerAuthorizer(environ[BEARER_TOKEN_VARIABLE]))
-    credentials = ProvidedCredentials()
+    credentials = RefreshingCredentials()
     await credentials.renew()
-    tasks.run_every("AWS credentials", RENEW_SECONDS, credentials.renew, jitter=0.2)
-    tasks.run_every("AWS credentials that are of no use", USELESS_SECONDS, credentials.renew_useless, jitter=0.2)
+    tasks.run_every("AWS credentials", RENEW_INTERVAL_SECONDS, credentials.renew, jitter=0.2)
+    tasks.run_every("AWS credentials that are of no use", UNUSABLE_CHECK_SECONDS, credentials.renew_unusable, jitter=0.2)
     return BedrockAccess(config.endpoint, SigV4Authorizer(credentials, clock.now), credentials=credentials)
 
 

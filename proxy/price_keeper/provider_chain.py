@@ -16,17 +16,17 @@ from typing import Any, TypeAlias
 
 from price_keeper.aside import DaemonThreadPool
 
-RENEW_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
-LOOK_SECONDS = 5.0  # for an answer; one that comes later is taken at the next look
-GIVE_UP_SECONDS = 60.0  # after which another chain is asked, as this one may hold a lock
-COMMAND_SECONDS = 60.0  # for a command, which is killed then
-MOST_SILENT = 4  # chains that were given up and are still at it: each has a thread
+RENEW_INTERVAL_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
+ANSWER_TIMEOUT_SECONDS = 5.0  # for an answer; one that comes later is taken at the next look
+ABANDON_AFTER_SECONDS = 60.0  # after which another chain is asked, as this one may hold a lock
+COMMAND_TIMEOUT_SECONDS = 60.0  # for a command, which is killed then
+MAX_ABANDONED = 4  # chains that were given up and are still at it: each has a thread
 
-Find: TypeAlias = Callable[[], Any]
-Answer: TypeAlias = "asyncio.Future[Any]"
+FindCredentials: TypeAlias = Callable[[], Any]
+CredentialsFuture: TypeAlias = "asyncio.Future[Any]"
 
 
-class SilentProvider(Exception):
+class ProviderTimeout(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer in {seconds:g} seconds")
 
@@ -34,91 +34,91 @@ class SilentProvider(Exception):
 class ProviderChain:
     """`make` makes one that is asked for what it finds; both may take their time."""
 
-    def __init__(self, make: Callable[[], Find] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._make = make or _botocore_chain
-        self._find: Find = _Lazily(self._make)
+        self._find: FindCredentials = _LazyChain(self._make)
         self._now = now
-        self._aside = DaemonThreadPool()  # its own: a command that has said what is wrong ends without them as well
-        self._look: Answer | None = None  # the one under way, which all who ask share
+        self._threads = DaemonThreadPool()  # its own: a command that has said what is wrong ends without them as well
+        self._pending: CredentialsFuture | None = None  # the one under way, which all who ask share
         self._began = 0.0
-        self._silent: set[Answer] = set()
+        self._abandoned: set[CredentialsFuture] = set()
 
-    async def found(self, seconds: float = LOOK_SECONDS) -> Any:
+    async def load(self, seconds: float = ANSWER_TIMEOUT_SECONDS) -> Any:
         """Raises whatever its providers do, or SilentProvider."""
-        if self._look is not None and not self._look.done() and self._now() - self._began > GIVE_UP_SECONDS:
-            self.anew()
-        look = self._look or self._begun()
-        await asyncio.wait([look], timeout=seconds)
-        if not look.done():
-            raise SilentProvider(seconds)
-        if look is self._look:
-            self._look = None
-        return look.result()
+        if self._pending is not None and not self._pending.done() and self._now() - self._began > ABANDON_AFTER_SECONDS:
+            self.replace()
+        pending = self._pending or self._start()
+        await asyncio.wait([pending], timeout=seconds)
+        if not pending.done():
+            raise ProviderTimeout(seconds)
+        if pending is self._pending:
+            self._pending = None
+        return pending.result()
 
-    def anew(self) -> None:
+    def replace(self) -> None:
         """Another chain takes the place of this one, unless too many say nothing as it is: what it has found it reads
         only once."""
-        if self._look is not None and not self._look.done():
-            if len(self._silent) >= MOST_SILENT:
+        if self._pending is not None and not self._pending.done():
+            if len(self._abandoned) >= MAX_ABANDONED:
                 return
-            self._silent.add(self._look)
-            self._look.add_done_callback(self._silent.discard)
-        self._look = None
-        self._find = _Lazily(self._make)
+            self._abandoned.add(self._pending)
+            self._pending.add_done_callback(self._abandoned.discard)
+        self._pending = None
+        self._find = _LazyChain(self._make)
 
-    def _begun(self) -> Answer:
-        look = self._look = asyncio.get_running_loop().run_in_executor(self._aside, self._find)
-        look.add_done_callback(_heard)
+    def _start(self) -> CredentialsFuture:
+        pending = self._pending = asyncio.get_running_loop().run_in_executor(self._threads, self._find)
+        pending.add_done_callback(_retrieve_exception)
         self._began = self._now()
-        return look
+        return pending
 
 
-class _Lazily:
+class _LazyChain:
     """A chain that is made where it is asked."""
 
-    def __init__(self, make: Callable[[], Find]) -> None:
+    def __init__(self, make: Callable[[], FindCredentials]) -> None:
         self._make = make
-        self._find: Find | None = None
+        self._find: FindCredentials | None = None
 
     def __call__(self) -> Any:
         self._find = self._find or self._make()
         return self._find()
 
 
-def _heard(look: Answer) -> None:
+def _retrieve_exception(pending: CredentialsFuture) -> None:
     """Nobody may be left to be told of its failure."""
-    if not look.cancelled():
-        look.exception()
+    if not pending.cancelled():
+        pending.exception()
 
 
-class _Command(subprocess.Popen[bytes]):
+class _BoundedProcess(subprocess.Popen[bytes]):
     def __init__(self, line: list[str], stdout: int, stderr: int) -> None:
         # Its session is its own, so that what it starts can be ended with it.
         super().__init__(line, stdout=stdout, stderr=stderr, start_new_session=True)
 
     def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
         try:
-            return super().communicate(input, timeout or COMMAND_SECONDS)
+            return super().communicate(input, timeout or COMMAND_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             with self, suppress(ProcessLookupError):  # closes its pipes, and waits for it
                 os.killpg(self.pid, SIGKILL)
             raise
 
 
-def _botocore_chain() -> Find:
+def _botocore_chain() -> FindCredentials:
     from botocore.credentials import ProcessProvider  # 75 ms that those without AWS need not pay
     from botocore.session import Session
 
     session = Session()
 
     def bounded(profile: str) -> Any:
-        return ProcessProvider(profile, lambda: session.full_config, _Command)
+        return ProcessProvider(profile, lambda: session.full_config, _BoundedProcess)
 
     def find() -> Any:
         # Botocore has no other way to bound a command, and would wait for it for ever; nor that of another profile,
         # which provides what a role is assumed with.
         chain = session.get_component("credential_provider")
-        chain.get_provider("custom-process")._popen = _Command
+        chain.get_provider("custom-process")._popen = _BoundedProcess
         chain.get_provider("assume-role")._profile_provider_builder._create_process_provider = bounded
         provided = session.get_credentials()
         return provided.get_frozen_credentials() if provided is not None else None

@@ -15,7 +15,7 @@ from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.forwarding.model_path import Operation, OperationPath
-from price_keeper.forwarding.sigv4 import Credentials, Signer, canonical_query
+from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonical_query
 
 from tests.support.effort import tries
 
@@ -31,7 +31,7 @@ NOT_COMPARED = {
 
 # Kept from example to example, as a running sidecar keeps its own, so that stale keys would be noticed.
 SIGNERS: dict[tuple[str, str], Signer] = {}
-KNOWN = [Credentials("AKIDONE", "secret-one"), Credentials("AKIDTWO", "secret+two/", "token" * 200)]
+KNOWN = [AwsCredentials("AKIDONE", "secret-one"), AwsCredentials("AKIDTWO", "secret+two/", "token" * 200)]
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def by_us(credentials, region, service, method, path, query, host, headers, body
 visible_words = st.text(VISIBLE, min_size=1, max_size=40)
 credentials = st.one_of(
     st.sampled_from(KNOWN),
-    st.builds(Credentials, visible_words, visible_words, st.one_of(st.none(), visible_words)),
+    st.builds(AwsCredentials, visible_words, visible_words, st.one_of(st.none(), visible_words)),
 )
 regions = st.sampled_from(["us-east-1", "eu-central-1", "us-gov-west-1"])
 services = st.sampled_from(["bedrock", "dynamodb"])
@@ -125,7 +125,7 @@ def test_paths_headers_and_bodies(credentials, region, service, method, path, ho
 # Few of each, so that much of what is kept is used again: for the calls of a kind that come in one second.
 NEAR_MIDNIGHT = [TODAY + shift for shift in (-1.0, -0.5, 0.0, 0.5, 1.0)]
 kinds = st.tuples(
-    st.sampled_from([KNOWN[0], Credentials(KNOWN[0].access_key, KNOWN[0].secret_key), KNOWN[1]]),
+    st.sampled_from([KNOWN[0], AwsCredentials(KNOWN[0].access_key, KNOWN[0].secret_key), KNOWN[1]]),
     st.sampled_from(["POST", "GET"]),
     st.sampled_from(["/model/premium/converse", "/model/a%3Ab/invoke"]),
     st.sampled_from(["bedrock-runtime.us-east-1.amazonaws.com", "127.0.0.1:8080"]),

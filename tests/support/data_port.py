@@ -19,9 +19,9 @@ from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import JournalConfig, ListenConfig, UpstreamConfig
-from price_keeper.forwarding.credentials import FixedCredentials
+from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
-from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.handler import RequestHandler
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
@@ -137,7 +137,7 @@ async def data_port(
     opened = await SqliteStore(folder / "store.db", clock.now).open()
     store = wrapped(opened)
     async with AsyncExitStack() as stack, Tasks(clock) as tasks, simulated_bedrock(clock=clock) as stand_in:
-        keys = FixedCredentials(Credentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
+        keys = StaticCredentials(AwsCredentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         wire = await stack.enter_async_context(way(stand_in.url))
         url = stand_in.url if wire is None else wire.url
         bedrock = dataplane.BedrockAccess(url, SigV4Authorizer(keys, clock.now), dataplane.SIMULATED_PREFIX)

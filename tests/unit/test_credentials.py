@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import ConfigError, UpstreamUnavailable
-from price_keeper.forwarding.credentials import FixedCredentials, ProvidedCredentials
+from price_keeper.forwarding.credentials import StaticCredentials, RefreshingCredentials
 from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
 from price_keeper.forwarding.reach import UpstreamHealth
-from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint, ConnectionPool
 from price_keeper.provider_chain import ProviderChain
 
@@ -40,7 +40,7 @@ class Chain:
 
 
 async def test_none_yet_is_a_clear_refusal() -> None:
-    provided = ProvidedCredentials(lambda: Chain(None))
+    provided = RefreshingCredentials(lambda: Chain(None))
     with pytest.raises(UpstreamUnavailable, match="no AWS credentials"):
         provided.current()
     await provided.renew()
@@ -49,16 +49,16 @@ async def test_none_yet_is_a_clear_refusal() -> None:
 
 
 async def test_new_ones_take_the_place_of_old_ones() -> None:
-    provided = ProvidedCredentials(lambda: Chain(_frozen(1), _frozen(2)))
+    provided = RefreshingCredentials(lambda: Chain(_frozen(1), _frozen(2)))
     await provided.renew()
-    assert provided.current() == Credentials("KEY1", "secret")
+    assert provided.current() == AwsCredentials("KEY1", "secret")
     await provided.renew()
-    assert provided.current() == Credentials("KEY2", "secret")
+    assert provided.current() == AwsCredentials("KEY2", "secret")
 
 
 async def test_the_same_ones_stay_the_same_object() -> None:
     """The signer keeps its key for as long as it is given the same object."""
-    provided = ProvidedCredentials(lambda: Chain(_frozen(1), _frozen(1)))
+    provided = RefreshingCredentials(lambda: Chain(_frozen(1), _frozen(1)))
     await provided.renew()
     first = provided.current()
     await provided.renew()
@@ -66,7 +66,7 @@ async def test_the_same_ones_stay_the_same_object() -> None:
 
 
 async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    provided = ProvidedCredentials(lambda: Chain(_frozen(1), OSError("secret-in-the-message"), None))
+    provided = RefreshingCredentials(lambda: Chain(_frozen(1), OSError("secret-in-the-message"), None))
     await provided.renew()
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         await provided.renew()
@@ -80,7 +80,7 @@ async def test_what_cannot_be_renewed_is_kept_and_told(caplog: pytest.LogCapture
 
 async def test_expired_ones_in_place_of_old_ones_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     expired = RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
-    provided = ProvidedCredentials(lambda: Chain(_frozen(1), expired, expired, _frozen(2), expired))
+    provided = RefreshingCredentials(lambda: Chain(_frozen(1), expired, expired, _frozen(2), expired))
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         for _ in range(5):
             await provided.renew()
@@ -94,7 +94,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
 ) -> None:
     """Neither the other renewal, nor calls, which are signed with what is there."""
     speaks, first = threading.Event(), iter([_frozen(1)])
-    monkeypatch.setattr(ProviderChain.found, "__defaults__", (0.02,))
+    monkeypatch.setattr(ProviderChain.load, "__defaults__", (0.02,))
 
     def find() -> Any:
         if (known := next(first, None)) is not None:
@@ -102,33 +102,33 @@ async def test_one_that_does_not_answer_hinders_nobody(
         assert speaks.wait(30)
         return _frozen(2)
 
-    provided = ProvidedCredentials(lambda: find)
+    provided = RefreshingCredentials(lambda: find)
     reach = UpstreamHealth(ManualClock(), SigV4Authorizer(provided, lambda: 0.0).check, ConnectionPool)  # type: ignore[arg-type]
     await provided.renew()
     assert await reach.check() is None
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
-        await asyncio.gather(provided.renew(), provided.renew_useless(), provided.renew())
+        await asyncio.gather(provided.renew(), provided.renew_unusable(), provided.renew())
     assert provided.current().access_key == "KEY1"
     assert "could not be renewed, and the last ones hold" in str(await reach.check())
     assert [record.getMessage() for record in caplog.records] == [
         "AWS credentials could not be renewed: no answer in 0.02 seconds"
     ]
     speaks.set()
-    await eventually(lambda: provided._chain._look is not None and provided._chain._look.done())
+    await eventually(lambda: provided._chain._pending is not None and provided._chain._pending.done())
     await provided.renew()
     assert (provided.current().access_key, await reach.check()) == ("KEY2", None)
 
 
 async def test_when_they_are_refused_the_chain_is_made_anew() -> None:
     chains = [Chain(_frozen(1), _frozen(1)), Chain(_frozen(2))]
-    provided, renewed = ProvidedCredentials(lambda: chains.pop(0)), []
+    provided, renewed = RefreshingCredentials(lambda: chains.pop(0)), []
     provided.on_renewed = lambda: renewed.append(provided.current().access_key)
     await provided.renew()
-    await provided.renew_useless()
+    await provided.renew_unusable()
     assert renewed == ["KEY1"]
-    provided.refused()
-    await provided.renew_useless()
-    await provided.renew_useless()
+    provided.on_refused()
+    await provided.renew_unusable()
+    await provided.renew_unusable()
     assert renewed == ["KEY1", "KEY2"]
 
 
@@ -145,10 +145,10 @@ async def test_what_bedrock_goes_on_refusing_is_looked_for_ever_more_seldom() ->
         while turns < end:
             turns += 1
             if are_refused:
-                provided.refused()
-            await provided.renew_useless()
+                provided.on_refused()
+            await provided.renew_unusable()
 
-    provided = ProvidedCredentials(chain)
+    provided = RefreshingCredentials(chain)
     await passed(100, are_refused=True)
     assert looks == [1, 3, 7, 15, 31, 47, 63, 79, 95]
     await passed(150, are_refused=False)
@@ -162,9 +162,9 @@ async def test_botocores_own_chain_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    provided = ProvidedCredentials()
+    provided = RefreshingCredentials()
     await provided.renew()
-    assert provided.current() == Credentials("FROMFILE", "secret", "t")
+    assert provided.current() == AwsCredentials("FROMFILE", "secret", "t")
 
 
 def _given(access: Any, secret: Any, token: Any) -> SimpleNamespace:
@@ -173,11 +173,11 @@ def _given(access: Any, secret: Any, token: Any) -> SimpleNamespace:
 
 async def test_the_new_line_that_ends_a_file_is_no_part_of_a_secret() -> None:
     chain = Chain(_given("KEY\n", " secret\r\n", "token\n"), _given("KEY", "secret", ""))
-    provided = ProvidedCredentials(lambda: chain)
+    provided = RefreshingCredentials(lambda: chain)
     await provided.renew()
-    assert provided.current() == Credentials("KEY", "secret", "token")
+    assert provided.current() == AwsCredentials("KEY", "secret", "token")
     await provided.renew()
-    assert provided.current() == Credentials("KEY", "secret", None)
+    assert provided.current() == AwsCredentials("KEY", "secret", None)
 
 
 UNUSABLE = [
@@ -192,14 +192,14 @@ UNUSABLE = [
 @pytest.mark.parametrize("values", UNUSABLE)
 async def test_what_cannot_be_used_is_told_at_the_start_and_not_shown(values: Any) -> None:
     with pytest.raises(ConfigError, match="the AWS credentials cannot be used: ") as refused:
-        await ProvidedCredentials(lambda: Chain(_given(*values))).renew()
+        await RefreshingCredentials(lambda: Chain(_given(*values))).renew()
     assert all(value not in str(refused.value) for value in values[1:] if value)
     assert refused.value.__cause__ is None
 
 
 @pytest.mark.parametrize("values", UNUSABLE)
 async def test_later_on_the_old_ones_are_kept(values: Any, caplog: pytest.LogCaptureFixture) -> None:
-    provided = ProvidedCredentials(lambda: Chain(_frozen(1), _given(*values), _frozen(2)))
+    provided = RefreshingCredentials(lambda: Chain(_frozen(1), _given(*values), _frozen(2)))
     await provided.renew()
     with caplog.at_level(logging.WARNING, "price_keeper.forwarding"):
         await provided.renew()
@@ -225,6 +225,6 @@ def test_what_load_balancers_change_on_the_way_is_not_signed() -> None:
     """Else an app that is traced would be refused, and as if the sidecar's credentials were no good."""
     sent = [("content-type", "a/b"), ("x-amzn-bedrock-trace", "ON"), ("x-amzn-trace-id", "Root=1"), ("accept", "*")]
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-    signing = SigV4Authorizer(FixedCredentials(Credentials("KEY", "secret")), lambda: 0.0)
+    signing = SigV4Authorizer(StaticCredentials(AwsCredentials("KEY", "secret")), lambda: 0.0)
     signed = signing.build_header_lines(UpstreamCall("POST", "", sent, lambda _: b"", [target]), target, "h", b"")
     assert b"SignedHeaders=content-type;host;x-amz-date;x-amzn-bedrock-trace," in signed

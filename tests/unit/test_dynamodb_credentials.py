@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from price_keeper.provider_chain import RENEW_SECONDS, Find
+from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS, FindCredentials
 from price_keeper.stores.dynamodb_credentials import RETRY_SECONDS, MAX_DOUBLINGS, StoreCredentials
 
 from tests.support.clock import ManualClock
@@ -19,7 +19,7 @@ class Chains:
     def __init__(self) -> None:
         self.made = 0
 
-    def __call__(self) -> Find:
+    def __call__(self) -> FindCredentials:
         self.made += 1
         found = SimpleNamespace(access_key=f"KEY{self.made}", account_id=None)
         return lambda: found
@@ -36,7 +36,7 @@ async def test_another_chain_is_asked_at_once_where_they_are_refused_and_once_fo
     for _ in range(50):
         renewed.on_refused()
     assert [await _used(renewed) for _ in range(3)] == ["KEY2"] * 3
-    await clock.advance(RENEW_SECONDS)
+    await clock.advance(RENEW_INTERVAL_SECONDS)
     assert await _used(renewed) == "KEY2"  # by the same chain, which has not been refused
 
 
@@ -52,7 +52,7 @@ async def test_what_goes_on_being_refused_is_looked_for_ever_more_seldom() -> No
         await clock.advance(1)
     waits = [later - earlier for earlier, later in pairwise(looks)]
     doubled = [int(RETRY_SECONDS) * 2**n for n in range(1, MAX_DOUBLINGS + 1)]
-    assert waits == [1, *(min(wait, int(RENEW_SECONDS)) for wait in doubled), *[int(RENEW_SECONDS)] * 4]
+    assert waits == [1, *(min(wait, int(RENEW_INTERVAL_SECONDS)) for wait in doubled), *[int(RENEW_INTERVAL_SECONDS)] * 4]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -62,5 +62,5 @@ async def test_the_last_ones_hold_where_there_are_no_others(is_refused: bool) ->
     assert await _used(renewed) == "KEY"
     if is_refused:
         renewed.on_refused()
-    await clock.advance(RENEW_SECONDS)
+    await clock.advance(RENEW_INTERVAL_SECONDS)
     assert await _used(renewed) == "KEY"

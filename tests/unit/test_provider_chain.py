@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from price_keeper import provider_chain
-from price_keeper.provider_chain import GIVE_UP_SECONDS, MOST_SILENT, Find, ProviderChain, SilentProvider
+from price_keeper.provider_chain import ABANDON_AFTER_SECONDS, MAX_ABANDONED, FindCredentials, ProviderChain, ProviderTimeout
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
@@ -31,7 +31,7 @@ class Silent:
         self.asked: list[int] = []
         self.speaks = [threading.Event() for _ in range(100)]
 
-    def __call__(self) -> Find:
+    def __call__(self) -> FindCredentials:
         number, self.made = self.made, self.made + 1
 
         def find() -> int:
@@ -52,65 +52,65 @@ async def silent() -> AsyncIterator[Silent]:
 
 async def test_who_asks_is_told_after_a_while_and_no_more_are_asked(silent: Silent) -> None:
     chain = ProviderChain(silent)
-    told = await asyncio.gather(*(chain.found(SOON) for _ in range(20)), return_exceptions=True)
+    told = await asyncio.gather(*(chain.load(SOON) for _ in range(20)), return_exceptions=True)
     assert {str(each) for each in told} == {f"no answer in {SOON:g} seconds"}
-    assert all(isinstance(each, SilentProvider) for each in told)
+    assert all(isinstance(each, ProviderTimeout) for each in told)
     assert silent.asked == [0]
     silent.speaks[0].set()
-    assert await chain.found() == 0  # what came late
+    assert await chain.load() == 0  # what came late
     assert silent.asked == [0]
-    assert await chain.found() == 0
+    assert await chain.load() == 0
     assert silent.asked == [0, 0]
 
 
 async def test_in_time_another_is_asked_and_only_so_many_that_say_nothing(silent: Silent) -> None:
     clock = ManualClock()
     chain = ProviderChain(silent, clock.monotonic)
-    for _ in range(3 * MOST_SILENT):
-        with pytest.raises(SilentProvider):
-            await chain.found(SOON)
-        await clock.advance(GIVE_UP_SECONDS + 1)
-    assert silent.asked == list(range(MOST_SILENT + 1))
+    for _ in range(3 * MAX_ABANDONED):
+        with pytest.raises(ProviderTimeout):
+            await chain.load(SOON)
+        await clock.advance(ABANDON_AFTER_SECONDS + 1)
+    assert silent.asked == list(range(MAX_ABANDONED + 1))
     silent.speaks[1].set()
-    silent.speaks[MOST_SILENT + 1].set()
-    await eventually(lambda: len(chain._silent) < MOST_SILENT)
-    assert await chain.found() == MOST_SILENT + 1
+    silent.speaks[MAX_ABANDONED + 1].set()
+    await eventually(lambda: len(chain._abandoned) < MAX_ABANDONED)
+    assert await chain.load() == MAX_ABANDONED + 1
 
 
 async def test_another_one_is_asked_at_once_where_what_was_found_is_of_no_use(silent: Silent) -> None:
     chain = ProviderChain(silent)
-    with pytest.raises(SilentProvider):
-        await chain.found(SOON)
-    chain.anew()
+    with pytest.raises(ProviderTimeout):
+        await chain.load(SOON)
+    chain.replace()
     silent.speaks[1].set()
-    assert await chain.found() == 1
+    assert await chain.load() == 1
 
 
 async def test_all_who_come_at_once_ask_the_other_one(silent: Silent) -> None:
     clock = ManualClock()
     chain = ProviderChain(silent, clock.monotonic)
-    with pytest.raises(SilentProvider):
-        await chain.found(SOON)
-    await clock.advance(GIVE_UP_SECONDS + 1)
+    with pytest.raises(ProviderTimeout):
+        await chain.load(SOON)
+    await clock.advance(ABANDON_AFTER_SECONDS + 1)
     silent.speaks[1].set()
-    assert await asyncio.gather(*(chain.found() for _ in range(50))) == [1] * 50
+    assert await asyncio.gather(*(chain.load() for _ in range(50))) == [1] * 50
     assert silent.asked == [0, 1]
 
 
 async def test_a_chain_that_is_long_in_the_making_keeps_nobody_waiting() -> None:
     is_made = threading.Event()
 
-    def make() -> Find:
+    def make() -> FindCredentials:
         assert is_made.wait(30)
         return lambda: 1
 
     chain = ProviderChain(make)
     for _ in range(2):
-        with pytest.raises(SilentProvider):
-            await chain.found(SOON)
-        chain.anew()
+        with pytest.raises(ProviderTimeout):
+            await chain.load(SOON)
+        chain.replace()
     is_made.set()
-    assert await chain.found() == 1
+    assert await chain.load() == 1
 
 
 def test_a_process_ends_though_a_provider_never_answers() -> None:
@@ -134,7 +134,7 @@ async def test_what_fails_is_raised_whoever_waits_by_then() -> None:
     chain = ProviderChain(lambda: broken)
     for _ in range(2):
         with pytest.raises(OSError, match="the disk"):
-            await chain.found()
+            await chain.load()
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")  # which nobody is to get to
-    monkeypatch.setattr(provider_chain, "COMMAND_SECONDS", 0.5)
+    monkeypatch.setattr(provider_chain, "COMMAND_TIMEOUT_SECONDS", 0.5)
     return hangs
 
 
@@ -168,7 +168,7 @@ async def test_a_command_that_hangs_is_killed_with_all_it_has_started(hanging: P
     folder = hanging.parent
     (folder / "aws").write_text(PROFILES[whose].format(folder / "command"))
     with pytest.raises(TimeoutExpired):
-        await ProviderChain().found()
+        await ProviderChain().load()
     for each in ("pid", "child"):
         await eventually(partial(is_gone, int((folder / each).read_text())))
 
@@ -177,6 +177,6 @@ async def test_a_command_that_was_killed_is_started_again(hanging: Path) -> None
     (hanging.parent / "aws").write_text(PROFILES["its own"].format(hanging.parent / "command"))
     chain = ProviderChain()
     with pytest.raises(TimeoutExpired):
-        await chain.found()
+        await chain.load()
     await asyncio.to_thread(hanging.unlink)
-    assert (await chain.found()).access_key == "FROMCOMMAND"
+    assert (await chain.load()).access_key == "FROMCOMMAND"

@@ -10,9 +10,9 @@ from hashlib import sha256
 
 import pytest
 from price_keeper.forwarding.model_path import parse_path
-from price_keeper.forwarding.sigv4 import Credentials, Signer, canonical_query
+from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonical_query
 
-SUITE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+SUITE = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 SUITE_TOKEN = (
     "AQoDYXdzEPT//////////wEXAMPLEtc764bNrC9SAPBSM22wDOk4x4HIZ8j4FZTwdQWLWsKWHGBuFqwAeMicRXmxfpSPfIeoIYRqTflfKD8YUuwthAx7"
     "mSEI/qkPpKPi/kMcGdQrmGdeehM4IC1NtBmUpp2wUE8phUZampKsburEDy0KPkyQDYwT7WZ0wq5VSXDvp75YU9HFvlRd8Tx6q6fE8YQcHNVXAkiY9q6d"
@@ -32,7 +32,7 @@ def signature_of(lines: bytes) -> str:
 
 def signed(
     signer: Signer | None = None,
-    credentials: Credentials = SUITE,
+    credentials: AwsCredentials = SUITE,
     method: str = "POST",
     path: str = "/model/premium/converse",
     query: str = "",
@@ -345,12 +345,12 @@ def test_a_region_that_is_none(region):
 def test_credentials_that_cannot_be_sent_are_refused_without_being_shown(bad):
     for values in ((bad, "Sekret"), ("AKID", f"Sekret{bad}" if bad else ""), ("AKID", "x", f"Sekret{bad or ' '}")):
         with pytest.raises(ValueError, match="printable ASCII") as refused:
-            Credentials(*values)
+            AwsCredentials(*values)
         assert "Sekret" not in str(refused.value)
 
 
 def test_credentials_do_not_show_their_secrets():
-    shown = repr(Credentials("AKID", "the-secret", "the-token")) + str(Credentials("AKID", "the-secret", "the-token"))
+    shown = repr(AwsCredentials("AKID", "the-secret", "the-token")) + str(AwsCredentials("AKID", "the-secret", "the-token"))
     assert "AKID" in shown
     assert "the-" not in shown
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from price_keeper.forwarding.sigv4 import Credentials
+from price_keeper.forwarding.sigv4 import AwsCredentials
 
 
 class FoundCredentials(NamedTuple):
     """Without `keys` there are none, for the reason that `trouble` gives."""
 
     provider: str = ""
-    keys: Credentials | None = None
+    keys: AwsCredentials | None = None
     expires: datetime | None = None
     problem: str = ""
 
@@ -33,7 +33,7 @@ def _query_provider_chain() -> FoundCredentials:
         return FoundCredentials(problem="no AWS credentials were found")
     frozen = resolved.get_frozen_credentials()  # renews them first, if it is time
     try:
-        keys = Credentials(_strip(frozen.access_key), _strip(frozen.secret_key), _strip(frozen.token) or None)
+        keys = AwsCredentials(_strip(frozen.access_key), _strip(frozen.secret_key), _strip(frozen.token) or None)
     except ValueError as failure:
         return FoundCredentials(resolved.method, problem=f"the AWS credentials of {resolved.method} cannot be used: {failure}")
     expires = getattr(resolved, "_expiry_time", None)  # botocore has no other way to tell

@@ -17,7 +17,7 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.credentials import FixedCredentials
+from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS, parse_error_type
 
@@ -58,7 +58,7 @@ def _build_missing_job_path(region: str) -> str:
 async def _build_authorizer(context: DoctorContext) -> Authorizer | None:
     if context.signs_calls:
         keys = (await context.credentials()).keys
-        return None if keys is None else SigV4Authorizer(FixedCredentials(keys), context.clock.now)
+        return None if keys is None else SigV4Authorizer(StaticCredentials(keys), context.clock.now)
     try:
         return BearerAuthorizer(context.environ.get(BEARER_TOKEN_VARIABLE, ""))
     except ConfigError:

@@ -107,10 +107,10 @@ class SigV4Authorizer:
 
     def check(self) -> str | None:
         self._credentials.current()
-        return self._credentials.trouble
+        return self._credentials.problem
 
     def on_refused(self) -> None:
-        self._credentials.refused()
+        self._credentials.on_refused()
 
 
 class Forwarder:

@@ -32,7 +32,7 @@ _PATHS_REMEMBERED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class AwsCredentials:
     access_key: str
     secret_key: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
@@ -50,7 +50,7 @@ class _Day:
 
     __slots__ = ("_inner", "_outer", "credentials", "date", "scope", "token_line")
 
-    def __init__(self, credentials: Credentials, date: str, region: str, service: str) -> None:
+    def __init__(self, credentials: AwsCredentials, date: str, region: str, service: str) -> None:
         self.credentials = credentials
         self.date = date
         self.scope = f"{date}/{region}/{service}/aws4_request"
@@ -91,11 +91,11 @@ class Signer:
         self._now: tuple[int, str] = (0, "19700101T000000Z")
         self._day: _Day | None = None
         self._kinds: dict[tuple[str, str, str, str | None], _Kind] = {}  # with a content type alone, or with nothing
-        self._kinds_are: tuple[int, Credentials | None] = (0, None)  # for this second, and these credentials
+        self._kinds_are: tuple[int, AwsCredentials | None] = (0, None)  # for this second, and these credentials
 
     def sign(
         self,
-        credentials: Credentials,
+        credentials: AwsCredentials,
         method: str,
         path: str,
         query: str,
@@ -121,7 +121,7 @@ class Signer:
         return kind.before + signature + kind.after
 
     def _kind_of(
-        self, credentials: Credentials, method: str, path: str, host: str, content_type: str | None, second: int
+        self, credentials: AwsCredentials, method: str, path: str, host: str, content_type: str | None, second: int
     ) -> _Kind:
         of = self._kinds_are
         if of[0] != second or of[1] is not credentials or len(self._kinds) > _PATHS_REMEMBERED:
@@ -135,7 +135,7 @@ class Signer:
 
     def _made(
         self,
-        credentials: Credentials,
+        credentials: AwsCredentials,
         method: str,
         path: str,
         query: str,
@@ -169,7 +169,7 @@ class Signer:
             self._now = (second, stamp)
         return stamp
 
-    def _day_of(self, credentials: Credentials, date: str) -> _Day:
+    def _day_of(self, credentials: AwsCredentials, date: str) -> _Day:
         day = self._day
         if day is None or day.credentials is not credentials or day.date != date:
             day = self._day = _Day(credentials, date, self._region, self._service)

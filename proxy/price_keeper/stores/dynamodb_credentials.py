@@ -16,7 +16,7 @@ from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCredentialsError
 
-from price_keeper.provider_chain import LOOK_SECONDS, RENEW_SECONDS, Find, ProviderChain
+from price_keeper.provider_chain import ANSWER_TIMEOUT_SECONDS, RENEW_INTERVAL_SECONDS, FindCredentials, ProviderChain
 
 RETRY_SECONDS = 5.0  # where none came, none in time, or none that DynamoDB takes
 MAX_DOUBLINGS = 4  # of that, while it goes on taking none: each look may ask a service, for a fleet
@@ -28,7 +28,7 @@ _log = logging.getLogger("price_keeper.stores")
 class StoreCredentials(AioCredentials):  # type: ignore[misc]
     """What aiobotocore takes for credentials. The last ones hold until DynamoDB says otherwise."""
 
-    def __init__(self, make: Callable[[], Find] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__("", "", method="renewed aside")
         self._chain = ProviderChain(make, now)
         self._now = now
@@ -50,7 +50,7 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
         if self._current is None or self._now() >= self._due_at:
             self._start_renewal()
             try:
-                self._accept(await self._chain.found(LOOK_SECONDS if self._current is None else RENEWAL_WAIT_SECONDS))
+                self._accept(await self._chain.load(ANSWER_TIMEOUT_SECONDS if self._current is None else RENEWAL_WAIT_SECONDS))
             except Exception as failure:  # providers raise whatever their sources do
                 self._keep_current(failure)
         return self._current
@@ -59,7 +59,7 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
         self._last_renewal_at = self._now()
         self._due_at = self._last_renewal_at + RETRY_SECONDS
         if self._is_refused:
-            self._chain.anew()
+            self._chain.replace()
         self._futile_renewals = min(self._futile_renewals + 1, MAX_DOUBLINGS) if self._is_refused else 0
         self._is_refused = False  # until DynamoDB says so again
 
@@ -68,7 +68,7 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
             raise NoCredentialsError
         self._current, self._logged_failure = credentials, ""
         self.account_id = credentials.account_id  # by which DynamoDB has endpoints
-        self._due_at = self._now() + RENEW_SECONDS
+        self._due_at = self._now() + RENEW_INTERVAL_SECONDS
 
     def _keep_current(self, failure: Exception) -> None:
         """Raises BotoCoreError where there is nothing to keep."""
