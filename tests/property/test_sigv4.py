@@ -15,7 +15,7 @@ from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.forwarding.model_path import Operation, OperationPath
-from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonical_query
+from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonicalize_query
 
 from tests.support.effort import tries
 
@@ -156,7 +156,7 @@ def test_queries(pairs, random, at):
     ours = by_us(KNOWN[0], "us-east-1", "bedrock", "GET", path, query, host, [], b"", at)
     url = f"https://{host}{path}"
     assert ours == by_botocore(KNOWN[0], "us-east-1", "bedrock", "GET", url, pairs, [], b"", at)
-    sent = f"{url}?{canonical_query(query)}" if query else url
+    sent = f"{url}?{canonicalize_query(query)}" if query else url
     assert ours == by_botocore(KNOWN[0], "us-east-1", "bedrock", "GET", sent, None, [], b"", at)
 
 

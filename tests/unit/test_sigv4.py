@@ -10,7 +10,7 @@ from hashlib import sha256
 
 import pytest
 from price_keeper.forwarding.model_path import parse_path
-from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonical_query
+from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonicalize_query
 
 SUITE = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 SUITE_TOKEN = (
@@ -208,7 +208,7 @@ def test_more_kinds_than_are_kept():
     for number in (*range(600), *range(600)):
         path, headers = f"/model/m{number}/converse", [("content-type", f"a/{number % 3}")]
         assert signed(signer, path=path, headers=headers) == signed(path=path, headers=headers)
-    assert len(signer._kinds) <= 300
+    assert len(signer._templates) <= 300
 
 
 def test_the_day_changes_with_the_second_that_does():
@@ -283,14 +283,14 @@ def test_one_model_has_one_signature_however_its_id_came(spelling):
     ],
 )
 def test_a_query_has_one_canonical_spelling(query, canonical):
-    assert canonical_query(query) == canonical
-    assert canonical_query(canonical) == canonical
+    assert canonicalize_query(query) == canonical
+    assert canonicalize_query(canonical) == canonical
 
 
 @pytest.mark.parametrize("query", ["a=%", "a=%2", "a=%zz", "a=%%41", "a b", "a=\r\n", "a=\x00", "a=é", "a=\t"])
 def test_a_query_that_cannot_be_sent_is_refused(query):
     with pytest.raises(ValueError, match="a query is printable ASCII"):
-        canonical_query(query)
+        canonicalize_query(query)
 
 
 # ---------------------------------------------------------------- what is refused

@@ -20,7 +20,7 @@ from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _BLOCK_BYTES: Final = 64  # of SHA-256
 _INNER_PAD, _OUTER_PAD = (bytes(code ^ pad for code in range(256)) for pad in (0x36, 0x5C))
-_NO_WORDS: Final = "a method, a host and a body's hash are printable ASCII without spaces"
+_NOT_PRINTABLE: Final = "a method, a host and a body's hash are printable ASCII without spaces"
 _HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _SCOPE_PART: Final = re.compile(r"[a-z0-9-]+")
 _DOT_OR_EMPTY_SEGMENT: Final = re.compile(r"/\.{0,2}/|/\.{1,2}\Z")
@@ -28,7 +28,7 @@ _LONE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _OWN_HEADERS: Final = frozenset({"host", "authorization", "x-amz-date", "x-amz-security-token"})
 
 # The paths that recur, every label with every operation. One is some 6 kB at most, so they cannot grow past 5 MB.
-_PATHS_REMEMBERED: Final = 256
+_MAX_CACHED_PATHS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class AwsCredentials:
 
     def __post_init__(self) -> None:
         # The values themselves must not get into a log by way of the message.
-        if not (self.access_key and _is_word(self.access_key) and self.secret_key and _is_word(self.secret_key)):
+        if not (self.access_key and _is_printable_word(self.access_key) and self.secret_key and _is_printable_word(self.secret_key)):
             raise ValueError("an access key and its secret are printable ASCII without spaces")
-        if self.token is not None and not _is_word(self.token):
+        if self.token is not None and not _is_printable_word(self.token):
             raise ValueError("a session token is printable ASCII without spaces")
 
 
-class _Day:
+class _DailySigningKey:
     """What one set of credentials signs with from one midnight UTC to the next."""
 
     __slots__ = ("_inner", "_outer", "credentials", "date", "scope", "token_line")
@@ -62,19 +62,19 @@ class _Day:
         padded = key.ljust(_BLOCK_BYTES, b"\0")
         self._inner, self._outer = sha256(padded.translate(_INNER_PAD)), sha256(padded.translate(_OUTER_PAD))
 
-    def signature(self, to_sign: bytes, canonical_request: bytes) -> bytes:
+    def sign(self, string_to_sign: bytes, canonical_request: bytes) -> bytes:
         """`to_sign` is what stands before the hash of the request."""
         inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(to_sign + hexlify(sha256(canonical_request).digest()))
+        inner.update(string_to_sign + hexlify(sha256(canonical_request).digest()))
         outer.update(inner.digest())
         return hexlify(outer.digest())
 
 
-class _Kind(NamedTuple):
+class _RequestTemplate(NamedTuple):
     """Of calls in one second, all that is the same."""
 
-    day: _Day
-    to_sign: bytes
+    key: _DailySigningKey
+    string_to_sign: bytes
     canonical: bytes  # up to the body's hash
     before: bytes  # the signature, in what is sent
     after: bytes
@@ -88,10 +88,10 @@ class Signer:
         self._region = region
         self._service = service
         # One of each is enough: all calls share the clock, and credentials stay the same object until they are renewed.
-        self._now: tuple[int, str] = (0, "19700101T000000Z")
-        self._day: _Day | None = None
-        self._kinds: dict[tuple[str, str, str, str | None], _Kind] = {}  # with a content type alone, or with nothing
-        self._kinds_are: tuple[int, AwsCredentials | None] = (0, None)  # for this second, and these credentials
+        self._cached_stamp: tuple[int, str] = (0, "19700101T000000Z")
+        self._key: _DailySigningKey | None = None
+        self._templates: dict[tuple[str, str, str, str | None], _RequestTemplate] = {}  # with a content type alone, or with nothing
+        self._templates_valid_for: tuple[int, AwsCredentials | None] = (0, None)  # for this second, and these credentials
 
     def sign(
         self,
@@ -112,28 +112,28 @@ class Signer:
         """
         second, is_quick = int(at), not query and body_sha256.isalnum()
         if is_quick and (not headers or (len(headers) == 1 and headers[0][0] == "content-type")):
-            kind = self._kind_of(credentials, method, path, host, headers[0][1] if headers else None, second)
+            template = self._get_template(credentials, method, path, host, headers[0][1] if headers else None, second)
         else:
-            if not _is_word(body_sha256):
-                raise ValueError(_NO_WORDS)
-            kind = self._made(credentials, method, path, query, host, headers, second)
-        signature = kind.day.signature(kind.to_sign, kind.canonical + body_sha256.encode("ascii"))
-        return kind.before + signature + kind.after
+            if not _is_printable_word(body_sha256):
+                raise ValueError(_NOT_PRINTABLE)
+            template = self._build_template(credentials, method, path, query, host, headers, second)
+        signature = template.key.sign(template.string_to_sign, template.canonical + body_sha256.encode("ascii"))
+        return template.before + signature + template.after
 
-    def _kind_of(
+    def _get_template(
         self, credentials: AwsCredentials, method: str, path: str, host: str, content_type: str | None, second: int
-    ) -> _Kind:
-        of = self._kinds_are
-        if of[0] != second or of[1] is not credentials or len(self._kinds) > _PATHS_REMEMBERED:
-            self._kinds, self._kinds_are = {}, (second, credentials)
+    ) -> _RequestTemplate:
+        valid_for = self._templates_valid_for
+        if valid_for[0] != second or valid_for[1] is not credentials or len(self._templates) > _MAX_CACHED_PATHS:
+            self._templates, self._templates_valid_for = {}, (second, credentials)
         key = (method, path, host, content_type)
-        kind = self._kinds.get(key)
-        if kind is None:
+        template = self._templates.get(key)
+        if template is None:
             headers = () if content_type is None else (("content-type", content_type),)
-            kind = self._kinds[key] = self._made(credentials, method, path, "", host, headers, second)
-        return kind
+            template = self._templates[key] = self._build_template(credentials, method, path, "", host, headers, second)
+        return template
 
-    def _made(
+    def _build_template(
         self,
         credentials: AwsCredentials,
         method: str,
@@ -142,60 +142,60 @@ class Signer:
         host: str,
         headers: Sequence[tuple[str, str]],
         second: int,
-    ) -> _Kind:
-        if not _is_word(method + host):
-            raise ValueError(_NO_WORDS)
-        stamp = self._stamp(second)
-        day = self._day_of(credentials, stamp[:8])
-        lines, names = _signed_headers(headers, host, stamp, day.token_line)
-        target = f"{method}\n{_canonical_path(path)}\n{canonical_query(query) if query else ''}"
+    ) -> _RequestTemplate:
+        if not _is_printable_word(method + host):
+            raise ValueError(_NOT_PRINTABLE)
+        stamp = self._format_stamp(second)
+        key = self._get_key(credentials, stamp[:8])
+        lines, names = _build_signed_headers(headers, host, stamp, key.token_line)
+        target = f"{method}\n{_canonicalize_path(path)}\n{canonicalize_query(query) if query else ''}"
         before = (
-            f"authorization: {_ALGORITHM} Credential={credentials.access_key}/{day.scope}, "
+            f"authorization: {_ALGORITHM} Credential={credentials.access_key}/{key.scope}, "
             f"SignedHeaders={names}, Signature="
         )
         token = f"x-amz-security-token: {credentials.token}\r\n" if credentials.token is not None else ""
-        return _Kind(
-            day,
-            f"{_ALGORITHM}\n{stamp}\n{day.scope}\n".encode(),
+        return _RequestTemplate(
+            key,
+            f"{_ALGORITHM}\n{stamp}\n{key.scope}\n".encode(),
             f"{target}\n{lines}\n{names}\n".encode(),
             before.encode(),
             f"\r\nx-amz-date: {stamp}\r\n{token}".encode(),
         )
 
-    def _stamp(self, second: int) -> str:
-        known, stamp = self._now
-        if known != second:
+    def _format_stamp(self, second: int) -> str:
+        cached, stamp = self._cached_stamp
+        if cached != second:
             stamp = strftime("%Y%m%dT%H%M%SZ", gmtime(second))
-            self._now = (second, stamp)
+            self._cached_stamp = (second, stamp)
         return stamp
 
-    def _day_of(self, credentials: AwsCredentials, date: str) -> _Day:
-        day = self._day
-        if day is None or day.credentials is not credentials or day.date != date:
-            day = self._day = _Day(credentials, date, self._region, self._service)
-        return day
+    def _get_key(self, credentials: AwsCredentials, date: str) -> _DailySigningKey:
+        key = self._key
+        if key is None or key.credentials is not credentials or key.date != date:
+            key = self._key = _DailySigningKey(credentials, date, self._region, self._service)
+        return key
 
 
-def canonical_query(query: str) -> str:
+def canonicalize_query(query: str) -> str:
     """The one spelling of a query that is both signed and safe to send: decoded, encoded strictly, sorted.
 
     A plus sign stands for itself, as nothing but a form would mean a space by it.
     """
-    if not _is_word(query) or _LONE_PERCENT.search(query):
+    if not _is_printable_word(query) or _LONE_PERCENT.search(query):
         raise ValueError("a query is printable ASCII without spaces, in which '%' begins an encoded byte")
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
-    strict = sorted((_strict(name), _strict(value)) for name, _, value in pairs)
+    strict = sorted((_reencode(name), _reencode(value)) for name, _, value in pairs)
     return "&".join(f"{name}={value}" for name, value in strict)
 
 
-def _strict(text: str) -> str:
+def _reencode(text: str) -> str:
     return quote_from_bytes(unquote_to_bytes(text), safe="")
 
 
-@lru_cache(_PATHS_REMEMBERED)
-def _canonical_path(path: str) -> str:
+@lru_cache(_MAX_CACHED_PATHS)
+def _canonicalize_path(path: str) -> str:
     """The path encoded a second time, as every service but S3 does before it compares."""
-    if not path.startswith("/") or not _is_word(path):
+    if not path.startswith("/") or not _is_printable_word(path):
         raise ValueError("a path begins with '/' and is printable ASCII without spaces")
     # The service would fold such segments away, and then it is not the path sent that was signed.
     if _DOT_OR_EMPTY_SEGMENT.search(path):
@@ -203,34 +203,34 @@ def _canonical_path(path: str) -> str:
     return quote(path, safe="/")
 
 
-def _signed_headers(headers: Sequence[tuple[str, str]], host: str, stamp: str, token_line: str) -> tuple[str, str]:
+def _build_signed_headers(headers: Sequence[tuple[str, str]], host: str, stamp: str, token_line: str) -> tuple[str, str]:
     """The canonical header lines, and the names of the headers in them."""
     own_lines = f"host:{host}\nx-amz-date:{stamp}\n{token_line}"
     own_names = "host;x-amz-date;x-amz-security-token" if token_line else "host;x-amz-date"
     if not headers:
         return own_lines, own_names
     if len(headers) == 1 and headers[0][0] == "content-type":
-        return f"content-type:{_canonical_value(headers[0][1])}\n{own_lines}", f"content-type;{own_names}"
-    return _merged(headers, own_lines)
+        return f"content-type:{_canonicalize_value(headers[0][1])}\n{own_lines}", f"content-type;{own_names}"
+    return _merge_headers(headers, own_lines)
 
 
-def _merged(headers: Iterable[tuple[str, str]], own_lines: str) -> tuple[str, str]:
+def _merge_headers(headers: Iterable[tuple[str, str]], own_lines: str) -> tuple[str, str]:
     values: dict[str, list[str]] = {}
     for name, value in headers:
         if not _HEADER_NAME.fullmatch(name) or name in _OWN_HEADERS:
             raise ValueError(f"a header to sign has a name in lower case that is not the signer's own, not {name!r}")
-        values.setdefault(name, []).append(_canonical_value(value))
+        values.setdefault(name, []).append(_canonicalize_value(value))
     lines = [(name, f"{name}:{','.join(several)}\n") for name, several in values.items()]
     lines += [(line.partition(":")[0], line) for line in own_lines.splitlines(keepends=True)]
     lines.sort()
     return "".join(line for _, line in lines), ";".join(name for name, _ in lines)
 
 
-def _canonical_value(value: str) -> str:
+def _canonicalize_value(value: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise ValueError("a header to sign is printable ASCII")
     return " ".join(value.split())
 
 
-def _is_word(text: str) -> bool:
+def _is_printable_word(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
