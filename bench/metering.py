@@ -27,7 +27,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import JournalConfig
 from price_keeper.config.keys import StoreConfig as StoreConfig
-from price_keeper.forwarding.eventstream import FrameWatcher, encode
+from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
@@ -66,7 +66,7 @@ FRAMES = 200
 def _frames() -> bytes:
     def event(name: str, payload: dict[str, object]) -> bytes:
         headers = {":event-type": name, ":content-type": "application/json", ":message-type": "event"}
-        return encode(headers, json.dumps(payload).encode())
+        return encode_frame(headers, json.dumps(payload).encode())
 
     delta = {"contentBlockIndex": 0, "delta": {"text": " some words"}, "p": "abcdefghijklmnopqrstuvwxyz"}
     return event("contentBlockDelta", delta) * FRAMES

@@ -17,7 +17,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
-from price_keeper.forwarding.eventstream import FrameWatcher, encode
+from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
 from price_keeper.forwarding.model_path import encode_model_id, decode_model_id, parse_path
 from price_keeper.forwarding.sigv4 import AwsCredentials, Signer
 
@@ -99,7 +99,7 @@ def _signers(body: bytes, token: str | None) -> tuple[Work, Work]:
 
 def _event(name: str, content: object) -> bytes:
     headers = {":event-type": name, ":content-type": "application/json", ":message-type": "event"}
-    return encode(headers, json.dumps(content).encode())
+    return encode_frame(headers, json.dumps(content).encode())
 
 
 def _conversation() -> list[bytes]:

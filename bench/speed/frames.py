@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.eventstream import encode_frame
 
 from bench.speed.upstream import QUESTION, REQUEST_ID
 
@@ -46,10 +46,10 @@ def answer() -> list[bytes]:
 def _frame(name: str, event: dict[str, object], *, padded: bool = True) -> bytes:
     headers = {":event-type": name, ":content-type": "application/json", ":message-type": "event"}
     bare = json.dumps(event | ({"p": ""} if padded else {}), separators=(",", ":"))
-    missing = SIZE - len(encode(headers, bare.encode()))
+    missing = SIZE - len(encode_frame(headers, bare.encode()))
     if not padded:
-        return encode(headers, (bare + " " * missing).encode())
-    return encode(headers, bare.replace('"p":""', f'"p":"{(_PADDING * 3)[:missing]}"').encode())
+        return encode_frame(headers, (bare + " " * missing).encode())
+    return encode_frame(headers, bare.replace('"p":""', f'"p":"{(_PADDING * 3)[:missing]}"').encode())
 
 
 def chunk(frame: bytes) -> bytes:

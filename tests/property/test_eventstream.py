@@ -9,7 +9,7 @@ from itertools import pairwise
 from botocore.eventstream import EventStreamBuffer, ParserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode
+from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
 
 from tests.support.effort import tries
 
@@ -135,7 +135,7 @@ def test_a_stream_cut_short_is_told_from_a_whole_one(data, some):
     st.binary(max_size=200),
 )
 def test_botocore_reads_what_we_encode(headers, payload):
-    frame = encode(headers, payload)
+    frame = encode_frame(headers, payload)
     assert frame == framed(block_of([(name, counted(7, text.encode())) for name, text in headers.items()]), payload)
     buffer = EventStreamBuffer()
     buffer.add_data(frame)
@@ -161,8 +161,8 @@ def test_any_flipped_bit_is_detected(data, some):
 
 def test_every_single_bit_of_a_stream():
     some = [
-        encode({":event-type": "chunk", ":message-type": "event"}, b"one"),
-        encode({":event-type": "metadata", ":message-type": "event"}, b"two"),
+        encode_frame({":event-type": "chunk", ":message-type": "event"}, b"one"),
+        encode_frame({":event-type": "metadata", ":message-type": "event"}, b"two"),
     ]
     stream = b"".join(some)
     for bit in range(8 * len(stream)):

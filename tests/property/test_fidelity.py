@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import Reader, reader_of
@@ -37,7 +37,7 @@ heads = st.lists(st.one_of(st.tuples(names, values), real), max_size=8)
 
 
 def streamed(payloads: list[bytes]) -> bytes:
-    return b"".join(encode({":message-type": "event", ":event-type": "chunk"}, payload) for payload in payloads)
+    return b"".join(encode_frame({":message-type": "event", ":event-type": "chunk"}, payload) for payload in payloads)
 
 
 # Around the sizes of frames, windows, buffers and reads.

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode
+from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.metering import bodies, streams
 from price_keeper.metering.bodies import METRICS, MOST_TOKENS
 from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
@@ -165,7 +165,7 @@ def test_no_frame_breaks_the_meter(given_frames, head, family):
 @given(st.lists(objects, min_size=1, max_size=8), st.data())
 def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
     def wire(name, payload):
-        return encode({":event-type": name, ":message-type": "event"}, payload)
+        return encode_frame({":event-type": name, ":message-type": "event"}, payload)
 
     invoked = b"".join(wire("chunk", chunk(each)) for each in given_chunks)
     conversed = b"".join(

@@ -15,7 +15,7 @@ from price_keeper.forwarding.eventstream import (
     BrokenStream,
     Frame,
     FrameWatcher,
-    encode,
+    encode_frame,
 )
 
 JSON = "application/json"
@@ -23,11 +23,11 @@ USAGE = b'{"metrics":{"latencyMs":812},"usage":{"inputTokens":10,"outputTokens":
 
 
 def event(name: str, payload: bytes) -> bytes:
-    return encode({":event-type": name, ":content-type": JSON, ":message-type": "event"}, payload)
+    return encode_frame({":event-type": name, ":content-type": JSON, ":message-type": "event"}, payload)
 
 
 def exception(name: str, payload: bytes) -> bytes:
-    return encode({":exception-type": name, ":content-type": JSON, ":message-type": "exception"}, payload)
+    return encode_frame({":exception-type": name, ":content-type": JSON, ":message-type": "exception"}, payload)
 
 
 def framed(
@@ -96,7 +96,7 @@ def test_exceptions_and_errors_are_reported_unasked(size):
     stream = (
         DELTA
         + exception("throttlingException", b'{"message":"slow down"}')
-        + encode({":message-type": "error", ":error-code": "InternalError", ":error-message": "x"}, b"")
+        + encode_frame({":message-type": "error", ":error-code": "InternalError", ":error-message": "x"}, b"")
     )
     _, found = watched(pieces(stream, size))
     assert found == [
@@ -114,15 +114,15 @@ def test_a_huge_exception_is_kept_in_part(size):
 
 def test_an_exception_is_not_mistaken_for_an_event_of_its_name():
     headers = {":message-type": "exception", ":event-type": "metadata", ":exception-type": "modelStreamErrorException"}
-    _, found = watched([encode(headers, USAGE)])
+    _, found = watched([encode_frame(headers, USAGE)])
     assert found == [Frame("exception", "modelStreamErrorException", USAGE, len(USAGE))]
 
 
 def test_kinds_nobody_knows_pass():
     watcher, found = watched(
         [
-            encode({":message-type": "novelty", ":event-type": "metadata"}, b"x"),
-            encode({}, b"x"),
+            encode_frame({":message-type": "novelty", ":event-type": "metadata"}, b"x"),
+            encode_frame({}, b"x"),
             framed(header(b":event-type", 4, b"meta")),
         ]
     )
@@ -130,7 +130,7 @@ def test_kinds_nobody_knows_pass():
 
 
 def test_without_a_message_type_a_frame_is_an_event():
-    _, found = watched([encode({":event-type": "metadata"}, b"x")])
+    _, found = watched([encode_frame({":event-type": "metadata"}, b"x")])
     assert found == [Frame("event", "metadata", b"x", 1)]
 
 
@@ -159,7 +159,7 @@ def test_every_type_of_header_is_stepped_over():
 def test_a_stream_with_ever_new_headers():
     """More kinds of blocks than are remembered, short ones and long ones."""
     frames = [
-        encode({":event-type": "metadata", ":message-type": "event", "n": f"{n}" * repeat}, b"%d" % n)
+        encode_frame({":event-type": "metadata", ":message-type": "event", "n": f"{n}" * repeat}, b"%d" % n)
         for n in range(300)
         for repeat in (1, 600)
     ]
@@ -310,9 +310,9 @@ def test_small_pieces_of_a_large_frame_take_no_more_than_their_share(keep):
 
 
 def test_the_published_frames():
-    assert encode({}, b"").hex() == "000000100000000005c248eb7d98c8ff"
-    assert encode({}, b"{'foo':'bar'}").hex() == "0000001d00000000fd528c5a7b27666f6f273a27626172277dc3653936"
-    assert encode({"content-type": JSON}, b"{'foo':'bar'}").hex() == (
+    assert encode_frame({}, b"").hex() == "000000100000000005c248eb7d98c8ff"
+    assert encode_frame({}, b"{'foo':'bar'}").hex() == "0000001d00000000fd528c5a7b27666f6f273a27626172277dc3653936"
+    assert encode_frame({"content-type": JSON}, b"{'foo':'bar'}").hex() == (
         "0000003d0000002007fd83960c636f6e74656e742d747970650700106170706c69636174696f6e2f6a736f6e"
         "7b27666f6f273a27626172277d8d9c08b1"
     )
@@ -346,4 +346,4 @@ def test_botocore_reads_what_we_encode():
 )
 def test_a_frame_no_client_would_accept_is_not_made(headers, payload):
     with pytest.raises(ValueError, match="at most"):
-        encode(headers, payload)
+        encode_frame(headers, payload)

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from bedrock_simulator.frames import event, exception
 from price_keeper.config.keys import PricesConfig
-from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
@@ -87,7 +87,7 @@ def test_the_intent_of_a_call_with_a_guardrail_has_its_units_and_its_money(journ
 
 def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal) -> None:
     end = b'","usage":{"inputTokens":1000,"outputTokens":5},"serviceTier":{"type":"\\ud800"}}'
-    answer = encode({":message-type": "event", ":event-type": "metadata"}, b'{"trace":"' + b"x" * 70_000 + end)
+    answer = encode_frame({":message-type": "event", ":event-type": "metadata"}, b'{"trace":"' + b"x" * 70_000 + end)
     counts = recorded(plain(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, answer)
     assert (counts.input_tokens, counts.output_tokens, counts.estimated_requests) == (1000, 5, 0)
     assert counts.pico > 0

@@ -8,7 +8,7 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, reader_of
 from price_keeper.metering.streams import METRICS
@@ -33,7 +33,7 @@ CHATS = {"prompt_tokens": INPUT, "completion_tokens": OUTPUT}
 
 def _frame(name: str, document: Any) -> bytes:
     kind = {":event-type": name, ":content-type": "application/json", ":message-type": "event"}
-    return encode(kind, json.dumps(document).encode())
+    return encode_frame(kind, json.dumps(document).encode())
 
 
 def _chunk(document: Any) -> bytes:

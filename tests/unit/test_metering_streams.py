@@ -6,7 +6,7 @@ import json
 from base64 import b64encode
 
 import pytest
-from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode
+from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
 from price_keeper.metering.streams import (
     BYTES_A_TOKEN,
@@ -313,7 +313,7 @@ def test_streams(name):
 def test_streams_are_read_through_a_watcher_however_they_are_cut_up(name):
     chunks, expected = STREAMS[name]
     headers = {":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}
-    wire = b"".join(encode(headers, chunk(each).payload) for each in chunks)
+    wire = b"".join(encode_frame(headers, chunk(each).payload) for each in chunks)
     for size in (1, 7, 100, len(wire)):
         stream, watcher = InvocationStream(), FrameWatcher(INVOCATION_WANTED)
         for at in range(0, len(wire), size):

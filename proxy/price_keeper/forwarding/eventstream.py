@@ -25,11 +25,11 @@ MAX_EXCEPTION_PAYLOAD: Final = 64 * 1024
 _MAX_HEADER_VALUE: Final = 2**15 - 1
 
 # Each kind of event has one short block of headers, the same every time. A block of unusual length is parsed anew.
-_BLOCKS_REMEMBERED: Final = 64
-_LONGEST_REMEMBERED: Final = 512
+_MAX_CACHED_BLOCKS: Final = 64
+_MAX_CACHED_BLOCK_BYTES: Final = 512
 
 # In a piece up to this size the CRC of a copy is cheaper than that of a view.
-_CHEAP_TO_COPY: Final = 64 * 1024
+_MAX_COPY_BYTES: Final = 64 * 1024
 
 _PRELUDE: Final = struct.Struct("!III")
 _CRC: Final = struct.Struct("!I")
@@ -37,10 +37,10 @@ _prelude_at, _crc_at = _PRELUDE.unpack_from, _CRC.unpack_from
 _OVERHEAD: Final = _PRELUDE.size + _CRC.size
 
 _STRING: Final = 7
-_TELL_THEIR_LENGTH: Final = (6, _STRING)  # 6 is a byte array
+_VARIABLE_LENGTH_TYPES: Final = (6, _STRING)  # 6 is a byte array
 _FIXED_LENGTHS: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}  # true, false, four integers, a time, a UUID
 
-_NAMED_BY: Final = {"event": ":event-type", "exception": ":exception-type", "error": ":error-code"}
+_NAME_HEADERS: Final = {"event": ":event-type", "exception": ":exception-type", "error": ":error-code"}
 
 
 class BrokenStream(ValueError):
@@ -64,11 +64,11 @@ class FrameWatcher:
     Exceptions and errors are reported too. Once something was wrong, `failure` says what and the rest is ignored.
     """
 
-    __slots__ = ("_begun", "_interests", "boundary", "failure", "frames")
+    __slots__ = ("_partial", "_interests", "boundary", "failure", "frames")
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._interests = _Interests(wanted)
-        self._begun: _BegunFrame | None = None
+        self._partial: _PartialFrame | None = None
         self.failure: BrokenStream | None = None
         self.frames = 0  # all that were completed, reported or not
         self.boundary = 0  # where in the stream the last of them ended
@@ -79,7 +79,7 @@ class FrameWatcher:
         if self.failure is None:
             try:
                 self._watch(data, found)
-            except _Fault as fault:
+            except _FrameError as fault:
                 self._fail(str(fault))
         return found
 
@@ -92,32 +92,32 @@ class FrameWatcher:
     @property
     def unfinished(self) -> int:
         """How many of the bytes fed belong to a frame not yet complete; at 0, without a failure, another may go in."""
-        return self._begun.seen if self._begun is not None else 0
+        return self._partial.consumed if self._partial is not None else 0
 
     @property
     def retained(self) -> int:
         """How many bytes of the stream are held in memory now."""
-        return self._begun.retained if self._begun is not None else 0
+        return self._partial.retained if self._partial is not None else 0
 
     def _fail(self, fault: str) -> None:
         self.failure = BrokenStream(fault, self.boundary)
-        self._begun = None
+        self._partial = None
 
     def _watch(self, data: bytes, found: list[Frame]) -> None:
         at = 0
         while at < len(data):
-            if self._begun is None:
-                at = self._pass_whole_frames(data, at, found)
+            if self._partial is None:
+                at = self._scan_whole_frames(data, at, found)
             if at < len(data):
-                at += self._resume(memoryview(data)[at:], found)
+                at += self._feed_partial(memoryview(data)[at:], found)
 
-    def _pass_whole_frames(self, data: bytes, at: int, found: list[Frame]) -> int:
+    def _scan_whole_frames(self, data: bytes, at: int, found: list[Frame]) -> int:
         """Returns where it stopped: at what is not a whole frame, or is at fault, which `_BegunFrame` then tells.
 
         The inner loop of every stream: for a frame that nobody wants it calls nothing but C.
         """
         size = len(data)
-        source = data if size <= _CHEAP_TO_COPY else memoryview(data)
+        source = data if size <= _MAX_COPY_BYTES else memoryview(data)
         interests = self._interests
         while size - at >= _OVERHEAD:
             total, headers_size, prelude_crc = _prelude_at(data, at)
@@ -138,19 +138,19 @@ class FrameWatcher:
             at += total
         return at
 
-    def _resume(self, view: memoryview, found: list[Frame]) -> int:
+    def _feed_partial(self, view: memoryview, found: list[Frame]) -> int:
         """Carry on with the frame begun, or begin one; returns how many bytes of the view belong to it."""
-        begun = self._begun = self._begun or _BegunFrame(self._interests)
-        used = begun.take(view)
-        if begun.is_complete:
-            self._begun = None
+        partial = self._partial = self._partial or _PartialFrame(self._interests)
+        used = partial.take(view)
+        if partial.is_complete:
+            self._partial = None
             self.frames += 1
-            self.boundary += begun.seen
-            found.extend(begun.report())
+            self.boundary += partial.consumed
+            found.extend(partial.report())
         return used
 
 
-class _Fault(Exception):
+class _FrameError(Exception):
     """What is wrong with a frame, told where nobody knows its place in the stream."""
 
 
@@ -167,16 +167,16 @@ class _Interests(dict[bytes, _Interest | None]):
         self._wanted = wanted
 
     def __missing__(self, block: bytes) -> _Interest | None:
-        is_usual = len(block) <= _LONGEST_REMEMBERED
-        kind, name = (_remembered_kind_and_name if is_usual else _kind_and_name)(block)
+        is_usual = len(block) <= _MAX_CACHED_BLOCK_BYTES
+        kind, name = (_cached_kind_and_name if is_usual else _parse_kind_and_name)(block)
         keep = MAX_EXCEPTION_PAYLOAD if kind in ("exception", "error") else self._wanted.get(name)
         interest = None if keep is None else _Interest(kind, name, keep)
-        if is_usual and len(self) < _BLOCKS_REMEMBERED:
+        if is_usual and len(self) < _MAX_CACHED_BLOCKS:
             self[block] = interest
         return interest
 
 
-class _BegunFrame:
+class _PartialFrame:
     """A frame of which more is to come: its head is gathered, the rest only hashed, unless it is wanted."""
 
     def __init__(self, interests: _Interests) -> None:
@@ -188,7 +188,7 @@ class _BegunFrame:
         self._payload_size = self._payload_left = 0
         self._kept = bytearray()
         self._crc = 0
-        self.seen = 0
+        self.consumed = 0
         self.is_complete = False
 
     @property
@@ -201,7 +201,7 @@ class _BegunFrame:
         if self._is_head_read:
             used += self._take_payload(view[used:])
             used += self._take_crc(view[used:])
-        self.seen += used
+        self.consumed += used
         return used
 
     def report(self) -> list[Frame]:
@@ -226,10 +226,10 @@ class _BegunFrame:
     def _read_prelude(self) -> None:
         total, headers_size, crc = _PRELUDE.unpack(self._gathered)
         if crc32(self._gathered[:8]) != crc:
-            raise _Fault("the CRC of the lengths is wrong")
+            raise _FrameError("the CRC of the lengths is wrong")
         self._payload_size = self._payload_left = total - headers_size - _OVERHEAD
         if headers_size > MAX_HEADERS or not 0 <= self._payload_size <= MAX_PAYLOAD:
-            raise _Fault(f"the lengths are not possible: {total} with {headers_size} of headers")
+            raise _FrameError(f"the lengths are not possible: {total} with {headers_size} of headers")
         self._head_size += headers_size
 
     def _read_headers(self) -> None:
@@ -243,10 +243,10 @@ class _BegunFrame:
         self._payload_left -= len(part)
         self._crc = crc32(part, self._crc)
         if self._interest is not None:
-            self._keep_end_of(part, self._interest.keep)
+            self._keep_tail(part, self._interest.keep)
         return len(part)
 
-    def _keep_end_of(self, part: memoryview, keep: int) -> None:
+    def _keep_tail(self, part: memoryview, keep: int) -> None:
         self._kept += part
         if len(self._kept) > 2 * keep:  # not each time, or small parts of a large payload would be moved over and over
             del self._kept[: len(self._kept) - keep]
@@ -255,24 +255,24 @@ class _BegunFrame:
         used = self._gather(view, _CRC.size)
         if len(self._gathered) == _CRC.size:
             if _crc_at(self._gathered)[0] != self._crc:
-                raise _Fault("the CRC of the frame is wrong")
+                raise _FrameError("the CRC of the frame is wrong")
             self.is_complete = True
         return used
 
 
-def _kind_and_name(block: bytes) -> tuple[str, str]:
+def _parse_kind_and_name(block: bytes) -> tuple[str, str]:
     try:
-        texts = _texts(block)
+        texts = _parse_headers(block)
     except (IndexError, KeyError, struct.error, UnicodeDecodeError):
-        raise _Fault("the headers cannot be read") from None
+        raise _FrameError("the headers cannot be read") from None
     kind = texts.get(":message-type", "event")
-    return kind, texts.get(_NAMED_BY.get(kind, ""), "")
+    return kind, texts.get(_NAME_HEADERS.get(kind, ""), "")
 
 
-_remembered_kind_and_name = lru_cache(_BLOCKS_REMEMBERED)(_kind_and_name)
+_cached_kind_and_name = lru_cache(_MAX_CACHED_BLOCKS)(_parse_kind_and_name)
 
 
-def _texts(block: bytes) -> dict[str, str]:
+def _parse_headers(block: bytes) -> dict[str, str]:
     """Every header by its name, with its value if that is text."""
     found: dict[str, str] = {}
     at = 0
@@ -280,10 +280,10 @@ def _texts(block: bytes) -> dict[str, str]:
         name_end = at + 1 + block[at]
         name = block[at + 1 : name_end].decode()
         if name in found:
-            raise _Fault(f"the header {name!r} comes twice")
+            raise _FrameError(f"the header {name!r} comes twice")
         kind = block[name_end]
         at = name_end + 1
-        if kind in _TELL_THEIR_LENGTH:
+        if kind in _VARIABLE_LENGTH_TYPES:
             size = int.from_bytes(block[at : at + 2], "big")
             at += 2
         else:
@@ -295,9 +295,9 @@ def _texts(block: bytes) -> dict[str, str]:
     return found
 
 
-def encode(headers: Mapping[str, str], payload: bytes) -> bytes:
+def encode_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
     """A frame with these headers, in their order; text is the only type of header that Bedrock's streams have."""
-    block = b"".join(_encoded_header(name.encode(), value.encode()) for name, value in headers.items())
+    block = b"".join(_encode_header(name.encode(), value.encode()) for name, value in headers.items())
     if len(block) > MAX_HEADERS or len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a frame has at most {MAX_HEADERS} bytes of headers and {MAX_PAYLOAD} of payload")
     lengths = struct.pack("!II", _OVERHEAD + len(block) + len(payload), len(block))
@@ -305,7 +305,7 @@ def encode(headers: Mapping[str, str], payload: bytes) -> bytes:
     return frame + _CRC.pack(crc32(frame))
 
 
-def _encoded_header(name: bytes, value: bytes) -> bytes:
+def _encode_header(name: bytes, value: bytes) -> bytes:
     if not 1 <= len(name) <= 255 or len(value) > _MAX_HEADER_VALUE:
         raise ValueError(f"a header has a name of 1 to 255 bytes and a value of at most {_MAX_HEADER_VALUE}")
     return b"".join((bytes([len(name)]), name, bytes([_STRING]), struct.pack("!H", len(value)), value))

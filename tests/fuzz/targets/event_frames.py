@@ -7,7 +7,7 @@ from binascii import crc32
 from typing import Any
 
 from botocore.eventstream import EventStreamBuffer, ParserError
-from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode
+from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import reader_of
 
@@ -130,5 +130,5 @@ def _usage(stream: bytes, seed: int) -> None:
         same(told[1], told[0], "usage in pieces")
         for usage in told[0][:2]:
             holds(usage is None or min(usage[:5]) >= 0, f"less than nothing: {usage}")
-    ours = encode({":message-type": "exception", ":exception-type": "x"}, stream[:1000])
+    ours = encode_frame({":message-type": "exception", ":exception-type": "x"}, stream[:1000])
     same(_by_botocore(ours).payload, stream[:1000], "a frame of ours")

@@ -6,7 +6,7 @@ import json
 from base64 import b64encode
 from typing import Any
 
-from price_keeper.forwarding.eventstream import encode
+from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import MOST_TOKENS
 from price_keeper.metering.guardrail_traces import Guarded
@@ -88,7 +88,7 @@ def _sent(answer: bytes, kind: bytes, wrapped: int) -> bytes:
         name, payload = "metadata", answer
         if wrapped % 2:
             name, payload = "chunk", json.dumps({"bytes": b64encode(answer).decode()}).encode()
-        return encode({":message-type": "event", ":event-type": name}, payload)
+        return encode_frame({":message-type": "event", ":event-type": name}, payload)
     return answer
 
 
