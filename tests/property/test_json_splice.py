@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.forwarding import json_splice
 from price_keeper.forwarding.json_splice import (
-    MOST_MEMBERS,
-    MOST_NESTED,
+    MAX_MEMBERS,
+    MAX_NESTED,
     Members,
-    NoJsonObject,
-    added,
-    members,
-    replaced,
+    InvalidJsonObject,
+    add_member,
+    find_members,
+    replace_span,
 )
 
 from tests.support.effort import tries
@@ -46,7 +46,7 @@ def scanned(data: bytes) -> Members:
     """By the way that large data takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_splice, "SMALL_BYTES", -1)
-        return members(data, NAMES)
+        return find_members(data, NAMES)
 
 
 def check(data: bytes) -> None:
@@ -57,12 +57,12 @@ def check(data: bytes) -> None:
     except ValueError:
         is_good = False
     if not is_good or any([name for name, _ in document].count(each) > 1 for each in NAMES):
-        for read in (scanned, lambda data: members(data, NAMES)):
-            with pytest.raises(NoJsonObject):
+        for read in (scanned, lambda data: find_members(data, NAMES)):
+            with pytest.raises(InvalidJsonObject):
                 read(data)
         return
     found = scanned(data)
-    assert members(data, NAMES) == found
+    assert find_members(data, NAMES) == found
     assert set(found.spans) == {name for name, _ in document if name in NAMES}
     for name, value in document:
         if name in NAMES:
@@ -75,10 +75,10 @@ def check(data: bytes) -> None:
 def check_changes(data: bytes, document: Object, found: Members) -> None:
     for name in NAMES:
         if name in found.spans:
-            changed = replaced(data, found.spans[name], b'{"new": 1}')
+            changed = replace_span(data, found.spans[name], b'{"new": 1}')
             assert parsed(changed.decode()) == [(each, new(value, each == name)) for each, value in document]
         else:
-            assert parsed(added(data, found, name, b"7").decode()) == [*document, (name, "7")]
+            assert parsed(add_member(data, found, name, b"7").decode()) == [*document, (name, "7")]
 
 
 def new(value: Any, is_changed: bool) -> Any:
@@ -185,14 +185,14 @@ def nested(depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (nested(MOST_NESTED + 3), "more than 250000 arrays and objects"),
-        (b"[%b]" % b",".join([b"[[]]"] * (MOST_NESTED + 3)), "more than 250000 arrays and objects"),
-        (b"1" + b"".join(b',"%0200d":0' % number for number in range(MOST_MEMBERS)), "more than 1000 members"),
+        (nested(MAX_NESTED + 3), "more than 250000 arrays and objects"),
+        (b"[%b]" % b",".join([b"[[]]"] * (MAX_NESTED + 3)), "more than 250000 arrays and objects"),
+        (b"1" + b"".join(b',"%0200d":0' % number for number in range(MAX_MEMBERS)), "more than 1000 members"),
     ],
 )
 def test_what_is_too_much(value: bytes, words: str) -> None:
-    with pytest.raises(NoJsonObject, match=words):
-        members(b'{"model":"premium","x":%b}' % value, NAMES)
+    with pytest.raises(InvalidJsonObject, match=words):
+        find_members(b'{"model":"premium","x":%b}' % value, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_is_too_much(value: bytes, words: str) -> None:
         b"[%b]" % b",".join([b"{}"] * 500_000),
         b"[%b]" % b",".join([b"1"] * 900_000),
         b"{%b}" % b",".join([b'"a":[0]'] * 300_000),
-        nested(MOST_NESTED),
+        nested(MAX_NESTED),
         b'"%b"' % (b"\\n" * 900_000),
         b'"%b"' % ("é".encode() * 900_000),
         b'{"model":[%b]}' % (b'{"model":{"a":[]}},' * 50_000 + b"0"),
@@ -211,11 +211,11 @@ def test_what_is_too_much(value: bytes, words: str) -> None:
 )
 def test_large_values_are_passed_over(value: bytes) -> None:
     data = b' {"x":%b,"model" : "premium" } ' % value
-    found = members(data, NAMES)
+    found = find_members(data, NAMES)
     start, end = found.spans["model"]
     assert data[start:end] == b'"premium"'
-    assert replaced(data, (start, end), b'"economy"') == data.replace(b'"premium"', b'"economy"')
-    with pytest.raises(NoJsonObject, match="is no JSON from byte"):
-        members(data.replace(b"}", b",}"), NAMES)
-    with pytest.raises(NoJsonObject, match="is no JSON from byte"):
-        members(data[:-3], NAMES)
+    assert replace_span(data, (start, end), b'"economy"') == data.replace(b'"premium"', b'"economy"')
+    with pytest.raises(InvalidJsonObject, match="is no JSON from byte"):
+        find_members(data.replace(b"}", b",}"), NAMES)
+    with pytest.raises(InvalidJsonObject, match="is no JSON from byte"):
+        find_members(data[:-3], NAMES)

@@ -21,8 +21,8 @@ _MOST_HELD = 256 * 1024  # of an event that does not end: it is surely not the o
 def is_to_be_asked(body: bytes) -> bool:
     """Whether this is a stream whose caller does not want to be told its usage. Raises InvalidRequest."""
     try:
-        found = json_splice.members(body, (_STREAM, _OPTIONS)).spans
-    except json_splice.NoJsonObject as failure:
+        found = json_splice.find_members(body, (_STREAM, _OPTIONS)).spans
+    except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
     if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
         return False
@@ -30,11 +30,11 @@ def is_to_be_asked(body: bytes) -> bool:
 
 
 def with_usage_asked(body: bytes) -> bytes:
-    found = json_splice.members(body, (_OPTIONS,))
+    found = json_splice.find_members(body, (_OPTIONS,))
     span = found.spans.get(_OPTIONS)
     if span is None:
-        return json_splice.added(body, found, _OPTIONS, _ALONE)
-    return json_splice.replaced(body, span, _asking(body[slice(*span)]))
+        return json_splice.add_member(body, found, _OPTIONS, _ALONE)
+    return json_splice.replace_span(body, span, _asking(body[slice(*span)]))
 
 
 def _ask_for_it(options: bytes) -> bool:
@@ -50,8 +50,8 @@ def _asking(options: bytes) -> bytes:
         return _ALONE
     span = found.spans.get(_INCLUDE)
     if span is None:
-        return json_splice.added(options, found, _INCLUDE, b"true")
-    return json_splice.replaced(options, span, b"true")
+        return json_splice.add_member(options, found, _INCLUDE, b"true")
+    return json_splice.replace_span(options, span, b"true")
 
 
 def _members(options: bytes) -> json_splice.Members | None:
@@ -60,8 +60,8 @@ def _members(options: bytes) -> json_splice.Members | None:
     if not options.startswith(b"{"):
         return None
     try:
-        return json_splice.members(options, (_INCLUDE,))
-    except json_splice.NoJsonObject as failure:
+        return json_splice.find_members(options, (_INCLUDE,))
+    except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body's {_OPTIONS!r} {failure}") from None
 
 

@@ -20,24 +20,24 @@ from typing import NamedTuple
 import orjson
 
 SMALL_BYTES = 128 * 1024  # what is parsed takes 4 MB at most, for a moment
-MOST_NESTED = 250_000  # a context of a million tokens holds fewer, and so many steps take a quarter of a second
-MOST_MEMBERS = 1000  # of the object itself; no operation knows a tenth of that
-RUN = 250  # values in one step: the expression keeps a little for each until the step is over
-FLAT = 40  # values of a container that is taken for one of those
+MAX_NESTED = 250_000  # a context of a million tokens holds fewer, and so many steps take a quarter of a second
+MAX_MEMBERS = 1000  # of the object itself; no operation knows a tenth of that
+MAX_RUN_VALUES = 250  # values in one step: the expression keeps a little for each until the step is over
+MAX_FLAT_VALUES = 40  # values of a container that is taken for one of those
 WINDOW_BYTES = 64 * 1024  # what is decoded at once to see whether it is UTF-8
 
-_LONGEST_NAME = 256  # bytes, with quotes and escapes: of those that anybody asks for
+_MAX_NAME_BYTES = 256  # bytes, with quotes and escapes: of those that anybody asks for
 _BAD_ESCAPE = re.compile(rb"\\(?![/bfnrt]|u[0-9A-Fa-f]{4})")
 _NO_CONTROLS = bytes(range(0x20, 0x100))
 
 _SPACE = rb"[ \t\n\r]*+"
 _NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+"
-_BEGIN = re.compile(rb"%b\{(?:%b(\}))?" % (_SPACE, _SPACE))
-_BEHIND = re.compile(rb"%b(?:,|(\}))" % _SPACE)
-_REST = re.compile(_SPACE)
+_OBJECT_START = re.compile(rb"%b\{(?:%b(\}))?" % (_SPACE, _SPACE))
+_AFTER_VALUE = re.compile(rb"%b(?:,|(\}))" % _SPACE)
+_TRAILING_SPACE = re.compile(_SPACE)
 
 
-class NoJsonObject(ValueError):
+class InvalidJsonObject(ValueError):
     """The message goes on from the name of what was read: "the body ..."."""
 
 
@@ -53,16 +53,16 @@ _VALUE, _OPENED_ARRAY = 2, 3  # groups of the expression for a member
 _END, _ARRAY, _OBJECT = 1, 2, 3
 
 
-class _Step(NamedTuple):
+class _ScanStep(NamedTuple):
     pattern: re.Pattern[bytes]
-    upon: tuple[int, ...]  # by the number of the pattern's group that matched last; 0 where none did
+    stops: tuple[int, ...]  # by the number of the pattern's group that matched last; 0 where none did
 
 
-class _Inside(NamedTuple):
+class _ContainerPatterns(NamedTuple):
     """How to go on in a container: behind its opening bracket, and behind one of its values."""
 
-    first: _Step
-    next: _Step
+    first: _ScanStep
+    next: _ScanStep
 
 
 class _Grammar:
@@ -76,12 +76,12 @@ class _Grammar:
         self._name = rb"%b%b:%b" % (string, _SPACE, _SPACE)
 
     @cached_property
-    def array(self) -> _Inside:
-        return _inside(b"", self._value, rb"\]")
+    def array(self) -> _ContainerPatterns:
+        return _build_container_patterns(b"", self._value, rb"\]")
 
     @cached_property
-    def object(self) -> _Inside:
-        return _inside(self._name, self._value, rb"\}")
+    def object(self) -> _ContainerPatterns:
+        return _build_container_patterns(self._name, self._value, rb"\}")
 
     @cached_property
     def member(self) -> re.Pattern[bytes]:
@@ -96,44 +96,44 @@ class _Grammar:
 
 
 def _flat(begin: bytes, member: bytes, end: bytes) -> bytes:
-    several = rb"(?:%b)(?:%b,%b(?:%b)){0,%d}%b" % (member, _SPACE, _SPACE, member, FLAT - 1, _SPACE)
+    several = rb"(?:%b)(?:%b,%b(?:%b)){0,%d}%b" % (member, _SPACE, _SPACE, member, MAX_FLAT_VALUES - 1, _SPACE)
     return rb"(?>%b%b(?:%b)?%b)" % (begin, _SPACE, several, end)
 
 
-def _inside(name: bytes, value: bytes, end: bytes) -> _Inside:
+def _build_container_patterns(name: bytes, value: bytes, end: bytes) -> _ContainerPatterns:
     opened = rb"(\[)|(\{)"
-    run = rb"(?>(?:%b,%b%b%b){0,%d})" % (_SPACE, _SPACE, name, value, RUN)
-    upon = rb"%b%b(?:(%b)|,%b%b(?:%b)|)" % (run, _SPACE, end, _SPACE, name, opened)
-    first = rb"%b(?:(%b)|%b(?:%b%b|%b))" % (_SPACE, end, name, value, upon, opened)
-    return _Inside(
-        _Step(re.compile(first), (0, _END, _END, _ARRAY, _OBJECT, _ARRAY, _OBJECT)),
-        _Step(re.compile(upon), (0, _END, _ARRAY, _OBJECT)),
+    run = rb"(?>(?:%b,%b%b%b){0,%d})" % (_SPACE, _SPACE, name, value, MAX_RUN_VALUES)
+    value_run = rb"%b%b(?:(%b)|,%b%b(?:%b)|)" % (run, _SPACE, end, _SPACE, name, opened)
+    first = rb"%b(?:(%b)|%b(?:%b%b|%b))" % (_SPACE, end, name, value, value_run, opened)
+    return _ContainerPatterns(
+        _ScanStep(re.compile(first), (0, _END, _END, _ARRAY, _OBJECT, _ARRAY, _OBJECT)),
+        _ScanStep(re.compile(value_run), (0, _END, _ARRAY, _OBJECT)),
     )
 
 
 _QUICK, _CAREFUL = _Grammar(rb'"[^"]*+"'), _Grammar(rb'"[^"\x00-\x1f]*+"')
-_EASY = _Grammar(rb'"[^"\\]*+"')  # in data as it came
+_UNESCAPED = _Grammar(rb'"[^"\\]*+"')  # in data as it came
 
 
-def members(data: bytes, names: Collection[str]) -> Members:
+def find_members(data: bytes, names: Collection[str]) -> Members:
     """Raises NoJsonObject, also where one of the names comes twice: readers differ in which of the two counts."""
-    if len(data) <= SMALL_BYTES and (found := _easily(data, names)) is not None:
+    if len(data) <= SMALL_BYTES and (found := _find_in_small(data, names)) is not None:
         return found
-    plain = _without_escaped_quotes(data)
-    begun = _BEGIN.match(plain)
+    plain = _mask_escapes(data)
+    begun = _OBJECT_START.match(plain)
     if begun is None:
-        raise NoJsonObject("is no JSON object")
+        raise InvalidJsonObject("is no JSON object")
     spans: dict[str, tuple[int, int]] = {}
     at, is_empty = begun.end(), begun.lastindex is not None
     if not is_empty:
-        at = _find(data, plain, at, names, spans)
-    rest = _REST.match(plain, at)
+        at = _scan_members(data, plain, at, names, spans)
+    rest = _TRAILING_SPACE.match(plain, at)
     if rest is None or rest.end() != len(plain):
-        raise _wrong(at)
+        raise _syntax_error(at)
     return Members(spans, at - 1, is_empty)
 
 
-def _easily(data: bytes, names: Collection[str]) -> Members | None:
+def _find_in_small(data: bytes, names: Collection[str]) -> Members | None:
     """Where each name stands once at most, and has no letter escaped: there it is the member's."""
     if b"\\u00" in data:
         return None
@@ -147,82 +147,82 @@ def _easily(data: bytes, names: Collection[str]) -> Members | None:
     for name in names:
         quoted = f'"{name}"'.encode()
         if name in document:
-            member = _EASY.member.match(data, data.find(quoted)) if data.count(quoted) == 1 else None
+            member = _UNESCAPED.member.match(data, data.find(quoted)) if data.count(quoted) == 1 else None
             if member is None or member.lastindex != _VALUE:
                 return None
             spans[name] = member.span(_VALUE)
     return Members(spans, data.rindex(b"}"), not document)
 
 
-def replaced(data: bytes, span: tuple[int, int], value: bytes) -> bytes:
+def replace_span(data: bytes, span: tuple[int, int], value: bytes) -> bytes:
     whole = memoryview(data)
     return b"".join((whole[: span[0]], value, whole[span[1] :]))
 
 
-def added(data: bytes, found: Members, name: str, value: bytes) -> bytes:
-    comma = b"" if found.is_empty else b","
-    return replaced(data, (found.end, found.end), b"%b%b:%b" % (comma, json.dumps(name).encode(), value))
+def add_member(data: bytes, members: Members, name: str, value: bytes) -> bytes:
+    comma = b"" if members.is_empty else b","
+    return replace_span(data, (members.end, members.end), b"%b%b:%b" % (comma, json.dumps(name).encode(), value))
 
 
-def _find(data: bytes, plain: bytes, at: int, names: Collection[str], spans: dict[str, tuple[int, int]]) -> int:
+def _scan_members(data: bytes, plain: bytes, at: int, names: Collection[str], spans: dict[str, tuple[int, int]]) -> int:
     """Puts in the spans, and returns where the object ends."""
     grammar = _CAREFUL if plain.translate(None, _NO_CONTROLS) else _QUICK
     nested = 0
-    for _ in range(MOST_MEMBERS):
+    for _ in range(MAX_MEMBERS):
         member = grammar.member.match(plain, at)
         if member is None:
-            raise _wrong(at)
+            raise _syntax_error(at)
         at, group = member.end(), member.lastindex or 0
         if group != _VALUE:
-            at, nested = _closed(plain, at, grammar, group == _OPENED_ARRAY, nested)
-        name = _name(data, *member.span(1))
+            at, nested = _skip_container(plain, at, grammar, group == _OPENED_ARRAY, nested)
+        name = _decode_name(data, *member.span(1))
         if name in names:
             if name in spans:
-                raise NoJsonObject(f"has {name!r} more than once")
+                raise InvalidJsonObject(f"has {name!r} more than once")
             spans[name] = (member.start(group), at)
-        behind = _BEHIND.match(plain, at)
+        behind = _AFTER_VALUE.match(plain, at)
         if behind is None:
-            raise _wrong(at)
+            raise _syntax_error(at)
         at = behind.end()
         if behind.lastindex:
             return at
-    raise NoJsonObject(f"has more than {MOST_MEMBERS} members")
+    raise InvalidJsonObject(f"has more than {MAX_MEMBERS} members")
 
 
-def _name(data: bytes, start: int, end: int) -> str:
+def _decode_name(data: bytes, start: int, end: int) -> str:
     """Names too long to be asked for are not read: the empty one stands for them."""
-    if end - start > _LONGEST_NAME:
+    if end - start > _MAX_NAME_BYTES:
         return ""
     name = data[start + 1 : end - 1].decode()
     return str(json.loads(f'"{name}"')) if "\\" in name else name
 
 
-def _closed(plain: bytes, at: int, grammar: _Grammar, is_array: bool, nested: int) -> tuple[int, int]:
+def _skip_container(plain: bytes, at: int, grammar: _Grammar, is_array: bool, nested: int) -> tuple[int, int]:
     """From behind an opening bracket to behind the one that closes it; counts those in between."""
-    outer: list[_Inside] = []
+    outer: list[_ContainerPatterns] = []
     inside = grammar.array if is_array else grammar.object
     step = inside.first
     while True:
         match = step.pattern.match(plain, at)
         if match is None or match.end() == at:
-            raise _wrong(at)
-        at, upon = match.end(), step.upon[match.lastindex or 0]
-        if upon in (_ARRAY, _OBJECT):
+            raise _syntax_error(at)
+        at, stop = match.end(), step.stops[match.lastindex or 0]
+        if stop in (_ARRAY, _OBJECT):
             nested += 1
-            if nested > MOST_NESTED:
-                raise NoJsonObject(f"has more than {MOST_NESTED} arrays and objects in others")
+            if nested > MAX_NESTED:
+                raise InvalidJsonObject(f"has more than {MAX_NESTED} arrays and objects in others")
             outer.append(inside)
-            inside = grammar.array if upon == _ARRAY else grammar.object
+            inside = grammar.array if stop == _ARRAY else grammar.object
             step = inside.first
             continue
-        if upon == _END:
+        if stop == _END:
             if not outer:
                 return at, nested
             inside = outer.pop()
         step = inside.next
 
 
-def _without_escaped_quotes(data: bytes) -> bytes:
+def _mask_escapes(data: bytes) -> bytes:
     _check_encoding(data)
     if b"\\" not in data:
         return data
@@ -230,7 +230,7 @@ def _without_escaped_quotes(data: bytes) -> bytes:
     plain = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     bad = _BAD_ESCAPE.search(plain)
     if bad is not None:
-        raise _wrong(bad.start())
+        raise _syntax_error(bad.start())
     return plain
 
 
@@ -243,8 +243,8 @@ def _check_encoding(data: bytes) -> None:
         for start in range(0, len(data), WINDOW_BYTES):
             decoder.decode(data[start : start + WINDOW_BYTES], start + WINDOW_BYTES >= len(data))
     except UnicodeDecodeError:
-        raise NoJsonObject("is no UTF-8") from None
+        raise InvalidJsonObject("is no UTF-8") from None
 
 
-def _wrong(at: int) -> NoJsonObject:
-    return NoJsonObject(f"is no JSON from byte {at} on")
+def _syntax_error(at: int) -> InvalidJsonObject:
+    return InvalidJsonObject(f"is no JSON from byte {at} on")

@@ -45,15 +45,15 @@ def tell(operation: Operation, ours: Mapping[str, str], headers: Headers, body: 
 
 def _told_in_body(ours: Mapping[str, str], body: bytes) -> bytes:
     try:
-        found = json_splice.members(body, (KEY,))
-    except json_splice.NoJsonObject as failure:
+        found = json_splice.find_members(body, (KEY,))
+    except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
     span = found.spans.get(KEY)
     if span is None:
-        return json_splice.added(body, found, KEY, _spelled({}, ours).encode())
+        return json_splice.add_member(body, found, KEY, _spelled({}, ours).encode())
     given = body[span[0] : span[1]]
     theirs = _entries(given, f"the body's {KEY!r}") if given != b"null" else {}
-    return json_splice.replaced(body, span, _spelled(theirs, ours).encode())
+    return json_splice.replace_span(body, span, _spelled(theirs, ours).encode())
 
 
 def _spelled(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:

@@ -122,15 +122,15 @@ def _of_label(form: Form, label_max: int | None) -> int:
 def _put(body: bytes, path: Path, limit: int) -> bytes:
     try:
         return _with(body, path, b"%d" % limit)
-    except json_splice.NoJsonObject as failure:
+    except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
 
 
 def _with(data: bytes, path: Path, value: bytes) -> bytes:
     name = path[0]
-    found = json_splice.members(data, (name,))
+    found = json_splice.find_members(data, (name,))
     span = found.spans.get(name)
     if len(path) > 1:
         inner = b"{}" if span is None or data[slice(*span)] == b"null" else data[slice(*span)]
         value = _with(inner, path[1:], value)
-    return json_splice.added(data, found, name, value) if span is None else json_splice.replaced(data, span, value)
+    return json_splice.add_member(data, found, name, value) if span is None else json_splice.replace_span(data, span, value)

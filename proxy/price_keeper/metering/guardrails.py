@@ -67,8 +67,8 @@ def may_be_named(operation: Operation, headers: Mapping[bytes, bytes], body: byt
 
 def _is_configured(body: bytes) -> bool:
     try:
-        span = json_splice.members(body, (_CONFIG,)).spans.get(_CONFIG)
-    except json_splice.NoJsonObject:
+        span = json_splice.find_members(body, (_CONFIG,)).spans.get(_CONFIG)
+    except json_splice.InvalidJsonObject:
         return True  # or two of them: what Bedrock makes of that is not known, so it must have a price
     return span is not None and body[span[0] : span[1]].strip(b"{} \t\r\n") not in _NO_GUARDRAIL
 

@@ -67,7 +67,7 @@ class ParsedCall(NamedTuple):
         """The caller's own bytes, but for another model's name in the place of the one they name."""
         if self.model_span is None or model == self.model:
             return body
-        return json_splice.replaced(body, self.model_span, orjson.dumps(model))
+        return json_splice.replace_span(body, self.model_span, orjson.dumps(model))
 
 
 def check_target(target: bytes) -> Refusal | None:
@@ -112,8 +112,8 @@ def _is_method_allowed(operation: Operation, method: bytes) -> bool:
 def _parse_model_in_body(target: OperationPath, body: bytes) -> ParsedCall:
     key = _MODEL_KEYS[target.operation]
     try:
-        span = json_splice.members(body, (key,)).spans.get(key)
-    except json_splice.NoJsonObject as failure:
+        span = json_splice.find_members(body, (key,)).spans.get(key)
+    except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
     model = _read_model_name(body, span)
     if not model:
@@ -129,7 +129,7 @@ def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
     if parsed_call.model_span is None:
         return parsed_call
     key = _MODEL_KEYS[parsed_call.operation]
-    return parsed_call._replace(named_at=json_splice.members(body, (key,)).spans[key])
+    return parsed_call._replace(named_at=json_splice.find_members(body, (key,)).spans[key])
 
 
 def _read_model_name(body: bytes, span: tuple[int, int] | None) -> str:

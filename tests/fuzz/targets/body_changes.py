@@ -12,7 +12,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import Request
 from price_keeper.forwarding import chat_usage, json_splice
 from price_keeper.forwarding.json_splice import Members as Spans
-from price_keeper.forwarding.json_splice import NoJsonObject
+from price_keeper.forwarding.json_splice import InvalidJsonObject
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.request_metadata import KEY, identity, tell
 from price_keeper.surface.calls import parse_call
@@ -68,8 +68,8 @@ def _found(body: bytes, told: Any) -> None:
 
 def _members(body: bytes) -> Spans | None:
     try:
-        return json_splice.members(body, KEYS)
-    except NoJsonObject:
+        return json_splice.find_members(body, KEYS)
+    except InvalidJsonObject:
         return None
 
 
