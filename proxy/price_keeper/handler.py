@@ -170,15 +170,15 @@ class RequestHandler:
     ) -> None:
         parsed_call, body, operation = selection.asked, selection.body, selection.asked.operation
         transform_body = _keep_body
-        if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.is_to_be_asked, body):
+        if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.needs_usage_option, body):
             request.reserve_copies(1)
-            responder, transform_body = chat_usage.WithoutUsage(responder, usage_event_only), chat_usage.with_usage_asked
+            responder, transform_body = chat_usage.UsageEventFilter(responder, usage_event_only), chat_usage.add_usage_option
         if parsed_call.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it
         if self._adds_request_metadata:
             request.reserve_copies(1)
-            identity = request_metadata.identity(caller.org, caller.app, selection.choice.label)
-            headers, body = await off_the_loop(body, request_metadata.tell, operation, identity, headers, body)
+            identity = request_metadata.build_identity(caller.org, caller.app, selection.choice.label)
+            headers, body = await off_the_loop(body, request_metadata.add_metadata, operation, identity, headers, body)
         guardrail_units = 0
         if selection.terms is not None:
             if len(request.body) < LARGE_BYTES:

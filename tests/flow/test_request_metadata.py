@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from price_keeper.config.keys import UpstreamConfig
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.request_metadata import HEADER, MOST_BYTES, identity, tell
+from price_keeper.forwarding.request_metadata import HEADER, MAX_METADATA_BYTES, build_identity, add_metadata
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN
@@ -74,7 +74,7 @@ async def test_in_a_header_of_an_invocation(port: DataPort, operation: str) -> N
         ("[]", "the header x-amzn-bedrock-request-metadata is no JSON object"),
         ('{"a": {"b": "c"}}', "the header x-amzn-bedrock-request-metadata has strings as its values"),
         ('{"a": %s}' % ("[" * 500 + "]" * 500), "the header x-amzn-bedrock-request-metadata has strings as its values"),
-        ('{"a": "%s"}' % ("x" * MOST_BYTES), "the header x-amzn-bedrock-request-metadata has at most 32768 bytes"),
+        ('{"a": "%s"}' % ("x" * MAX_METADATA_BYTES), "the header x-amzn-bedrock-request-metadata has at most 32768 bytes"),
         (json.dumps({str(number): "x" for number in range(14)}), "requestMetadata has at most 13 entries here"),
     ],
 )
@@ -95,7 +95,7 @@ async def test_unless_it_is_wanted_nothing_is_changed(tmp_path: Path) -> None:
 def test_what_is_said_in_another_alphabet_is_escaped_in_a_header() -> None:
     said = {"team": "caf\u00e9 \U0001f600", "odd": "a\x7f\tb"}
     given = json.dumps(said).replace("\x7f", "\\u007f")
-    ((name, told),), _ = tell(Operation.INVOKE, OURS, [(HEADER, given)], b"")
+    ((name, told),), _ = add_metadata(Operation.INVOKE, OURS, [(HEADER, given)], b"")
     assert (name, json.loads(told)) == (HEADER, OURS | said)
     assert told.isascii()
     assert told.isprintable()
@@ -107,7 +107,7 @@ BIG = b'{"messages":[],"x":123456789012345678901,"y":%b,"z":{"a":1,"a":2}}' % (b
 @pytest.mark.parametrize("metadata", [b"", b',"requestMetadata":{"a":"b"}', b',\n "requestMetadata" : null '])
 def test_the_rest_of_a_body_stays_as_it_is(metadata: bytes) -> None:
     body = BIG[:-1] + metadata + b"}"
-    _, told = tell(Operation.CONVERSE, identity(ORG, APP, "premium"), [], body)
+    _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body)
     assert told.startswith(BIG[:-1] + b",")
     assert json.loads(told.removeprefix(BIG[:-1] + b",").join((b"{", b"")))["requestMetadata"].items() >= OURS.items()
 
@@ -128,7 +128,7 @@ theirs = st.fixed_dictionaries({}, optional={"requestMetadata": entries})
 @given(st.dictionaries(st.text(max_size=5), values, max_size=4), theirs, st.sampled_from([None, 1]), st.booleans())
 def test_nothing_else_of_a_body_changes(document: Any, metadata: Any, indent: int | None, is_ascii: bool) -> None:
     body = json.dumps(document | metadata, indent=indent, ensure_ascii=is_ascii).encode()
-    _, told = tell(Operation.CONVERSE, identity(ORG, APP, "premium"), [], body + b" \n")
+    _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, APP, "premium"), [], body + b" \n")
     after = json.loads(told)
     said = after.pop("requestMetadata")
     assert after == {name: value for name, value in document.items() if name != "requestMetadata"}
@@ -140,8 +140,8 @@ def test_nothing_else_of_a_body_changes(document: Any, metadata: Any, indent: in
 def test_an_escaped_name_is_the_same_name() -> None:
     ours = {"price-keeper-org": ORG, "price-keeper-label": "premium"}
     body = b'{"request\\u004detadata": {"price-keeper-\\u006frg": "forged", "PRICE-KEEPER-App": "x", "a": "b"}}'
-    _, told = tell(Operation.CONVERSE, identity(ORG, None, "premium"), [], body)
+    _, told = add_metadata(Operation.CONVERSE, build_identity(ORG, None, "premium"), [], body)
     assert json.loads(told) == {"requestMetadata": {"a": "b"} | ours}
     twice = body[:-1] + b',"requestMetadata":{}}'
     with pytest.raises(InvalidRequest, match="the body has 'requestMetadata' more than once"):
-        tell(Operation.CONVERSE, ours, [], twice)
+        add_metadata(Operation.CONVERSE, ours, [], twice)

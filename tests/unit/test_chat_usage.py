@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding.chat_usage import WithoutUsage, is_to_be_asked, with_usage_asked
+from price_keeper.forwarding.chat_usage import UsageEventFilter, needs_usage_option, add_usage_option
 from price_keeper.metering.streams import usage_event_only
 
 from tests.support.effort import tries
@@ -47,7 +47,7 @@ class Heard:
 
 def passed(stream: bytes, cuts: Sequence[int] = (), kind: bytes = b"text/event-stream", status: int = 200) -> Heard:
     heard = Heard()
-    responder = WithoutUsage(heard, usage_event_only)
+    responder = UsageEventFilter(heard, usage_event_only)
     responder.start(status, [(b"content-type", kind)], len(stream))
     at = sorted({cut % (len(stream) + 1) for cut in cuts} | {0, len(stream)})
     for start, end in pairwise(at):
@@ -102,7 +102,7 @@ def test_event_stream_is_filtered_however_its_content_type_is_spelled() -> None:
 
 def test_an_event_without_end_is_not_held_for_ever() -> None:
     heard = Heard()
-    responder = WithoutUsage(heard, usage_event_only)
+    responder = UsageEventFilter(heard, usage_event_only)
     responder.start(200, [(b"content-type", b"text/event-stream")], None)
     for _ in range(100):
         responder.write(b"data: " + b"x" * 10_000)
@@ -148,9 +148,9 @@ def test_a_last_event_without_an_empty_line_is_shown_unless_it_is_ours() -> None
     ],
 )
 def test_only_a_stream_that_does_not_ask_is_made_to(body: str, asks: bool, sent: str | None) -> None:
-    assert is_to_be_asked(body.encode()) is not asks
+    assert needs_usage_option(body.encode()) is not asks
     if sent is not None:
-        assert with_usage_asked(body.encode()) == sent.encode()
+        assert add_usage_option(body.encode()) == sent.encode()
 
 
 @pytest.mark.parametrize("name", ["include_usage", "include\\u005fusage"])
@@ -158,4 +158,4 @@ def test_whether_the_usage_is_to_be_told_is_said_once(name: str) -> None:
     """Or the sidecar takes the second for what is meant, Bedrock the first, and nobody is told what was used."""
     body = f'{{"stream": true, "stream_options": {{"include_usage": false, "{name}": true}}}}'
     with pytest.raises(InvalidRequest, match="stream_options"):
-        is_to_be_asked(body.encode())
+        needs_usage_option(body.encode())

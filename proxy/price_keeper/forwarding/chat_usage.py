@@ -11,14 +11,14 @@ from price_keeper.exchange import FlowControl, Header, Responder
 from price_keeper.forwarding import json_splice
 
 _STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
-_ALONE = b'{"include_usage":true}'
+_USAGE_OPTIONS = b'{"include_usage":true}'
 _EVENT_STREAM = b"text/event-stream"
-_MARKS = (b"\n\n", b"\r\n\r\n")
-_LONGEST_MARK = 4
-_MOST_HELD = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_MAX_EVENT_END = 4
+_MAX_BUFFERED_BYTES = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
 
 
-def is_to_be_asked(body: bytes) -> bool:
+def needs_usage_option(body: bytes) -> bool:
     """Whether this is a stream whose caller does not want to be told its usage. Raises InvalidRequest."""
     try:
         found = json_splice.find_members(body, (_STREAM, _OPTIONS)).spans
@@ -26,35 +26,35 @@ def is_to_be_asked(body: bytes) -> bool:
         raise InvalidRequest(f"the body {failure}") from None
     if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
         return False
-    return _OPTIONS not in found or not _ask_for_it(body[slice(*found[_OPTIONS])])
+    return _OPTIONS not in found or not _includes_usage(body[slice(*found[_OPTIONS])])
 
 
-def with_usage_asked(body: bytes) -> bytes:
+def add_usage_option(body: bytes) -> bytes:
     found = json_splice.find_members(body, (_OPTIONS,))
     span = found.spans.get(_OPTIONS)
     if span is None:
-        return json_splice.add_member(body, found, _OPTIONS, _ALONE)
-    return json_splice.replace_span(body, span, _asking(body[slice(*span)]))
+        return json_splice.add_member(body, found, _OPTIONS, _USAGE_OPTIONS)
+    return json_splice.replace_span(body, span, _set_include_usage(body[slice(*span)]))
 
 
-def _ask_for_it(options: bytes) -> bool:
-    found = _members(options)
+def _includes_usage(options: bytes) -> bool:
+    found = _find_option(options)
     span = None if found is None else found.spans.get(_INCLUDE)
     return span is not None and options[slice(*span)] == b"true"
 
 
-def _asking(options: bytes) -> bytes:
+def _set_include_usage(options: bytes) -> bytes:
     """What else they say stays as it is."""
-    found = _members(options)
+    found = _find_option(options)
     if found is None:
-        return _ALONE
+        return _USAGE_OPTIONS
     span = found.spans.get(_INCLUDE)
     if span is None:
         return json_splice.add_member(options, found, _INCLUDE, b"true")
     return json_splice.replace_span(options, span, b"true")
 
 
-def _members(options: bytes) -> json_splice.Members | None:
+def _find_option(options: bytes) -> json_splice.Members | None:
     """None where they are no object. Raises InvalidRequest where they say twice whether the usage is to be told, as
     readers differ in which of the two counts."""
     if not options.startswith(b"{"):
@@ -65,14 +65,14 @@ def _members(options: bytes) -> json_splice.Members | None:
         raise InvalidRequest(f"the body's {_OPTIONS!r} {failure}") from None
 
 
-class WithoutUsage:
+class UsageEventFilter:
     """A responder that leaves out the events which `is_ours` says hold nothing but the usage."""
 
-    def __init__(self, responder: Responder, is_ours: Callable[[bytes], bool]) -> None:
+    def __init__(self, responder: Responder, is_usage_only: Callable[[bytes], bool]) -> None:
         self._responder = responder
-        self._is_ours = is_ours
+        self._is_usage_only = is_usage_only
         self._is_filtering = False
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     @property
     def has_started(self) -> bool:
@@ -94,48 +94,48 @@ class WithoutUsage:
         if not self._is_filtering:
             self._responder.write(data)
             return
-        searched = max(0, len(self._held) - _LONGEST_MARK + 1)
-        self._held += data
-        end = _last_end(self._held, searched)
+        searched = max(0, len(self._buffer) - _MAX_EVENT_END + 1)
+        self._buffer += data
+        end = _find_last_event_end(self._buffer, searched)
         if end:
-            whole = bytes(self._held[:end])
-            del self._held[:end]
-            self._pass(whole)
-        if len(self._held) > _MOST_HELD:
-            self._pass_held()
+            whole = bytes(self._buffer[:end])
+            del self._buffer[:end]
+            self._forward_events(whole)
+        if len(self._buffer) > _MAX_BUFFERED_BYTES:
+            self._forward_buffer()
 
-    def _pass(self, events: bytes) -> None:
+    def _forward_events(self, events: bytes) -> None:
         if b'"usage"' in events:
-            events = b"".join(event for event in _events(events) if not self._is_ours(event))
+            events = b"".join(event for event in _split_events(events) if not self._is_usage_only(event))
         if events:
             self._responder.write(events)
 
-    def _pass_held(self) -> None:
-        self._responder.write(bytes(self._held))
-        self._held.clear()
+    def _forward_buffer(self) -> None:
+        self._responder.write(bytes(self._buffer))
+        self._buffer.clear()
 
     def flush(self) -> None:
         self._responder.flush()
 
     def finish(self) -> None:
-        if self._held and not self._is_ours(bytes(self._held)):
-            self._pass_held()
+        if self._buffer and not self._is_usage_only(bytes(self._buffer)):
+            self._forward_buffer()
         self._responder.finish()
 
     def abort(self) -> None:
         self._responder.abort()
 
 
-def _last_end(data: bytearray, start: int) -> int:
+def _find_last_event_end(data: bytearray, start: int) -> int:
     """Behind the last empty line from there on, however lines end; 0 where there is none."""
-    return max((end + len(mark) for mark in _MARKS if (end := data.rfind(mark, start)) >= 0), default=0)
+    return max((end + len(mark) for mark in _EVENT_ENDS if (end := data.rfind(mark, start)) >= 0), default=0)
 
 
-def _events(data: bytes) -> list[bytes]:
+def _split_events(data: bytes) -> list[bytes]:
     found: list[bytes] = []
     at = 0
     while at < len(data):
-        ends = [end + len(mark) for mark in _MARKS if (end := data.find(mark, at)) >= 0]
+        ends = [end + len(mark) for mark in _EVENT_ENDS if (end := data.find(mark, at)) >= 0]
         end = min(ends, default=len(data))
         found.append(data[at:end])
         at = end

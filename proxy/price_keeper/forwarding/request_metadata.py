@@ -15,10 +15,10 @@ from price_keeper.forwarding import json_splice
 from price_keeper.forwarding.model_path import Operation
 
 HEADER = "x-amzn-bedrock-request-metadata"
-KEY = "requestMetadata"
+BODY_KEY = "requestMetadata"
 PREFIX = "price-keeper-"
-MOST = 16  # entries that Bedrock takes
-MOST_BYTES = 32 * 1024  # of them: Bedrock's own limit is 256 characters for each name and value
+MAX_ENTRIES = 16  # entries that Bedrock takes
+MAX_METADATA_BYTES = 32 * 1024  # of them: Bedrock's own limit is 256 characters for each name and value
 
 _IN_HEADER = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM})
 _IN_BODY = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
@@ -26,47 +26,47 @@ _IN_BODY = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
 Headers = list[tuple[str, str]]
 
 
-def identity(org: str, app: str | None, label: str) -> dict[str, str]:
-    known = {f"{PREFIX}org": org, f"{PREFIX}label": label}
-    return known if app is None else known | {f"{PREFIX}app": app}
+def build_identity(org: str, app: str | None, label: str) -> dict[str, str]:
+    entries = {f"{PREFIX}org": org, f"{PREFIX}label": label}
+    return entries if app is None else entries | {f"{PREFIX}app": app}
 
 
-def tell(operation: Operation, ours: Mapping[str, str], headers: Headers, body: bytes) -> tuple[Headers, bytes]:
+def add_metadata(operation: Operation, ours: Mapping[str, str], headers: Headers, body: bytes) -> tuple[Headers, bytes]:
     """What goes upstream instead of these headers and this body."""
     given = next((value for name, value in headers if name == HEADER), None)
     headers = [header for header in headers if header[0] != HEADER]
     if operation in _IN_HEADER:
-        theirs = _entries(given.encode(), f"the header {HEADER}") if given is not None else {}
-        headers.append((HEADER, _spelled(theirs, ours)))
+        theirs = _parse_entries(given.encode(), f"the header {HEADER}") if given is not None else {}
+        headers.append((HEADER, _encode_entries(theirs, ours)))
     elif operation in _IN_BODY:
-        body = _told_in_body(ours, body)
+        body = _add_to_body(ours, body)
     return headers, body
 
 
-def _told_in_body(ours: Mapping[str, str], body: bytes) -> bytes:
+def _add_to_body(ours: Mapping[str, str], body: bytes) -> bytes:
     try:
-        found = json_splice.find_members(body, (KEY,))
+        found = json_splice.find_members(body, (BODY_KEY,))
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
-    span = found.spans.get(KEY)
+    span = found.spans.get(BODY_KEY)
     if span is None:
-        return json_splice.add_member(body, found, KEY, _spelled({}, ours).encode())
+        return json_splice.add_member(body, found, BODY_KEY, _encode_entries({}, ours).encode())
     given = body[span[0] : span[1]]
-    theirs = _entries(given, f"the body's {KEY!r}") if given != b"null" else {}
-    return json_splice.replace_span(body, span, _spelled(theirs, ours).encode())
+    theirs = _parse_entries(given, f"the body's {BODY_KEY!r}") if given != b"null" else {}
+    return json_splice.replace_span(body, span, _encode_entries(theirs, ours).encode())
 
 
-def _spelled(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+def _encode_entries(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """In printable ASCII, as it may stand in a header."""
     kept = {name: value for name, value in theirs.items() if not name.lower().startswith(PREFIX)}
-    if len(kept) + len(ours) > MOST:
-        raise InvalidRequest(f"{KEY} has at most {MOST - len(ours)} entries here: {len(ours)} of {MOST} say who calls")
+    if len(kept) + len(ours) > MAX_ENTRIES:
+        raise InvalidRequest(f"{BODY_KEY} has at most {MAX_ENTRIES - len(ours)} entries here: {len(ours)} of {MAX_ENTRIES} say who calls")
     return json.dumps(kept | dict(ours), separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
-def _entries(data: bytes, where: str) -> dict[str, str]:
-    if len(data) > MOST_BYTES:
-        raise InvalidRequest(f"{where} has at most {MOST_BYTES} bytes")
+def _parse_entries(data: bytes, where: str) -> dict[str, str]:
+    if len(data) > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"{where} has at most {MAX_METADATA_BYTES} bytes")
     try:
         entries = orjson.loads(data)
     except orjson.JSONDecodeError as failure:

@@ -14,7 +14,7 @@ from price_keeper.forwarding import chat_usage, json_splice
 from price_keeper.forwarding.json_splice import Members as Spans
 from price_keeper.forwarding.json_splice import InvalidJsonObject
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.request_metadata import KEY, identity, tell
+from price_keeper.forwarding.request_metadata import BODY_KEY, build_identity, add_metadata
 from price_keeper.surface.calls import parse_call
 
 from tests.fuzz.documents import Members, document, pairs, views
@@ -34,7 +34,7 @@ NAMES = (
     "",
 )
 TEXTS = ("premium", "text", "anthropic.claude-v2:1", "..", "true", 'a"b', "x" * 40)
-OURS = identity("c0000000-0000-4000-8000-00000000000d", "shop", "premium")
+OURS = build_identity("c0000000-0000-4000-8000-00000000000d", "shop", "premium")
 KEYS = ("model", "requestMetadata")
 WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b'{"stream":true', b'"include_usage":true', b"\\u006d", b'\\"')
 
@@ -75,15 +75,15 @@ def _members(body: bytes) -> Spans | None:
 
 def _metadata(body: bytes, told: Any) -> None:
     try:
-        _, changed = tell(Operation.CONVERSE, OURS, [], body)
+        _, changed = add_metadata(Operation.CONVERSE, OURS, [], body)
     except InvalidRequest:
         return
-    same(pairs(changed).but(KEY), told.but(KEY), "what is not ours")
+    same(pairs(changed).but(BODY_KEY), told.but(BODY_KEY), "what is not ours")
     for view in views(changed):
-        entries = view[KEY]
+        entries = view[BODY_KEY]
         same({name: entries.get(name) for name in OURS}, OURS, "who calls")
         holds(all(isinstance(value, str) for value in entries.values()), "entries that are no text")
-        given = told.all(KEY)
+        given = told.all(BODY_KEY)
         theirs = dict(given[0]) if given and isinstance(given[0], Members) else {}
         kept = {name: value for name, value in theirs.items() if not name.lower().startswith("price-keeper-")}
         same(entries, kept | OURS, "the caller's own entries")
@@ -91,7 +91,7 @@ def _metadata(body: bytes, told: Any) -> None:
 
 def _usage_asked(body: bytes, told: Any) -> None:
     try:
-        is_to_be_asked = chat_usage.is_to_be_asked(body)
+        is_to_be_asked = chat_usage.needs_usage_option(body)
     except InvalidRequest:
         return
     if not is_to_be_asked:
@@ -100,7 +100,7 @@ def _usage_asked(body: bytes, told: Any) -> None:
         asked = [isinstance(each, dict) and each.get("include_usage") is True for each in options]
         holds(not any(streams) or all(asked), "a stream of which nobody asks the usage")
         return
-    changed = chat_usage.with_usage_asked(body)
+    changed = chat_usage.add_usage_option(body)
     same(pairs(changed).but("stream_options"), told.but("stream_options"), "what is not ours")
     for view in views(changed):
         same(view["stream_options"]["include_usage"], True, "what is asked")
