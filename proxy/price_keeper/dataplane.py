@@ -24,7 +24,7 @@ from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding import model_path
-from price_keeper.forwarding.counting import Counting
+from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, StaticCredentials, RefreshingCredentials
 from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, Forwarder, SigV4Authorizer, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
@@ -184,7 +184,7 @@ def build_hard_budgets(
     leases = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
     leases.start()
     budgets.on_spent_elsewhere = lambda counter: leases.spent_elsewhere(Name(*counter[:3]))
-    return HardBudgets(config, leases, price_tables, Counting(forwarder))
+    return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))
 
 
 def build_handler(

@@ -12,7 +12,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.dataplane import BedrockAccess
-from price_keeper.forwarding.counting import Counting
+from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import Purses
@@ -59,7 +59,7 @@ class Offer:
         def take_on() -> None:
             pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
             metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.label_selector.metering)
-            hard = HardBudgets(config, self._purses, tariffs, Counting(self._forwarder))
+            hard = HardBudgets(config, self._purses, tariffs, TokenCounter(self._forwarder))
             choosing = dataplane.build_label_selector(config, self._bedrock, recorder, standings, metering, hard, pipeline.request_stats)
             endpoints = dataplane.list_endpoints(config, self._bedrock)
             # All that could fail has been done.

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.forwarding import counting
-from price_keeper.forwarding.counting import Counting
+from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.model_path import Operation
 
@@ -33,7 +33,7 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
         target = UpstreamTarget(parse_endpoint(wire.url), "here", "a-model", "/there")
         found = []
         for _ in range(len(faults) + deaf + 1):
-            counted = Counting(forwarder)(target, Operation.CONVERSE, BODY)
+            counted = TokenCounter(forwarder)(target, Operation.CONVERSE, BODY)
             found += await asyncio.gather(counted, return_exceptions=True)
         clock.move(1000)  # what nobody waits for any more is given up
         await forwarder.check_timeouts()
@@ -51,7 +51,7 @@ async def test_wherever_it_breaks(how: How) -> None:
 
 
 async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "SECONDS", 0.1)
+    monkeypatch.setattr(counting, "TIMEOUT_SECONDS", 0.1)
     *late, well = await asked(*(Break(where, How.STALL) for where in Where))
     assert all("in 0.1 s" in str(each) for each in late), late
     assert well == 42

@@ -15,12 +15,12 @@ from price_keeper.forwarding import model_path
 from price_keeper.forwarding.forwarder import THROTTLED, UpstreamCall, Forwarder, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 
-MOST_BYTES = 64 * 1024  # of an answer that holds one number
-SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both
+MAX_RESPONSE_BYTES = 64 * 1024  # of an answer that holds one number
+TIMEOUT_SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both
 _CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
-_COUNTED = ("messages", "system", "toolConfig", "additionalModelRequestFields")
+_COUNTED_FIELDS = ("messages", "system", "toolConfig", "additionalModelRequestFields")
 # Beside those, of which the model reads nothing; anything else counts as a token for each byte.
-_UNREAD = frozenset(
+_IGNORED_FIELDS = frozenset(
     {
         "additionalModelResponseFieldPaths",
         "inferenceConfig",
@@ -30,11 +30,11 @@ _UNREAD = frozenset(
     }
 )
 LARGE_BYTES = 256 * 1024
-BESIDE = 2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
+UNCOUNTED_TOKENS_PER_BYTE = 2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
 _HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
 
 
-class Counting:
+class TokenCounter:
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
 
@@ -42,31 +42,31 @@ class Counting:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
         path = model_path.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
-        sent, beside = await run_large_work(_request, operation, body) if large else _request(operation, body)
-        call = UpstreamCall("POST", "", _HEADERS, lambda _: sent, (target._replace(path=path),))
-        answer = _Answer()
+        counted, uncounted = await run_large_work(_build_request, operation, body) if large else _build_request(operation, body)
+        call = UpstreamCall("POST", "", _HEADERS, lambda _: counted, (target._replace(path=path),))
+        answer = _CountResponder()
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 await self._forwarder.forward(call, answer, (), _NullObserver())
         except TimeoutError:
-            answer.leave()
+            answer.abandon()
             raise UpstreamUnavailable(
-                f"Bedrock did not count the tokens of this call in {SECONDS:g} s", retry_after=1
+                f"Bedrock did not count the tokens of this call in {TIMEOUT_SECONDS:g} s", retry_after=1
             ) from None
-        return answer.tokens() + beside
+        return answer.parse_tokens() + uncounted
 
 
-def _request(operation: Operation, body: bytes) -> tuple[bytes, int]:
+def _build_request(operation: Operation, body: bytes) -> tuple[bytes, int]:
     """What is sent to be counted, and how many tokens at most the rest comes to."""
     if operation not in _CONVERSE:
         return orjson.dumps({"input": {"invokeModel": {"body": base64.b64encode(body).decode()}}}), 0
     document = orjson.loads(body)
-    counted = {name: document[name] for name in _COUNTED if name in document}
-    rest = {name: value for name, value in document.items() if name not in counted and name not in _UNREAD}
-    return orjson.dumps({"input": {"converse": counted}}), BESIDE * len(orjson.dumps(rest)) if rest else 0
+    counted = {name: document[name] for name in _COUNTED_FIELDS if name in document}
+    rest = {name: value for name, value in document.items() if name not in counted and name not in _IGNORED_FIELDS}
+    return orjson.dumps({"input": {"converse": counted}}), UNCOUNTED_TOKENS_PER_BYTE * len(orjson.dumps(rest)) if rest else 0
 
 
-class _Answer:
+class _CountResponder:
     """Kept, for nobody but us."""
 
     is_disconnected = False
@@ -81,7 +81,7 @@ class _Answer:
     def attach(self, flow: FlowControl) -> None:
         self._flow = flow
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """What may still come is waited for no longer than what any caller left behind."""
         if self._flow is not None:
             self._flow.on_disconnected()
@@ -90,7 +90,7 @@ class _Answer:
         self.has_started, self._status = True, status
 
     def write(self, data: bytes) -> None:
-        if len(self._body) <= MOST_BYTES:
+        if len(self._body) <= MAX_RESPONSE_BYTES:
             self._body += data
 
     def flush(self) -> None:
@@ -102,7 +102,7 @@ class _Answer:
     def abort(self) -> None:
         pass
 
-    def tokens(self) -> int:
+    def parse_tokens(self) -> int:
         """Raises InvalidRequest, SlowDown and UpstreamAway."""
         if not self._is_whole:
             raise UpstreamUnavailable("Bedrock did not count the tokens of this call to its end", retry_after=1)
@@ -110,17 +110,17 @@ class _Answer:
             answer = orjson.loads(self._body)
         except orjson.JSONDecodeError:
             answer = None
-        told = answer if isinstance(answer, dict) else {}
+        document = answer if isinstance(answer, dict) else {}
         if self._status == THROTTLED:
             raise TooManyRequests("Bedrock throttles the counting of this call's tokens", retry_after=1)
         if self._status >= 500:
             raise UpstreamUnavailable("Bedrock cannot count the tokens of this call now", retry_after=1)
         if self._status != 200:
-            why = str(told.get("message", "no reason is given"))[:300]
+            reason = str(document.get("message", "no reason is given"))[:300]
             raise InvalidRequest(
-                f"a hard budget needs to know how many tokens this call has, and Bedrock does not count them: {why}"
+                f"a hard budget needs to know how many tokens this call has, and Bedrock does not count them: {reason}"
             )
-        tokens = told.get("inputTokens")
+        tokens = document.get("inputTokens")
         if type(tokens) is not int or tokens < 0:
             raise InvalidRequest("a hard budget needs to know how many tokens this call has; Bedrock tells no number")
         return tokens
