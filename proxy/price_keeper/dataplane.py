@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from price_keeper import memory
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials, HandsOut
-from price_keeper.auth.identify import Bound, ByToken, Identify
+from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator, Authenticator
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.revocation import Revocation
 from price_keeper.auth.tokens import Tokens
@@ -237,9 +237,9 @@ def build_label_selector(
     return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
 
 
-def _build_authenticator(config: Config, tokens: Tokens, revocation: Revocation) -> Identify:
+def _build_authenticator(config: Config, tokens: Tokens, revocation: Revocation) -> Authenticator:
     identity = config.auth.identity
-    return ByToken(tokens, revocation) if identity is None else Bound(identity.org, identity.app)
+    return TokenAuthenticator(tokens, revocation) if identity is None else FixedIdentityAuthenticator(identity.org, identity.app)
 
 
 def build_regional_url(region: str) -> str:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from price_keeper.answers import send_error, send_json
 from price_keeper.auth.container import HandsOut
-from price_keeper.auth.identify import Identify
+from price_keeper.auth.identify import Authenticator
 from price_keeper.choosing import LABEL_TOLD, LARGE_BYTES, Choosing, Chosen, Route, Told, off_the_loop
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
@@ -50,7 +50,7 @@ class CancellableListener(Ended, Protocol):
 class RequestHandler:
     def __init__(
         self,
-        authenticator: Identify,
+        authenticator: Authenticator,
         rate_limiter: RateLimiter,
         label_selector: Choosing,
         forwarder: Forwarder,
@@ -87,7 +87,7 @@ class RequestHandler:
         refusal = check_target(request.target)
         if refusal is None:
             try:
-                self._authenticator.known(request)
+                self._authenticator.cached(request)
             except Refusal as failure:
                 return failure.with_traceback(None)
         return refusal
@@ -104,10 +104,10 @@ class RequestHandler:
             route = self._routes.get(request.target) if request.method == b"POST" else None
             if route is not None:
                 boundary.operation = route.asked.operation.name
-            caller = self._authenticator.known(request)
+            caller = self._authenticator.cached(request)
             if caller is None:
                 await switch_to_task()
-                caller = await self._authenticator.learned(request)
+                caller = await self._authenticator.load(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
             parsed_call = await off_the_loop(request.body, parse_call, request) if route is None else route.asked
@@ -229,9 +229,9 @@ class RequestHandler:
     async def _list_inference_profiles(self, request: Request, boundary: _ErrorBoundary) -> None:
         """Claude Code lists inference profiles when it starts; an empty list lets it go on."""
         boundary.operation = _PROFILES_ENDPOINT
-        if self._authenticator.known(request) is None:
+        if self._authenticator.cached(request) is None:
             await switch_to_task()
-            await self._authenticator.learned(request)
+            await self._authenticator.load(request)
         if request.method != b"GET":
             raise UnknownOperation("inference profiles are listed with GET")
         send_json(boundary.responder, {"inferenceProfileSummaries": []}, tuple(boundary.response_headers))

@@ -220,11 +220,11 @@ class ByHeader:
     def __init__(self, callers: Sequence[Caller]) -> None:
         self._callers = callers
 
-    def known(self, request: Request) -> Caller:
+    def cached(self, request: Request) -> Caller:
         return self._callers[int(request.headers[CALLER])]
 
-    async def learned(self, request: Request) -> Caller:
-        return self.known(request)
+    async def load(self, request: Request) -> Caller:
+        return self.cached(request)
 
 
 def request(label: str, caller: int, size: int, most: int | None, use: int, invocation: int | None) -> Request:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from price_keeper.auth.identify import Bound, ByToken
+from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import Revocation
 from price_keeper.auth.tokens import Tokens
@@ -26,10 +26,10 @@ REFRESH = TOKENS.mint_refresh(ORG, "web", "s1").token.encode()
 
 
 @pytest.fixture
-async def by_token() -> AsyncIterator[ByToken]:
+async def by_token() -> AsyncIterator[TokenAuthenticator]:
     clock = ManualClock()
     async with Tasks(clock) as tasks:
-        yield ByToken(TOKENS, Revocation(MemoryStore(), clock, tasks))
+        yield TokenAuthenticator(TOKENS, Revocation(MemoryStore(), clock, tasks))
 
 
 def request(headers: dict[bytes, bytes], method: bytes = b"POST", repeated: frozenset[bytes] = frozenset()) -> Request:
@@ -49,10 +49,10 @@ SIGNED = b"AWS4-HMAC-SHA256 Credential=any/20261118/us-east-1/bedrock/aws4_reque
         {b"x-amz-security-token": WEB, b"authorization": b"Bearer " + WEB_TOO},
     ],
 )
-async def test_a_token_is_found_where_sdks_put_it(by_token: ByToken, headers: dict[bytes, bytes]) -> None:
-    assert by_token.known(request(headers)) is None
-    assert (await by_token.learned(request(headers))).app == "web"
-    caller = by_token.known(request(headers))
+async def test_a_token_is_found_where_sdks_put_it(by_token: TokenAuthenticator, headers: dict[bytes, bytes]) -> None:
+    assert by_token.cached(request(headers)) is None
+    assert (await by_token.load(request(headers))).app == "web"
+    caller = by_token.cached(request(headers))
     assert caller is not None
     assert caller.app == "web"
 
@@ -62,19 +62,19 @@ async def test_a_token_is_found_where_sdks_put_it(by_token: ByToken, headers: di
     "key", [b"ABSKQmVkcm9ja0FQSUtleS1hYmNkOnNlY3JldA==", b"bedrock-api-key-YmVkcm9jay5hbWF6b25hd3MuY29tLz9BY3Rpb24="]
 )
 async def test_bedrock_api_key_in_place_of_a_token_is_refused_with_what_to_do(
-    by_token: ByToken, header: bytes, key: bytes, caplog: pytest.LogCaptureFixture
+    by_token: TokenAuthenticator, header: bytes, key: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
     sent = request({header: b"Bearer " + key if header == b"authorization" else key})
     with pytest.raises(AccessDenied, match=r"a Bedrock API key of AWS.*: unset AWS_BEARER_TOKEN_BEDROCK") as refused:
-        by_token.known(sent)
+        by_token.cached(sent)
     assert key.decode() not in str(refused.value) + caplog.text
 
 
-async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_as_any_other(by_token: ByToken) -> None:
+async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_as_any_other(by_token: TokenAuthenticator) -> None:
     for token in (b"abskQmVk", b"my-bedrock-api-key-x", b"eyJABSK"):
         with pytest.raises(AccessDenied, match="the token is not good"):
-            by_token.known(request({b"authorization": b"Bearer " + token}))
+            by_token.cached(request({b"authorization": b"Bearer " + token}))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_
     ],
 )
 async def test_without_one_good_token_nobody_gets_in(
-    by_token: ByToken, headers: dict[bytes, bytes], repeated: frozenset[bytes]
+    by_token: TokenAuthenticator, headers: dict[bytes, bytes], repeated: frozenset[bytes]
 ) -> None:
     with pytest.raises(AccessDenied):
-        by_token.known(request(headers, repeated=repeated))
+        by_token.cached(request(headers, repeated=repeated))
     with pytest.raises(AccessDenied):
-        await by_token.learned(request(headers, repeated=repeated))
+        await by_token.load(request(headers, repeated=repeated))
 
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
@@ -109,9 +109,9 @@ JSON = {b"content-type": b"application/json; charset=utf-8"}
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"127.0.0.1:8080", b"127.8.8.8:1", b"[::1]:8080", b"[::1]"])
 def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
-    caller = Bound(ORG, "web").known(request({b"host": host} | JSON))
+    caller = FixedIdentityAuthenticator(ORG, "web").cached(request({b"host": host} | JSON))
     assert (caller.org, caller.app, caller.client_id) == (ORG, "web", f"org-{ORG}-app-web")
-    Bound(ORG, "web").known(request({b"host": host}, method=b"GET"))
+    FixedIdentityAuthenticator(ORG, "web").cached(request({b"host": host}, method=b"GET"))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_bound_sidecar_serves_this_machine(host: bytes) -> None:
 )
 def test_what_a_web_page_could_send_is_refused(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(AccessDenied):
-        Bound(ORG, "web").known(request(headers))
+        FixedIdentityAuthenticator(ORG, "web").cached(request(headers))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from price_keeper.auth import revocation as module
 from price_keeper.auth.clients import GENERATION
-from price_keeper.auth.identify import ByToken
+from price_keeper.auth.identify import TokenAuthenticator
 from price_keeper.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable
 from price_keeper.exchange import Request
@@ -313,21 +313,21 @@ async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
 async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[Instance]) -> None:
     here = two[0]
     first, second = minted(here), minted(here)
-    by_token = ByToken(here.tokens, here.revocation)
+    by_token = TokenAuthenticator(here.tokens, here.revocation)
     headers = {b"x-amz-security-token": first.encode(), b"authorization": b"Bearer " + second.encode()}
     request = Request(b"POST", b"/model/premium/converse", headers, frozenset())
-    assert by_token.known(request) is None
-    assert (await by_token.learned(request)).app == "web"
+    assert by_token.cached(request) is None
+    assert (await by_token.load(request)).app == "web"
     asked = list(here.line.asked)
-    caller = by_token.known(request)
+    caller = by_token.cached(request)
     assert caller is not None
     assert caller.app == "web"
     assert here.line.asked == asked
     await here.revocation.revoke_token(here.tokens.access(second))
     with pytest.raises(AccessDenied):
-        by_token.known(request)
+        by_token.cached(request)
     with pytest.raises(AccessDenied):
-        await by_token.learned(request)
+        await by_token.load(request)
 
 
 # All of a client's at once.

@@ -13,78 +13,78 @@ from price_keeper.model import Caller
 
 SESSION_TOKEN: Final = b"x-amz-security-token"
 AUTHORIZATION: Final = b"authorization"
-_CREDENTIALS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
+_CREDENTIAL_HEADERS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
 _BEARER: Final = b"bearer "
 # How AWS's own keys begin: those that last long, and those that last for hours. No token of ours does.
-_BEDROCK_KEYS: Final = (b"ABSK", b"bedrock-api-key-")
-REMEMBERED = 1000  # headers
+_BEDROCK_KEY_PREFIXES: Final = (b"ABSK", b"bedrock-api-key-")
+MAX_CACHED_HEADERS = 1000  # headers
 
 
-class Identify(Protocol):
+class Authenticator(Protocol):
     """Both raise AccessDenied or TokenExpired."""
 
-    def known(self, request: Request) -> Caller | None:
+    def cached(self, request: Request) -> Caller | None:
         """Without asking anybody; None if somebody has to be asked first."""
 
-    async def learned(self, request: Request) -> Caller:
+    async def load(self, request: Request) -> Caller:
         """Asks the store. Raises Busy if it cannot be told whether the caller is still welcome."""
 
 
-class ByToken:
+class TokenAuthenticator:
     """A token comes as the session token beside an AWS signature, or as a bearer."""
 
     def __init__(self, tokens: Tokens, revocation: Revocation) -> None:
         self._tokens = tokens
         self._revocation = revocation
-        self._bearers: dict[bytes, str] = {}  # the tokens of headers that were good
+        self._tokens_by_header: dict[bytes, str] = {}  # the tokens of headers that were good
 
-    def known(self, request: Request) -> Caller | None:
+    def cached(self, request: Request) -> Caller | None:
         headers = request.headers
-        shown = headers.get(AUTHORIZATION)
-        token = None if shown is None else self._bearers.get(shown)
+        header = headers.get(AUTHORIZATION)
+        token = None if header is None else self._tokens_by_header.get(header)
         if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # as nearly always
             claims = self._tokens.access(token)
             return claims.caller if self._revocation.known(claims) else None
-        first, second = self._shown(request)
+        first, second = self._read_claims(request)
         if not self._revocation.known(first) or (second is not None and not self._revocation.known(second)):
             return None
         return first.caller
 
-    async def learned(self, request: Request) -> Caller:
-        first, second = self._shown(request)
-        for each in (first, second):
-            if each is not None and not self._revocation.known(each):
-                await self._revocation.learned(each)
+    async def load(self, request: Request) -> Caller:
+        first, second = self._read_claims(request)
+        for claims in (first, second):
+            if claims is not None and not self._revocation.known(claims):
+                await self._revocation.learned(claims)
         return first.caller
 
-    def _shown(self, request: Request) -> tuple[Claims, Claims | None]:
+    def _read_claims(self, request: Request) -> tuple[Claims, Claims | None]:
         """The tokens of a request, if each is good by itself and they name one caller."""
-        if request.repeated and request.repeated & _CREDENTIALS:
+        if request.repeated and request.repeated & _CREDENTIAL_HEADERS:
             raise AccessDenied("a header that says who calls comes only once")
-        session, bearer = request.headers.get(SESSION_TOKEN), _bearer(request)
+        session, bearer = request.headers.get(SESSION_TOKEN), _parse_bearer(request)
         if session is None and bearer is None:
             raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
         if session is None and bearer is not None:
-            return self._remembered(request.headers[AUTHORIZATION], bearer), None
+            return self._cache_bearer(request.headers[AUTHORIZATION], bearer), None
         if session is None or bearer is None:
-            return self._verified(session or b""), None
-        first, second = self._verified(session), self._verified(bearer)
+            return self._verify(session or b""), None
+        first, second = self._verify(session), self._verify(bearer)
         if first.caller != second.caller:
             raise AccessDenied("the two tokens of this request name different callers")
         return first, second
 
-    def _remembered(self, header: bytes, bearer: bytes) -> Claims:
-        claims = self._verified(bearer)
-        if len(self._bearers) >= REMEMBERED:
-            self._bearers.clear()
-        self._bearers[header] = bearer.decode("latin-1")
+    def _cache_bearer(self, header: bytes, bearer: bytes) -> Claims:
+        claims = self._verify(bearer)
+        if len(self._tokens_by_header) >= MAX_CACHED_HEADERS:
+            self._tokens_by_header.clear()
+        self._tokens_by_header[header] = bearer.decode("latin-1")
         return claims
 
-    def _verified(self, token: bytes) -> Claims:
+    def _verify(self, token: bytes) -> Claims:
         try:
             return self._tokens.access(token.decode("latin-1"))
         except AccessDenied:
-            if token.startswith(_BEDROCK_KEYS):
+            if token.startswith(_BEDROCK_KEY_PREFIXES):
                 raise AccessDenied(
                     "a Bedrock API key of AWS is no token here, and an SDK that finds one sends nothing else: "
                     "unset AWS_BEARER_TOKEN_BEDROCK, or put a token of Price Keeper there"
@@ -92,20 +92,20 @@ class ByToken:
             raise
 
 
-def _bearer(request: Request) -> bytes | None:
+def _parse_bearer(request: Request) -> bytes | None:
     value = request.headers.get(AUTHORIZATION)
     if value is None or value[: len(_BEARER)].lower() != _BEARER:
         return None
     return value[len(_BEARER) :].strip()
 
 
-class Bound:
+class FixedIdentityAuthenticator:
     """Every caller is the one identity of this sidecar, so what a web page could send must not get through."""
 
     def __init__(self, org: str, app: str) -> None:
         self._caller = Caller(org, app, f"org-{org}-app-{app}")
 
-    def known(self, request: Request) -> Caller:
+    def cached(self, request: Request) -> Caller:
         headers = request.headers
         if b"origin" in headers or not _is_literal_loopback(headers.get(b"host", b"")):
             raise AccessDenied("this sidecar serves programs on this machine, at http://127.0.0.1")
@@ -114,8 +114,8 @@ class Bound:
             raise AccessDenied("this sidecar takes requests of content type application/json alone")
         return self._caller
 
-    async def learned(self, request: Request) -> Caller:
-        return self.known(request)
+    async def load(self, request: Request) -> Caller:
+        return self.cached(request)
 
 
 def _is_literal_loopback(host: bytes) -> bool:
