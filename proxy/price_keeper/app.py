@@ -20,7 +20,7 @@ from price_keeper.auth.control_service import control_service
 from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.relayed import RelayedCredentials
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
@@ -146,7 +146,7 @@ class _CoreServices:
     store: Store
     recording: Recording
     budgets: Standings
-    revocation_list: Revocation
+    revocation_list: RevocationList
     client_verifier: Clients
     login_throttle: WrongSecrets
     lease_manager: RateLeaseManager

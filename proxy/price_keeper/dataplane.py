@@ -16,7 +16,7 @@ from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator, Authenticator
 from price_keeper.auth.keys import load_keys
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Tokens
 from price_keeper.choosing import Choosing, Targets
 from price_keeper.clock import Clock
@@ -123,8 +123,8 @@ def build_token_service(config: Config, environ: Mapping[str, str], clock: Clock
     return Tokens(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
 
 
-def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tasks) -> Revocation:
-    return Revocation(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
+def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tasks) -> RevocationList:
+    return RevocationList(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
 
 
 async def load_price_tables(config: Config, store: Store, clock: Clock, tasks: Tasks, previous: Tariffs | None = None) -> Tariffs:
@@ -191,7 +191,7 @@ def build_handler(
     config: Config,
     store: Store,
     tokens: Tokens,
-    revocation: Revocation,
+    revocation: RevocationList,
     bedrock: BedrockAccess,
     clock: Clock,
     forwarder: Forwarder,
@@ -237,7 +237,7 @@ def build_label_selector(
     return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
 
 
-def _build_authenticator(config: Config, tokens: Tokens, revocation: Revocation) -> Authenticator:
+def _build_authenticator(config: Config, tokens: Tokens, revocation: RevocationList) -> Authenticator:
     identity = config.auth.identity
     return TokenAuthenticator(tokens, revocation) if identity is None else FixedIdentityAuthenticator(identity.org, identity.app)
 

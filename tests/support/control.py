@@ -14,7 +14,7 @@ import pytest
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import Lookups
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock
 from price_keeper.config import Address, Config
@@ -140,7 +140,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
     tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
-        revocation = Revocation(store, clock, tasks)
+        revocation = RevocationList(store, clock, tasks)
         standings = Standings(whole, store, recorder.recorder, clock, tasks)
         environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         parts = parts_of(

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Tokens
 from price_keeper.config import Address, Config
 from price_keeper.control import api
@@ -109,7 +109,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
     tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     async with data_port(folder, wrapped, clock, **config) as port, Tasks(clock) as tasks:
         store: Any = stores[0]
-        revocation, environ = Revocation(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
+        revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         whole = Config(labels=labels)
         clients = Clients(store, clock.now)
         parts = parts_of(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())

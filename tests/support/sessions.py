@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.sessions import Sessions
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock
@@ -82,15 +82,15 @@ class Line:
 class Instance:
     line: Line
     tokens: Tokens
-    revocation: Revocation
+    revocation: RevocationList
     sessions: Sessions
 
     async def is_welcome(self, token: str) -> bool:
         """As `identify` asks: without waiting where that can be."""
         claims = self.tokens.access(token)
         try:
-            if not self.revocation.known(claims):
-                await self.revocation.learned(claims)
+            if not self.revocation.is_known_valid(claims):
+                await self.revocation.check_store(claims)
         except AccessDenied:
             return False
         return True
@@ -106,7 +106,7 @@ async def instances(
         for _ in range(number):
             line = Line(store)
             tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
-            revoked = Revocation(line, clock, tasks, **revocation)  # type: ignore[arg-type]
+            revoked = RevocationList(line, clock, tasks, **revocation)  # type: ignore[arg-type]
             made.append(Instance(line, tokens, revoked, Sessions(line, tokens, revoked, clock, most)))  # type: ignore[arg-type]
         yield made
 

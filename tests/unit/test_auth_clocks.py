@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth.clients import HASH, HASH_SECONDS, Clients, hash_secret, new_secret
-from price_keeper.auth.revocation import HOLDS_SECONDS
+from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
 from price_keeper.errors import AccessDenied, TokenExpired
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
@@ -167,7 +167,7 @@ class Story:
                 except (AccessDenied, TokenExpired):
                     continue
                 since = self.revoked.get(token)
-                is_known = since is not None and self.clock.monotonic() - since >= HOLDS_SECONDS
+                is_known = since is not None and self.clock.monotonic() - since >= REVOCATION_CACHE_SECONDS
                 assert not (is_welcome and is_known), "a revoked token gets through"
                 assert not (is_welcome and now >= expires), "an expired one gets through"
         assert len(await self.right.sessions.live(WEB)) <= MOST

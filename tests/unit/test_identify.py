@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Tokens
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
@@ -29,7 +29,7 @@ REFRESH = TOKENS.mint_refresh(ORG, "web", "s1").token.encode()
 async def by_token() -> AsyncIterator[TokenAuthenticator]:
     clock = ManualClock()
     async with Tasks(clock) as tasks:
-        yield TokenAuthenticator(TOKENS, Revocation(MemoryStore(), clock, tasks))
+        yield TokenAuthenticator(TOKENS, RevocationList(MemoryStore(), clock, tasks))
 
 
 def request(headers: dict[bytes, bytes], method: bytes = b"POST", repeated: frozenset[bytes] = frozenset()) -> Request:

@@ -9,7 +9,7 @@ import pytest
 from price_keeper.auth import revocation as module
 from price_keeper.auth.clients import GENERATION
 from price_keeper.auth.identify import TokenAuthenticator
-from price_keeper.auth.revocation import ASK_AGAIN_SECONDS, HOLDS_SECONDS, PROBE_SECONDS
+from price_keeper.auth.revocation import STORE_RETRY_SECONDS, REVOCATION_CACHE_SECONDS, PROBE_SECONDS
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable
 from price_keeper.exchange import Request
 from price_keeper.stores import schema
@@ -46,13 +46,13 @@ def minted(instance: Instance, sid: str | None = None, seconds: int = 3600) -> s
 async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.access(minted(here, "s1"))
-    assert not here.revocation.known(claims)
-    await here.revocation.learned(claims)
+    assert not here.revocation.is_known_valid(claims)
+    await here.revocation.check_store(claims)
     assert here.line.asked == ["get_many"]
     for _ in range(100):
-        assert here.revocation.known(claims)
+        assert here.revocation.is_known_valid(claims)
     await clock.advance(29)
-    assert here.revocation.known(claims)
+    assert here.revocation.is_known_valid(claims)
     await settle()
     assert here.line.asked == ["get_many"]
 
@@ -60,10 +60,10 @@ async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[I
 async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.access(minted(here, seconds=90_000))
-    await here.revocation.learned(claims)
+    await here.revocation.check_store(claims)
     for _ in range(600):
         await clock.advance(1)
-        assert here.revocation.known(claims)  # no call ever waits
+        assert here.revocation.is_known_valid(claims)  # no call ever waits
     await settle()
     assert 15 <= len(here.line.asked) <= 21
 
@@ -71,15 +71,15 @@ async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instanc
 async def test_what_is_older_than_a_minute_is_waited_for(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.access(minted(here))
-    await here.revocation.learned(claims)
-    await clock.advance(HOLDS_SECONDS)
-    assert not here.revocation.known(claims)
+    await here.revocation.check_store(claims)
+    await clock.advance(REVOCATION_CACHE_SECONDS)
+    assert not here.revocation.is_known_valid(claims)
 
 
 async def test_many_callers_of_one_token_ask_once(two: list[Instance]) -> None:
     here = two[0]
     claims = here.tokens.access(minted(here))
-    await asyncio.gather(*(here.revocation.learned(claims) for _ in range(50)))
+    await asyncio.gather(*(here.revocation.check_store(claims) for _ in range(50)))
     assert here.line.asked == ["get_many"]
 
 
@@ -99,7 +99,7 @@ async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
         await here.revocation.revoke_token(here.tokens.access(token))
     assert not await here.is_welcome(token)
     with pytest.raises(AccessDenied):
-        here.revocation.known(here.tokens.access(token))
+        here.revocation.is_known_valid(here.tokens.access(token))
     passed = 0
     while passed < 60:  # calls all the while, however often
         await there.is_welcome(token)
@@ -114,29 +114,29 @@ async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[Instanc
     here = two[0]
     claims = here.tokens.access(minted(here, "s1"))
     here.line.held = asyncio.Event()
-    waiting = asyncio.ensure_future(here.revocation.learned(claims))
+    waiting = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
-    here.revocation.mark(schema.revoked_session_key("s1").pk)
+    here.revocation.note_revoked(schema.revoked_session_key("s1").pk)
     here.line.held.set()
     with pytest.raises(AccessDenied):
         await waiting
     with pytest.raises(AccessDenied):
-        here.revocation.known(claims)
+        here.revocation.is_known_valid(claims)
 
 
 async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.access(minted(here))
     here.line.held = asyncio.Event()
-    waiting = asyncio.ensure_future(here.revocation.learned(claims))
+    waiting = asyncio.ensure_future(here.revocation.check_store(claims))
     await clock.advance(20)
     here.line.held.set()
     await waiting
-    await clock.advance(HOLDS_SECONDS - 21)
-    assert here.revocation.known(claims)
+    await clock.advance(REVOCATION_CACHE_SECONDS - 21)
+    assert here.revocation.is_known_valid(claims)
     here.line.held = asyncio.Event()
     await clock.advance(1)
-    assert not here.revocation.known(claims)
+    assert not here.revocation.is_known_valid(claims)
 
 
 async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[Instance], clock: ManualClock) -> None:
@@ -196,7 +196,7 @@ async def test_signatures_alone_count_for_the_grace_and_no_longer(store: MemoryS
             assert await here.is_welcome(minted(here))
             assert here.revocation.is_in_grace
             await clock.advance(10)
-        assert here.revocation.let_in_unchecked > 50
+        assert here.revocation.accepted_unchecked > 50
         assert here.revocation.away_seconds == pytest.approx(600, abs=11)
         await clock.advance(10)
         with pytest.raises(Busy, match="has not said for") as refused:
@@ -223,7 +223,7 @@ async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryS
         await clock.advance(1)
         with pytest.raises(Busy):
             await here.is_welcome(token)
-        assert here.revocation.let_in_unchecked == 0
+        assert here.revocation.accepted_unchecked == 0
 
 
 async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(two: list[Instance], clock: ManualClock) -> None:
@@ -258,20 +258,20 @@ async def test_a_store_that_is_away_is_asked_seldom(store: MemoryStore, clock: M
         for _ in range(60):
             await asyncio.gather(*(here.is_welcome(minted(here)) for _ in range(20)), return_exceptions=True)
             await clock.advance(1)
-        by_calls, by_itself = 60 / ASK_AGAIN_SECONDS, 60 / PROBE_SECONDS
+        by_calls, by_itself = 60 / STORE_RETRY_SECONDS, 60 / PROBE_SECONDS
         assert len(here.line.asked) == pytest.approx(20 + by_calls + by_itself, abs=4)
 
 
 async def test_a_store_that_hangs_keeps_a_call_waiting_for_a_moment_only(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(module, "LOOKUP_TIMEOUT_SECONDS", 0.01)
     async with instances(store, clock) as (here,):
         here.line.held = asyncio.Event()
         token = minted(here)
         assert await here.is_welcome(token)
-        assert here.revocation.let_in_unchecked == 1
-        assert here.revocation.known(here.tokens.access(token))
+        assert here.revocation.accepted_unchecked == 1
+        assert here.revocation.is_known_valid(here.tokens.access(token))
         here.line.held.set()
         await settle()
         assert not here.revocation.away_seconds
@@ -295,18 +295,18 @@ async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
     two: list[Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = two[0]
-    monkeypatch.setattr(module, "REMEMBERED", 10)
+    monkeypatch.setattr(module, "MAX_CACHED_VERDICTS", 10)
     tokens = [minted(here) for _ in range(60)]
     for token in tokens:
         assert await here.is_welcome(token)
-    assert len(here.revocation._answers) <= 10
-    monkeypatch.setattr(module, "REMEMBERED", 1000)
-    monkeypatch.setattr(module, "MARKED", 10)
+    assert len(here.revocation._verdicts) <= 10
+    monkeypatch.setattr(module, "MAX_CACHED_VERDICTS", 1000)
+    monkeypatch.setattr(module, "MAX_REVOKED_NAMES", 10)
     for token in tokens:
         assert await here.is_welcome(token)
     for token in tokens:
         await here.revocation.revoke_token(here.tokens.access(token))
-    assert len(here.revocation._marks) <= 10
+    assert len(here.revocation._revoked_until) <= 10
     assert not any([await here.is_welcome(token) for token in tokens])
 
 
@@ -346,7 +346,7 @@ async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minu
     for each in two:
         assert await each.is_welcome(earlier)
     await move_on(store, 1)
-    here.revocation.ask_anew()
+    here.revocation.clear_cache()
     assert not await here.is_welcome(earlier)
     await clock.advance(60)
     assert not await there.is_welcome(earlier)
@@ -358,11 +358,11 @@ async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minu
 async def test_a_generation_costs_no_read_more(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.access(here.tokens.mint(ORG, "web", 90_000, "s1", 3).token)
-    await here.revocation.learned(claims)
+    await here.revocation.check_store(claims)
     assert here.line.asked == ["get_many"]
     for _ in range(600):
         await clock.advance(1)
-        assert here.revocation.known(claims)
+        assert here.revocation.is_known_valid(claims)
     await settle()
     assert 15 <= len(here.line.asked) <= 21
     assert set(here.line.asked) == {"get_many"}
@@ -374,16 +374,16 @@ async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
     here = two[0]
     claims = here.tokens.access(here.tokens.mint(ORG, "web", generation=0).token)
     here.line.held = asyncio.Event()
-    early = asyncio.ensure_future(here.revocation.learned(claims))
+    early = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
-    here.revocation.ask_anew()
-    late = asyncio.ensure_future(here.revocation.learned(claims))
+    here.revocation.clear_cache()
+    late = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
     assert here.line.asked == ["get_many"] * 2
     await move_on(store, 1)
     here.line.held.set()
     assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {TokenRejected}
-    assert here.revocation._asking == {}
+    assert here.revocation._lookups == {}
 
 
 async def test_whether_to_hand_a_token_out_again(two: list[Instance], clock: ManualClock) -> None:

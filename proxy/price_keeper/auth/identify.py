@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final, Protocol
 
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, Tokens
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
@@ -33,7 +33,7 @@ class Authenticator(Protocol):
 class TokenAuthenticator:
     """A token comes as the session token beside an AWS signature, or as a bearer."""
 
-    def __init__(self, tokens: Tokens, revocation: Revocation) -> None:
+    def __init__(self, tokens: Tokens, revocation: RevocationList) -> None:
         self._tokens = tokens
         self._revocation = revocation
         self._tokens_by_header: dict[bytes, str] = {}  # the tokens of headers that were good
@@ -44,17 +44,17 @@ class TokenAuthenticator:
         token = None if header is None else self._tokens_by_header.get(header)
         if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # as nearly always
             claims = self._tokens.access(token)
-            return claims.caller if self._revocation.known(claims) else None
+            return claims.caller if self._revocation.is_known_valid(claims) else None
         first, second = self._read_claims(request)
-        if not self._revocation.known(first) or (second is not None and not self._revocation.known(second)):
+        if not self._revocation.is_known_valid(first) or (second is not None and not self._revocation.is_known_valid(second)):
             return None
         return first.caller
 
     async def load(self, request: Request) -> Caller:
         first, second = self._read_claims(request)
         for claims in (first, second):
-            if claims is not None and not self._revocation.known(claims):
-                await self._revocation.learned(claims)
+            if claims is not None and not self._revocation.is_known_valid(claims):
+                await self._revocation.check_store(claims)
         return first.caller
 
     def _read_claims(self, request: Request) -> tuple[Claims, Claims | None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, Tokens
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
 from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
@@ -38,7 +38,7 @@ class PageSession:
 class PageSessions:
     """`admin_mark` tells one admin key from another, and nothing else of it."""
 
-    def __init__(self, tokens: Tokens, revocation: Revocation, admin_mark: str | None) -> None:
+    def __init__(self, tokens: Tokens, revocation: RevocationList, admin_mark: str | None) -> None:
         self._tokens = tokens
         self._revocation = revocation
         self._admin_mark = admin_mark
@@ -72,8 +72,8 @@ class PageSessions:
         """Raises AccessDenied or TokenExpired, and Busy where it cannot be told whether it was ended."""
         session = self._read(cookie, now)
         for claims in (_own_claims(session), session.of_token):
-            if claims is not None and not self._revocation.known(claims):
-                await self._revocation.learned(claims)
+            if claims is not None and not self._revocation.is_known_valid(claims):
+                await self._revocation.check_store(claims)
         return session
 
     async def end(self, cookie: str, now: float) -> None:

@@ -27,43 +27,43 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Ke
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
-HOLDS_SECONDS: Final = 60.0  # from the moment of asking
-DUE_SECONDS: Final = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
-WAIT_SECONDS = 2.0  # for the store, of a call whose token is not known
-ASK_AGAIN_SECONDS: Final = 3.0  # while the store is away, for all tokens together
+REVOCATION_CACHE_SECONDS: Final = 60.0  # from the moment of asking
+REFRESH_AFTER_SECONDS: Final = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
+LOOKUP_TIMEOUT_SECONDS = 2.0  # for the store, of a call whose token is not known
+STORE_RETRY_SECONDS: Final = 3.0  # while the store is away, for all tokens together
 PROBE_SECONDS = (
     5.0  # how often it is looked whether the store is back, so that nobody is let in by the grace for longer
 )
-REMEMBERED = 20_000  # tokens that were asked about
-MARKED = 50_000  # tokens and sessions known to be revoked
+MAX_CACHED_VERDICTS = 20_000  # tokens that were asked about
+MAX_REVOKED_NAMES = 50_000  # tokens and sessions known to be revoked
 GRACE_SECONDS: Final = 600
 
 _REVOKED: Final = "the token was revoked: ask for a new one"
 
 _log = logging.getLogger("price_keeper.auth")
 
-_Names = tuple[str, ...]  # under which a token may be revoked: keys of the table
-_NOBODY: Final = ("PROBE",)
+_RevocationNames = tuple[str, ...]  # under which a token may be revoked: keys of the table
+_PROBE_NAMES: Final = ("PROBE",)
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ValidVerdict:
     """Not revoked. Times are by the monotonic clock."""
 
-    due: float
-    old: float
+    refresh_at: float
+    expires_at: float
     is_grace: bool = False
 
 
 @dataclass(slots=True)
-class _Question:
+class _RevocationLookup:
     """One for all who want to know."""
 
     done: asyncio.Event
     is_answered: bool = False
 
 
-class Revocation:
+class RevocationList:
     def __init__(
         self,
         store: Store,
@@ -76,23 +76,23 @@ class Revocation:
         self._clock = clock
         self._tasks = tasks
         self._grace = grace_seconds if on_store_down == "serve" else 0.0
-        self._answers: dict[_Names, _Answer] = {}
-        self._asking: dict[_Names, _Question] = {}
+        self._verdicts: dict[_RevocationNames, _ValidVerdict] = {}
+        self._lookups: dict[_RevocationNames, _RevocationLookup] = {}
         # Until when that stands in the store; 0 where it is not known to. An expired one does no harm: its tokens have
         # expired as well.
-        self._marks: dict[str, int] = {}
+        self._revoked_until: dict[str, int] = {}
         self._away_since: float | None = None
-        self._asked_in_vain = -ASK_AGAIN_SECONDS
-        self.let_in_unchecked = self.known_here = self.asked_for = 0
+        self._last_failed_at = -STORE_RETRY_SECONDS
+        self.accepted_unchecked = self.cache_hits = self.cache_misses = 0
         self.revoked = {"token": 0, "session": 0}
-        tasks.run_every("is the list of revoked tokens back", PROBE_SECONDS, self._look_whether_it_is_back)
+        tasks.run_every("is the list of revoked tokens back", PROBE_SECONDS, self._probe_store)
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.REVOCATION_AWAY_SECONDS, lambda: self.away_seconds)
-        telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.let_in_unchecked)
+        telemetry.add(metrics.TOKENS_UNCHECKED, lambda: self.accepted_unchecked)
         telemetry.add(
             metrics.REVOCATION_LOOKUPS,
-            lambda: [({"known": "true"}, self.known_here), ({"known": "false"}, self.asked_for)],
+            lambda: [({"known": "true"}, self.cache_hits), ({"known": "false"}, self.cache_misses)],
         )
         telemetry.add(metrics.REVOCATIONS, lambda: [({"what": what}, n) for what, n in self.revoked.items()])
 
@@ -110,106 +110,106 @@ class Revocation:
         if self._away_since is None:
             return None
         if not self.is_in_grace:
-            raise self._cannot_tell()
-        return self._cannot_tell().message
+            raise self._make_unavailable_error()
+        return self._make_unavailable_error().message
 
     # For the calls.
 
-    def known(self, claims: Claims) -> bool:
+    def is_known_valid(self, claims: Claims) -> bool:
         """Whether it is known to be good, without asking anybody. Raises AccessDenied if it is known to be revoked."""
-        names = _names(claims)
-        self._refuse_marked(names)
-        answer, moment = self._answers.get(names), self._clock.monotonic()
-        if answer is None or moment >= answer.old:
+        names = _names_of(claims)
+        self._refuse_revoked(names)
+        verdict, moment = self._verdicts.get(names), self._clock.monotonic()
+        if verdict is None or moment >= verdict.expires_at:
             return False
-        if moment >= answer.due and self._is_worth_asking():
-            self._ask(names, claims)
-        self.known_here += 1
+        if moment >= verdict.refresh_at and self._may_ask_store():
+            self._start_lookup(names, claims)
+        self.cache_hits += 1
         return True
 
-    async def learned(self, claims: Claims) -> None:
+    async def check_store(self, claims: Claims) -> None:
         """Asks the store. Raises AccessDenied if it is revoked, Busy if that cannot be told."""
-        names, is_answered = _names(claims), False
-        self.asked_for += 1
-        if self._is_worth_asking():
-            question = self._ask(names, claims)
+        names, is_answered = _names_of(claims), False
+        self.cache_misses += 1
+        if self._may_ask_store():
+            lookup = self._start_lookup(names, claims)
             with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_SECONDS):
-                    await question.done.wait()
-            is_answered = question.is_answered
+                async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS):
+                    await lookup.done.wait()
+            is_answered = lookup.is_answered
             if not is_answered:
-                self._is_away()
-        self._refuse_marked(names)
+                self._note_store_away()
+        self._refuse_revoked(names)
         if not is_answered:
-            self._let_in_unchecked(names)
+            self._accept_unchecked(names)
 
     async def is_revoked(self, claims: Claims) -> bool:
         """For who hands a token out once more: as far as it can be told, for one read of the store a minute."""
         try:
-            if not self.known(claims):
-                await self.learned(claims)
+            if not self.is_known_valid(claims):
+                await self.check_store(claims)
         except AccessDenied:
             return True
         except Busy:  # whether it gets calls through is for those to say
             return False
         return False
 
-    def _refuse_marked(self, names: _Names) -> None:
+    def _refuse_revoked(self, names: _RevocationNames) -> None:
         for name in names:
-            if name in self._marks:
+            if name in self._revoked_until:
                 raise TokenRejected(_REVOKED)
 
-    def _let_in_unchecked(self, names: _Names) -> None:
+    def _accept_unchecked(self, names: _RevocationNames) -> None:
         """Raises Busy where that is not wanted, or has been going on for too long."""
         assert self._away_since is not None
         if not self.is_in_grace:
-            raise self._cannot_tell()
-        self.let_in_unchecked += 1
-        due = self._clock.monotonic() + ASK_AGAIN_SECONDS
-        _remember(self._answers, names, _Answer(due, self._away_since + self._grace, is_grace=True))
+            raise self._make_unavailable_error()
+        self.accepted_unchecked += 1
+        due = self._clock.monotonic() + STORE_RETRY_SECONDS
+        _cache_verdict(self._verdicts, names, _ValidVerdict(due, self._away_since + self._grace, is_grace=True))
 
-    def _cannot_tell(self) -> Busy:
-        away = f"the store has not said for {self.away_seconds:.0f} s which tokens are revoked"
+    def _make_unavailable_error(self) -> Busy:
+        outage = f"the store has not said for {self.away_seconds:.0f} s which tokens are revoked"
         if self.is_in_grace:
-            return Busy(f"{away}; signatures alone count for up to {self._grace:.0f} s")
-        return Busy(f"{away}, so none is accepted; try again", retry_after=5)
+            return Busy(f"{outage}; signatures alone count for up to {self._grace:.0f} s")
+        return Busy(f"{outage}, so none is accepted; try again", retry_after=5)
 
     # Asking.
 
-    def _is_worth_asking(self) -> bool:
+    def _may_ask_store(self) -> bool:
         """While the store is away, of all calls one in a few seconds asks."""
         moment = self._clock.monotonic()
         if self._away_since is None:
             return True
-        if moment < self._asked_in_vain + ASK_AGAIN_SECONDS:
+        if moment < self._last_failed_at + STORE_RETRY_SECONDS:
             return False
-        self._asked_in_vain = moment
+        self._last_failed_at = moment
         return True
 
-    def _ask(self, names: _Names, claims: Claims) -> _Question:
+    def _start_lookup(self, names: _RevocationNames, claims: Claims) -> _RevocationLookup:
         """Whoever asks about the same token meanwhile waits for the same answer."""
-        question = self._asking.get(names)
-        if question is None:
-            question = self._asking[names] = _Question(asyncio.Event())
-            self._tasks.spawn(self._asked(names, claims, question))
-        return question
+        lookup = self._lookups.get(names)
+        if lookup is None:
+            lookup = self._lookups[names] = _RevocationLookup(asyncio.Event())
+            self._tasks.spawn(self._run_lookup(names, claims, lookup))
+        return lookup
 
-    async def _asked(self, names: _Names, claims: Claims, question: _Question) -> None:
+    async def _run_lookup(self, names: _RevocationNames, claims: Claims, lookup: _RevocationLookup) -> None:
         # What is forgotten while the answer is on its way stays forgotten: it may be older than what was marked.
-        answers, asking, moment = self._answers, self._asking, self._clock.monotonic()
+        verdicts, lookups, moment = self._verdicts, self._lookups, self._clock.monotonic()
         try:
-            for name, until in (await self._revoked_of(names, claims)).items():
-                self.mark(name, until)
-            _remember(answers, names, _Answer(moment + DUE_SECONDS, moment + HOLDS_SECONDS))
-            question.is_answered = True
-            self._is_back()
+            for name, until in (await self._read_revoked(names, claims)).items():
+                self.note_revoked(name, until)
+            _cache_verdict(verdicts, names, _ValidVerdict(moment + REFRESH_AFTER_SECONDS, moment + REVOCATION_CACHE_SECONDS))
+            lookup.is_answered = True
+            self._note_store_back()
         except StoreError as failure:
-            self._is_away(failure)
+            self._note_store_away(failure)
         finally:
-            del asking[names]
-            question.done.set()
+            del lookups[names]
+            lookup.done.set()
 
-    async def _revoked_of(self, names: _Names, claims: Claims | None = None) -> dict[str, int]:
+    async def _read_revoked(self, names: _RevocationNames, claims: Claims | None = None) -> dict[str, int]:
         """Until when. Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise.
 
         A row counts as long as its token lives, also where our clock is past both: it may have jumped, and jump back.
@@ -220,31 +220,31 @@ class Revocation:
         found = await self._store.get_many(keys, consistent=True)
         now = self._clock.now() if claims is None else min(self._clock.now(), claims.expires - 1)
         rows = [(name, ignore_expired(item, now)) for name, item in zip(names, found, strict=False)]
-        revoked = {name: _until(item) for name, item in rows if item is not None}
+        revoked = {name: _read_expiry(item) for name, item in rows if item is not None}
         if claims is None or claims.generation is None or claims.generation >= generation_of(found[-1]):
             return revoked
         return revoked | {claims.jti: claims.expires}
 
-    def _is_away(self, failure: StoreError | None = None) -> None:
-        self._asked_in_vain = self._clock.monotonic()
+    def _note_store_away(self, failure: StoreError | None = None) -> None:
+        self._last_failed_at = self._clock.monotonic()
         if self._away_since is None:
-            self._away_since = self._asked_in_vain
+            self._away_since = self._last_failed_at
             why = "it does not answer" if failure is None else str(failure)
             _log.warning("the store cannot say which tokens are revoked; grace: %g s: %s", self._grace, why)
 
-    def _is_back(self) -> None:
+    def _note_store_back(self) -> None:
         if self._away_since is None:
             return
         _log.warning("the store says again which tokens are revoked, after %.0f s", self.away_seconds)
         self._away_since = None
-        for names in [names for names, answer in self._answers.items() if answer.is_grace]:
-            del self._answers[names]
+        for names in [names for names, answer in self._verdicts.items() if answer.is_grace]:
+            del self._verdicts[names]
 
-    async def _look_whether_it_is_back(self) -> None:
+    async def _probe_store(self) -> None:
         if self._away_since is not None:
             with suppress(StoreError):
-                await self._revoked_of(_NOBODY)
-                self._is_back()
+                await self._read_revoked(_PROBE_NAMES)
+                self._note_store_back()
 
     # Revoking.
 
@@ -252,53 +252,53 @@ class Revocation:
         """This one alone. Raises Busy if it cannot be told whether that was written."""
         await self._revoke("token", schema.revoked_token_key(claims.jti), claims.expires, claims.expires)
 
-    async def revoke_session(self, sid: str, until: int, enough: int | None = None) -> None:
+    async def revoke_session(self, sid: str, until: int, sufficient_until: int | None = None) -> None:
         """All access tokens of a session, none of which may be good after `until`. Raises Busy.
 
         Where it was revoked until `enough` before, nothing is written.
         """
-        await self._revoke("session", schema.revoked_session_key(sid), until, until if enough is None else enough)
+        await self._revoke("session", schema.revoked_session_key(sid), until, until if sufficient_until is None else sufficient_until)
 
-    async def _revoke(self, what: str, key: Key, until: int, enough: int) -> None:
+    async def _revoke(self, what: str, key: Key, until: int, sufficient_until: int) -> None:
         """What is known to stand there costs the store nothing: anybody may give back a dead token all day."""
-        if self._marks.get(key.pk, 0) >= enough:
+        if self._revoked_until.get(key.pk, 0) >= sufficient_until:
             return
         try:
-            await self._store.put(Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, enough))))
+            await self._store.put(Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, sufficient_until))))
         except ConditionFailed:  # it was revoked before, and for as long
-            until = enough
+            until = sufficient_until
         except StoreError as failure:
             if isinstance(failure, StoreUnavailable) and failure.maybe_applied:
-                self.mark(key.pk)
+                self.note_revoked(key.pk)
             raise Busy("nothing can be revoked while the store is away; try again", retry_after=5) from None
         else:
             self.revoked[what] += 1
-        self.mark(key.pk, until)
+        self.note_revoked(key.pk, until)
 
-    def ask_anew(self) -> None:
+    def clear_cache(self) -> None:
         """About every token, since all of a client's were ended: elsewhere that is seen within a minute."""
-        self._answers, self._asking = {}, {}
+        self._verdicts, self._lookups = {}, {}
 
-    def mark(self, name: str, until: int = 0) -> None:
+    def note_revoked(self, name: str, until: int = 0) -> None:
         """Says here what stands in the store by now: `name` is a key of its table."""
-        if len(self._marks) >= MARKED:
-            for oldest in list(self._marks)[: MARKED // 2]:
-                del self._marks[oldest]
-            self._answers = {}  # one of them may be of a token whose mark is gone: so all ask anew
-        self._marks[name] = max(until, self._marks.get(name, 0))
+        if len(self._revoked_until) >= MAX_REVOKED_NAMES:
+            for oldest in list(self._revoked_until)[: MAX_REVOKED_NAMES // 2]:
+                del self._revoked_until[oldest]
+            self._verdicts = {}  # one of them may be of a token whose mark is gone: so all ask anew
+        self._revoked_until[name] = max(until, self._revoked_until.get(name, 0))
 
 
-def _until(item: Item) -> int:
+def _read_expiry(item: Item) -> int:
     found = item.get(EXPIRY_ATTRIBUTE)
     return int(found) if isinstance(found, int | Decimal) else 0
 
 
-def _names(claims: Claims) -> _Names:
+def _names_of(claims: Claims) -> _RevocationNames:
     return (claims.jti,) if claims.sid is None else (claims.jti, f"SID#{claims.sid}")
 
 
-def _remember(answers: dict[_Names, _Answer], names: _Names, answer: _Answer) -> None:
-    if len(answers) >= REMEMBERED and names not in answers:
-        for oldest in list(answers)[: REMEMBERED // 2]:
-            del answers[oldest]
-    answers[names] = answer
+def _cache_verdict(verdicts: dict[_RevocationNames, _ValidVerdict], names: _RevocationNames, verdict: _ValidVerdict) -> None:
+    if len(verdicts) >= MAX_CACHED_VERDICTS and names not in verdicts:
+        for oldest in list(verdicts)[: MAX_CACHED_VERDICTS // 2]:
+            del verdicts[oldest]
+    verdicts[names] = verdict

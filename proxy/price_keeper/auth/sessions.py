@@ -19,7 +19,7 @@ from hashlib import sha256
 from uuid import uuid4
 
 from price_keeper.auth.clients import credentials_key, generation_of
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.session_memory import Spent
 from price_keeper.auth.session_rows import (
     ACCESS_UNTIL,
@@ -107,7 +107,7 @@ class Sessions:
         self,
         store: Store,
         tokens: Tokens,
-        revocation: Revocation,
+        revocation: RevocationList,
         clock: Clock,
         max_sessions: int,
         chance: Callable[[], float] = random.random,
@@ -194,7 +194,7 @@ class Sessions:
                 kept = Kept(client, sid, item)
                 is_live = ignore_expired(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
                 if await self._is_ended(kept, beside):
-                    self._revocation.mark(schema.revoked_session_key(sid).pk)
+                    self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
                     return is_live
         raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
 
@@ -215,12 +215,12 @@ class Sessions:
                 if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                     return False
                 raise
-        self._revocation.mark(key.pk)
+        self._revocation.note_revoked(key.pk)
         return True
 
     def all_ended(self) -> None:
         """For who has moved a client's generation on: here that holds at once, and elsewhere within a minute."""
-        self._revocation.ask_anew()
+        self._revocation.clear_cache()
 
     def _longest(self) -> int:
         """Until then no token made so far is good."""

@@ -9,7 +9,7 @@ from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.page_sessions import PageSessions
-from price_keeper.auth.revocation import Revocation
+from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.sessions import Sessions
 from price_keeper.auth.tokens import Tokens
 from price_keeper.clock import Clock
@@ -35,7 +35,7 @@ def parts_of(
     clock: Clock,
     standings: Standings,
     tokens: Tokens,
-    revocation: Revocation,
+    revocation: RevocationList,
     clients: Clients,
     rates: Rates | None = None,
     leasing: RateLeaseManager | None = None,
@@ -71,11 +71,11 @@ def _rates(clock: Clock, leasing: RateLeaseManager | None) -> Rates:
     return local if leasing is None else SharedRates(leasing, local, CALLS_AT_ONCE, CALLS_PER_SECOND)
 
 
-def _verifying(tokens: Tokens, revocation: Revocation) -> Verify:
+def _verifying(tokens: Tokens, revocation: RevocationList) -> Verify:
     async def verify(token: str) -> Caller:
         claims = tokens.access(token)
-        if not revocation.known(claims):
-            await revocation.learned(claims)
+        if not revocation.is_known_valid(claims):
+            await revocation.check_store(claims)
         return claims.caller
 
     return verify
