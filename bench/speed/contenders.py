@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from price_keeper.auth.keys import load_keys
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config
 from price_keeper.stores import schema
@@ -234,8 +234,8 @@ async def prepared(path: Path) -> None:
 def token(config_text: str, app: str = "shop") -> str:
     config = parse_config(config_text, "the benchmark's", {})
     clock = SystemClock()
-    tokens = Tokens(load_keys(config.auth.keys, KEEPER), config.auth.issuer, clock.now)
-    return tokens.mint(ORG, app, 24 * 3600).token
+    tokens = TokenService(load_keys(config.auth.keys, KEEPER), config.auth.issuer, clock.now)
+    return tokens.mint_access(ORG, app, 24 * 3600).token
 
 
 def keeper_config(folder: Path, upstream: int, port: int, control: int, store: str = SQLITE) -> str:

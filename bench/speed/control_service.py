@@ -17,7 +17,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 from price_keeper.auth import retrieval
 from price_keeper.auth.clients import CREATED
 from price_keeper.auth.keys import load_keys
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config
 from price_keeper.model import Scope
@@ -66,13 +66,13 @@ class Service:
     retrievals: Sequence[tuple[Scope, str]]
 
     @cached_property
-    def _tokens(self) -> Tokens:
+    def _tokens(self) -> TokenService:
         config = parse_config(self.config, "the benchmark's", {})
-        return Tokens(load_keys(config.auth.keys, KEEPER), config.auth.issuer, SystemClock().now)
+        return TokenService(load_keys(config.auth.keys, KEEPER), config.auth.issuer, SystemClock().now)
 
     def bearer(self, scope: Scope) -> dict[str, str]:
         """As a log-in answers it, of a session of its own."""
-        minted = self._tokens.mint(scope.org, scope.app, sid=str(uuid4()), generation=0)
+        minted = self._tokens.mint_access(scope.org, scope.app, sid=str(uuid4()), generation=0)
         return {"Authorization": f"Bearer {minted.token}"}
 
     def read(self, scope: Scope, below: str, bearer: dict[str, str], status: int = 200) -> Asked:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from price_keeper.auth.keys import load_keys
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config
 from price_keeper.model import Scope
@@ -86,5 +86,5 @@ async def _prepared(path: Path, apps: Sequence[Scope]) -> None:
 
 def _bearers(text: str, apps: Sequence[Scope]) -> list[str]:
     config = parse_config(text, "the benchmark's", {})
-    tokens = Tokens(load_keys(config.auth.keys, KEEPER), config.auth.issuer, SystemClock().now)
-    return [tokens.mint(scope.org, scope.app, 24 * 3600).token for scope in apps]
+    tokens = TokenService(load_keys(config.auth.keys, KEEPER), config.auth.issuer, SystemClock().now)
+    return [tokens.mint_access(scope.org, scope.app, 24 * 3600).token for scope in apps]

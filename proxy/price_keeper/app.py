@@ -21,7 +21,7 @@ from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.relayed import RelayedCredentials
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config import StoreConfig as StoreConfig
@@ -129,7 +129,7 @@ class StartedServer:
 
     data_address: Address | None  # a control service has no data port
     control_address: Address
-    token_service: Tokens
+    token_service: TokenService
     store: Store
 
 
@@ -140,7 +140,7 @@ class _CoreServices:
     config: Config
     environ: Mapping[str, str]
     clock: Clock
-    token_service: Tokens
+    token_service: TokenService
     telemetry: MetricsRegistry
     tasks: Tasks
     store: Store
@@ -241,7 +241,7 @@ async def _build_core_services(
     config: Config,
     environ: Mapping[str, str],
     clock: Clock,
-    token_service: Tokens,
+    token_service: TokenService,
     telemetry: MetricsRegistry,
     tasks: Tasks,
     store: Store,
@@ -270,7 +270,7 @@ async def _build_core_services(
         recording,
         budgets,
         revocation_list,
-        Clients(store, clock.now, Lookups(clock), clock.monotonic, token_service.marks),
+        Clients(store, clock.now, Lookups(clock), clock.monotonic, token_service.secret_tagger),
         WrongSecrets(clock.monotonic),
         lease_manager,
     )

@@ -17,7 +17,7 @@ from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator, Authenticator
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.choosing import Choosing, Targets
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
@@ -115,12 +115,12 @@ def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_ba
     return forwarder
 
 
-def build_token_service(config: Config, environ: Mapping[str, str], clock: Clock, *, can_mint: bool = True) -> Tokens:
+def build_token_service(config: Config, environ: Mapping[str, str], clock: Clock, *, can_mint: bool = True) -> TokenService:
     auth = config.auth
     keys = load_keys(auth.keys, environ)
     if not can_mint:
         keys = tuple(replace(key, signs_with=None) for key in keys)
-    return Tokens(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
+    return TokenService(keys, auth.issuer, clock.now, auth.access_seconds, auth.refresh_seconds)
 
 
 def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tasks) -> RevocationList:
@@ -190,7 +190,7 @@ def build_hard_budgets(
 def build_handler(
     config: Config,
     store: Store,
-    tokens: Tokens,
+    tokens: TokenService,
     revocation: RevocationList,
     bedrock: BedrockAccess,
     clock: Clock,
@@ -237,7 +237,7 @@ def build_label_selector(
     return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
 
 
-def _build_authenticator(config: Config, tokens: Tokens, revocation: RevocationList) -> Authenticator:
+def _build_authenticator(config: Config, tokens: TokenService, revocation: RevocationList) -> Authenticator:
     identity = config.auth.identity
     return TokenAuthenticator(tokens, revocation) if identity is None else FixedIdentityAuthenticator(identity.org, identity.app)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import boto3
 import pytest
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
 from price_keeper.recording.ulid import made_at
 
@@ -161,8 +161,8 @@ def test_who_is_out_stays_out_whatever_the_clock_does(tmp_path: Path) -> None:
 
 
 def _minted(begun: float, seconds: float) -> str:
-    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: time.time() + begun)
-    return tokens.mint(ORG, APP, int(seconds)).token
+    tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: time.time() + begun)
+    return tokens.mint_access(ORG, APP, int(seconds)).token
 
 
 def _revoke(running: Sidecar, token: str) -> None:

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.calendar_days import Period, known_zone, span
 from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
@@ -36,7 +36,7 @@ from tests.support.workers import kill_with_workers
 
 QUOTA = 5_000_000  # micro-USD, and so many times what all calls of a test may cost
 TURN = {"messages": [{"role": "user", "content": [{"text": "hello"}]}], "inferenceConfig": {"maxTokens": 50}}
-TOKENS = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
+TOKENS = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
 CALLS_EACH = 4
 REFUSED = (503, "ServiceUnavailableException", "a hard budget is not spent from while the store cannot be asked")
 AWAY = [REFUSED, (200, "economy", ""), *[(200, "premium", "")] * 3]  # for each of `Tenants.away`
@@ -73,7 +73,7 @@ class Tenants:
 def called(lineup: Lineup, org: str, app: str = "web") -> tuple[int, str, str]:
     """Its status, and the label that served it, or the kind of error and what is said of it."""
     connection = http.client.HTTPConnection("127.0.0.1", lineup.port, timeout=10)
-    headers = {"Authorization": f"Bearer {TOKENS.mint(org, app).token}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {TOKENS.mint_access(org, app).token}", "Content-Type": "application/json"}
     try:
         connection.request("POST", "/model/premium/converse", json.dumps(TURN), headers)
         answer = connection.getresponse()

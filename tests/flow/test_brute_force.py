@@ -150,7 +150,7 @@ async def test_other_wrong_tokens_count_by_address(attacked: Attacked) -> None:
 
 
 async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> None:
-    token = attacked.api.tokens.mint(ORG, "shop", 10).token
+    token = attacked.api.tokens.mint_access(ORG, "shop", 10).token
     await attacked.clock.advance(20)
     shown = {"Authorization": f"Bearer {token}"}
     assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(AT_ONCE + 5)} == {401}

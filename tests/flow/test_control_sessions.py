@@ -286,7 +286,7 @@ async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: Rig)
     given = await client(api)
     pair = await login(api, given)
     tokens = api.tokens
-    tokens._signing = dataclasses.replace(tokens._signing, signs_with=None)
+    tokens._signing_key = dataclasses.replace(tokens._signing_key, signs_with=None)
     shown = {"Authorization": f"{given['client_id']}:{given['client_secret']}"}
     for _ in range(MANY):
         answers = [

@@ -160,7 +160,7 @@ async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeyp
     assert _untried("control", control) == set()
     sidecar: Seen = set()
     config = fleet(tmp_path, "sidecar")
-    shown = f"Bearer {build_token_service(config, ENVIRON, SystemClock()).mint(ORG, 'shop').token}"
+    shown = f"Bearer {build_token_service(config, ENVIRON, SystemClock()).mint_access(ORG, 'shop').token}"
     body = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     async with running(config, "sidecar", sidecar, monkeypatch) as started:
         for label, status in {"premium": 200, "economy": 200, "nobodys": 400}.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from price_keeper.auth.keys import load_keys
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.config import load_config
 from price_keeper.errors import AccessDenied
 
@@ -41,11 +41,11 @@ def pasted(told: str) -> list[str]:
     return blocks
 
 
-def loaded(folder: Path, *blocks: str) -> Tokens:
+def loaded(folder: Path, *blocks: str) -> TokenService:
     keys = [key for block in blocks for key in yaml.safe_load(block)["auth"]["keys"]]
     (folder / "config.yaml").write_text(yaml.safe_dump({"auth": {"keys": keys}}) + REST)
     config = load_config(folder / "config.yaml", {})
-    return Tokens(load_keys(config.auth.keys, {}), "price-keeper", lambda: 1_800_000_000.0)
+    return TokenService(load_keys(config.auth.keys, {}), "price-keeper", lambda: 1_800_000_000.0)
 
 
 @pytest.mark.parametrize("alg", list(FILES))
@@ -55,13 +55,13 @@ def test_what_is_printed_can_be_pasted_and_works(tmp_path: Path, alg: str) -> No
     blocks = pasted(told)
     (tmp_path / "config.yaml").write_text(blocks[0] + REST)
     assert "good" in called("check-config", folder=tmp_path).stdout
-    token = loaded(tmp_path, blocks[0]).mint(ORG, "web").token
+    token = loaded(tmp_path, blocks[0]).mint_access(ORG, "web").token
     for block in blocks:
-        assert loaded(tmp_path, block).verify(token).app == "web"
+        assert loaded(tmp_path, block).verify_caller(token).app == "web"
     assert len(blocks) == len(FILES[alg])
     if alg != "HS256":
         with pytest.raises(AccessDenied, match="no key to sign"):
-            loaded(tmp_path, blocks[1]).mint(ORG, "web")
+            loaded(tmp_path, blocks[1]).mint_access(ORG, "web")
 
 
 @pytest.mark.parametrize("alg", list(FILES))
@@ -130,13 +130,13 @@ def test_one_key_takes_the_place_of_another_as_it_is_told(tmp_path: Path) -> Non
     minters = [loaded(tmp_path, *(pair[0] for pair in step)) for step in steps]
     sidecars = [loaded(tmp_path, *(pair[1] for pair in step)) for step in steps]
     for at in range(3):
-        token = minters[at].mint(ORG, "web").token
+        token = minters[at].mint_access(ORG, "web").token
         for during in (at, at + 1):  # processes are restarted one after the other
-            assert sidecars[during].verify(token).app == "web"
-    first = minters[0].mint(ORG, "web").token
+            assert sidecars[during].verify_caller(token).app == "web"
+    first = minters[0].mint_access(ORG, "web").token
     with pytest.raises(AccessDenied):
-        sidecars[3].verify(first)
-    assert sidecars[2].verify(first).app == "web"
+        sidecars[3].verify_caller(first)
+    assert sidecars[2].verify_caller(first).app == "web"
 
 
 def test_it_tells_how_to_rotate(tmp_path: Path) -> None:

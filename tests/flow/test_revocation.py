@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores import schema
@@ -46,12 +46,12 @@ class NotToldWhatIsRevoked:
 
 async def test_a_revoked_token_gets_no_call_through(tmp_path: Path) -> None:
     async with data_port(tmp_path) as port:
-        tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", SystemClock().now)
-        claims = tokens.access(port.token)
+        tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", SystemClock().now)
+        claims = tokens.verify_access(port.token)
         await port.store.put(Put(schema.revoked_token_key(claims.jti), {"expires_at_epoch": claims.expires}))
         assert await called(port) == "AccessDeniedException: the token was revoked: ask for a new one"
         assert len(port.bedrock.ledger) == 0
-        port.token = tokens.mint(claims.caller.org, claims.caller.app).token
+        port.token = tokens.mint_access(claims.caller.org, claims.caller.app).token
         assert await called(port) == "ok"
 
 

@@ -201,7 +201,7 @@ async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: Rig, mon
     admin, client, revoked = Browser(shop), Browser(shop), Browser(shop)
     assert (await admin.sign_in()).status == 200
     assert (await client.sign_in_as(ORG, "shop")).status == 200
-    token = shop.tokens.mint(ORG, "shop").token
+    token = shop.tokens.mint_access(ORG, "shop").token
     await revoked.sign_in("client", token)
     assert (await shop.ask("POST", "/auth/revoke", {"token": token}, who=None)).status == 200
     assert [(await each.ask("GET", "/status/board")).status for each in (admin, client, revoked)] == [200, 200, 401]
@@ -226,11 +226,11 @@ async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(sh
     name, _, session = browser.cookie.partition("=")
     told = jwt.decode(session, options={"verify_signature": False})
     assert (told["aud"], told["scope"]) == ("price-keeper-page", "page")
-    for check in (shop.tokens.access, shop.tokens.refresh, shop.tokens.either):
+    for check in (shop.tokens.verify_access, shop.tokens.verify_refresh, shop.tokens.verify_any):
         with pytest.raises(AccessDenied):
             check(session)
     assert (await shop.ask("GET", SHOP, headers={"Authorization": f"Bearer {session}"}, who=None)).status == 401
-    for cookie in (shop.tokens.mint(ORG, "shop").token, ADMIN_KEY, f"{session}x", session[:-4], "a.b.c", "x" * 5000):
+    for cookie in (shop.tokens.mint_access(ORG, "shop").token, ADMIN_KEY, f"{session}x", session[:-4], "a.b.c", "x" * 5000):
         answer = await Browser(shop, f"{name}={cookie}").ask("GET", "/status/board")
         assert answer.status in (401, 429), cookie
     assert (await browser.ask("GET", "/status/board")).status == 200

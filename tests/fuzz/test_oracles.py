@@ -93,7 +93,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "every header": ("paths", puts(calls, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_once_each", dict)),
     "quotas that are nobody's": ("control_bodies", puts(settings._Checking, "every_quota", lambda *_: None)),
-    "signatures": ("tokens", puts(tokens, "_CHECKS", {"verify_signature": False})),
+    "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
     "lines that are not there": (
         "config",

@@ -202,5 +202,5 @@ async def _played_at_once(whats: list[str], most: int) -> None:
 
 
 async def _is_current(at: Instance, token: str) -> bool:
-    row = (await rows(at.line.store)).get(at.tokens.refresh(token).sid or "")
+    row = (await rows(at.line.store)).get(at.tokens.verify_refresh(token).sid or "")
     return row is not None and row["refresh_hash"] == sha256(token.encode()).hexdigest()

@@ -19,7 +19,7 @@ import aiohttp
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 
 from tests.soak.tenants import App, labels
 from tests.support.commands import surroundings
@@ -91,7 +91,7 @@ class Member:
         return children(self.process.pid) if self.workers > 1 else [self.process.pid]
 
     def bearer(self, app: App) -> dict[str, str]:
-        token = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint(app.org, app.name)
+        token = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(app.org, app.name)
         return {"Authorization": f"Bearer {token.token}"}
 
     # Its configuration.

@@ -16,7 +16,7 @@ from typing import Any
 
 from h2.exceptions import H2Error
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 
 from tests.soak.fleet import SECRET, Member
 from tests.soak.tenants import APPS, FLIPPING, HARD, MOST_OUTPUT, App
@@ -87,9 +87,9 @@ class Load:
         self._whole = whole.open("w", buffering=1 << 16)
         self._numbers = itertools.count(1)
         self._seed = seed
-        tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
-        self.bearers = {app: tokens.mint(app.org, app.name, TOKEN_SECONDS).token.encode() for app in APPS}
-        self._expired = tokens.mint(APPS[0].org, APPS[0].name, -60).token.encode()
+        tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
+        self.bearers = {app: tokens.mint_access(app.org, app.name, TOKEN_SECONDS).token.encode() for app in APPS}
+        self._expired = tokens.mint_access(APPS[0].org, APPS[0].name, -60).token.encode()
         self._idle: dict[tuple[int, bool], list[Wire | Http2Wire]] = defaultdict(list)
         self._under_way: set[asyncio.Task[None]] = set()
         self._kinds: dict[Callable[[Member], Awaitable[None]], float] = {

@@ -15,7 +15,7 @@ from price_keeper.auth.clients import Clients
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import parse_config
@@ -90,7 +90,7 @@ class Rig:
     store: Store
     clock: Clock
     recorder: Recording
-    tokens: Tokens
+    tokens: TokenService
     control: Control
 
     async def ask(self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any) -> Answered:
@@ -108,7 +108,7 @@ class Rig:
         if who == "admin":
             return {"X-API-Key": ADMIN_KEY}
         org, app = who
-        return {"Authorization": f"Bearer {self.tokens.mint(org, app).token}"}
+        return {"Authorization": f"Bearer {self.tokens.mint_access(org, app).token}"}
 
     async def org(self, org: str = ORG, **changes: Any) -> None:
         answer = await self.ask("PUT", f"/api/v1/orgs/{org}", SETTINGS | changes)
@@ -137,7 +137,7 @@ async def rig(
 @asynccontextmanager
 async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: Limits) -> AsyncIterator[Rig]:
     whole = config()
-    tokens = Tokens([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
+    tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
         revocation = RevocationList(store, clock, tasks)
@@ -151,7 +151,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
             standings,
             tokens,
             revocation,
-            Clients(store, clock.now, Lookups(clock), clock.monotonic, tokens.marks),
+            Clients(store, clock.now, Lookups(clock), clock.monotonic, tokens.secret_tagger),
             rates,
             limits=limits,
         )

@@ -20,7 +20,7 @@ import yaml
 from bedrock_simulator import DEFAULT_KEYS, Keys
 from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Account, Counts, Intent, Kind, Receipt
 from price_keeper.recording.lines import lines_in
@@ -91,7 +91,7 @@ class Lineup:
             yield running
 
     def token(self) -> str:
-        return Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint(ORG, APP).token
+        return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(ORG, APP).token
 
 
 class Load(Threads):

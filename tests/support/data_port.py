@@ -15,7 +15,7 @@ from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from botocore.config import Config as ClientConfig
 from price_keeper import dataplane
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import JournalConfig, ListenConfig, UpstreamConfig
@@ -133,7 +133,7 @@ async def data_port(
         unknown_org="meter",
     )
     whole = replace(plain, **config)
-    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
+    tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     opened = await SqliteStore(folder / "store.db", clock.now).open()
     store = wrapped(opened)
     async with AsyncExitStack() as stack, Tasks(clock) as tasks, simulated_bedrock(clock=clock) as stand_in:
@@ -166,7 +166,7 @@ async def data_port(
                 hard,
             )
             listener, port = await dataplane.open_data_port(pipeline, whole, clock, tasks, outbox)
-            token = tokens.mint(ORG, APP, TOKEN_SECONDS).token
+            token = tokens.mint_access(ORG, APP, TOKEN_SECONDS).token
             offer = Offer(
                 tariffs,
                 pipeline,

@@ -17,7 +17,7 @@ from uuid import uuid4
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 
 from tests.support.calling import Connection, Http1Connection, Opened
 from tests.support.commands import Sidecar, price_keeper, sidecar
@@ -143,7 +143,7 @@ class Fleet:
     keepers: list[Keeper]
 
     def token(self) -> str:
-        return Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint(self.org, APP).token
+        return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(self.org, APP).token
 
     @property
     def alive(self) -> list[Keeper]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.hard_processes import zone_by_day
@@ -72,7 +72,7 @@ def ask(method: str, url: str, body: Any = None, **headers: str) -> Told:
 
 
 def token(app: str = APP, org: str = ORG) -> str:
-    return Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint(org, app).token
+    return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(org, app).token
 
 
 class Scrape:

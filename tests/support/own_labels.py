@@ -13,7 +13,7 @@ import aiohttp
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.config import Address, Config
 from price_keeper.control import api
 from price_keeper.control.composed import parts_of
@@ -41,7 +41,7 @@ class Rig:
     port: DataPort
     store: Counted
     clock: Moved
-    tokens: Tokens
+    tokens: TokenService
     session: aiohttp.ClientSession
     control: str
     shown: dict[str | None, str] = field(default_factory=dict)  # the tokens, by app
@@ -74,7 +74,7 @@ class Rig:
         self, model: str = "fast", operation: str = "converse", app: str | None = APP, **arguments: Any
     ) -> Any:
         """With boto3, whose streams are read to their end."""
-        self.port.token = self.shown.get(app) or self.tokens.mint(ORG, app, TOKEN_SECONDS).token
+        self.port.token = self.shown.get(app) or self.tokens.mint_access(ORG, app, TOKEN_SECONDS).token
         self.shown[app] = self.port.token
         headers = arguments.pop("headers", {})
         client = self.port.client(**headers)
@@ -106,7 +106,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         stores.append(Counted(store))
         return stores[0]
 
-    tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
+    tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     async with data_port(folder, wrapped, clock, **config) as port, Tasks(clock) as tasks:
         store: Any = stores[0]
         revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}

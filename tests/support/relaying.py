@@ -10,7 +10,7 @@ from typing import Any
 from price_keeper.auth.container import IsRevoked
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.relayed import RelayedCredentials, Reply
-from price_keeper.auth.tokens import Claims, Tokens
+from price_keeper.auth.tokens import Claims, TokenService
 
 from tests.support.clock import ManualClock
 
@@ -33,7 +33,7 @@ class ControlService:
     """Makes a token whenever it is asked, or answers what a test says."""
 
     def __init__(self, clock: ManualClock, key: str = KEY) -> None:
-        self.tokens = Tokens([SigningKey("k1", "HS256", key, key)], "price-keeper", clock.now)
+        self.tokens = TokenService([SigningKey("k1", "HS256", key, key)], "price-keeper", clock.now)
         self.asked = Counter[str]()
         self.answer: Reply | Exception | None = None
         self.hangs = False
@@ -49,7 +49,7 @@ class ControlService:
         return self.answer or self.made(authorization.partition(":")[0].rpartition("-app-")[2])
 
     def made(self, app: str, **more: Any) -> Reply:
-        token = self.tokens.mint(ORG, app).token
+        token = self.tokens.mint_access(ORG, app).token
         told = {"AccessKeyId": "A", "SecretAccessKey": "S", "Token": token, "Expiration": "2027-01-01T00:00:00Z"}
         return Reply(200, json.dumps(told | more).encode())
 
@@ -63,5 +63,5 @@ def told_by(revoked: set[str]) -> IsRevoked:
 
 def sidecar(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
     """One that verifies what it makes."""
-    verifying = Tokens([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
+    verifying = TokenService([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
     return RelayedCredentials(control, verifying, clock, told_by(revoked))

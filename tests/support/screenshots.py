@@ -108,7 +108,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     running = asyncio.create_task(app.run(config, os.environ, tell, clock))
     await asyncio.wait({begun, running}, return_when=asyncio.FIRST_COMPLETED)
     started = begun.result()
-    tokens = {name: started.token_service.mint(ORG, name, 48 * 3600).token for name in APPS}
+    tokens = {name: started.token_service.mint_access(ORG, name, 48 * 3600).token for name in APPS}
     async with aiohttp.ClientSession() as session:
         key = (folder / dev.ADMIN_KEY).read_text()
         yield Stage(f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.sessions import Sessions
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, StoreError, StoreUnavailable
 from price_keeper.model import Scope
@@ -81,13 +81,13 @@ class Line:
 @dataclass
 class Instance:
     line: Line
-    tokens: Tokens
+    tokens: TokenService
     revocation: RevocationList
     sessions: Sessions
 
     async def is_welcome(self, token: str) -> bool:
         """As `identify` asks: without waiting where that can be."""
-        claims = self.tokens.access(token)
+        claims = self.tokens.verify_access(token)
         try:
             if not self.revocation.is_known_valid(claims):
                 await self.revocation.check_store(claims)
@@ -105,7 +105,7 @@ async def instances(
         made = []
         for _ in range(number):
             line = Line(store)
-            tokens = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
+            tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
             revoked = RevocationList(line, clock, tasks, **revocation)  # type: ignore[arg-type]
             made.append(Instance(line, tokens, revoked, Sessions(line, tokens, revoked, clock, most)))  # type: ignore[arg-type]
         yield made

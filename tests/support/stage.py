@@ -17,7 +17,7 @@ import yaml
 from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.clients import hash_secret, new_secret
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.config.prices import UnitPrices
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
@@ -62,7 +62,7 @@ class Stage:
     authority: Path  # whose certificate vouches for the encrypted one
     bedrock: BedrockProcess  # the one that is well
     troubled: dict[str, BedrockProcess]  # by their labels
-    tokens: Tokens
+    tokens: TokenService
     secret: str
 
     @property
@@ -80,7 +80,7 @@ class Stage:
         return "".join(each.errors_file.with_suffix(".out").read_text() + each.errors for each in sidecars)
 
     def token(self, seconds: int = 3600) -> str:
-        return self.tokens.mint(ORG, APP, seconds).token
+        return self.tokens.mint_access(ORG, APP, seconds).token
 
     def environ(self, client: Client, way: str, url: str | None = None, token: str | None = None) -> dict[str, str]:
         """All that a user sets: where the sidecar is, and who calls."""
@@ -120,7 +120,7 @@ def stage(folder: Path) -> Iterator[Stage]:
             authority,
             bedrock,
             troubled,
-            Tokens([SigningKey("k1", "HS256", SIGNING_SECRET, SIGNING_SECRET)], "price-keeper", time.time),
+            TokenService([SigningKey("k1", "HS256", SIGNING_SECRET, SIGNING_SECRET)], "price-keeper", time.time),
             secret,
         )
 

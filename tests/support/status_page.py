@@ -68,7 +68,7 @@ class Browser:
         return answer
 
     async def sign_in_as(self, org: str, app: str | None) -> Answered:
-        return await self.sign_in("client", self.api.tokens.mint(org, app).token)
+        return await self.sign_in("client", self.api.tokens.mint_access(org, app).token)
 
 
 class Events:

@@ -55,7 +55,7 @@ async def test_a_jump_while_the_store_is_asked_lets_no_revoked_token_in(by_sessi
     store, clock = MemoryStore(), ManualClock()
     async with pair(store, clock) as (right, other, wrong):
         issued = await right.sessions.login(WEB)
-        claims = other.tokens.access(issued.access.token)
+        claims = other.tokens.verify_access(issued.access.token)
         if by_session:
             await right.revocation.revoke_session(issued.sid, claims.expires)
         else:

@@ -13,7 +13,7 @@ from price_keeper.auth import clients as module
 from price_keeper.auth.clients import Clients, hash_secret, new_secret
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreUnavailable
 from price_keeper.exchange import Request
 from price_keeper.model import scope_of_client
@@ -294,13 +294,13 @@ async def _fetch(container: ContainerCredentials, authorization: bytes) -> dict[
 
 
 async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: SqliteStore, time: Time) -> None:
-    tokens = Tokens([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
+    tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
     container = ContainerCredentials(Clients(store, time), tokens, time)
     authorization = f"{WEB}:{SECRET}".encode()
     first = await _fetch(container, authorization)
     assert set(first) == {"AccessKeyId", "SecretAccessKey", "Token", "Expiration"}
     assert first["Expiration"] == "2027-01-15T09:00:00Z"
-    assert tokens.verify(first["Token"]).app == "web"
+    assert tokens.verify_caller(first["Token"]).app == "web"
     time.now += 1799
     assert await _fetch(container, authorization) == first
     time.now += 1
@@ -313,7 +313,7 @@ async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: Sql
     "authorization", [b"", b"nonsense", f"{WEB}:".encode(), f"{WEB}:{OTHER}".encode(), b"\xff:\xff"], ids=range(5)
 )
 async def test_no_credentials_for_strangers(store: SqliteStore, time: Time, authorization: bytes) -> None:
-    tokens = Tokens([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
+    tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
     with pytest.raises(AccessDenied):
         await _fetch(ContainerCredentials(Clients(store, time), tokens, time), authorization)
 

@@ -77,8 +77,8 @@ async def test_revoked_here_it_is_made_anew_at_once_and_elsewhere_within_a_minut
     here, there = two
     first, other = await here.token(secret), await there.token(secret)
     assert await here.token(secret) == first
-    await here.instance.revocation.revoke_token(here.instance.tokens.access(first))
-    await here.instance.revocation.revoke_token(here.instance.tokens.access(other))
+    await here.instance.revocation.revoke_token(here.instance.tokens.verify_access(first))
+    await here.instance.revocation.revoke_token(here.instance.tokens.verify_access(other))
     for each, revoked, wait in ((here, first, 0), (there, other, 60)):
         await clock.advance(wait)
         new = await each.token(secret)
@@ -109,7 +109,7 @@ async def test_what_was_made_by_what_is_over_is_not_handed_out(
     await end_all(store)
     token = await here.token(secret)
     assert await here.is_welcome(token)
-    assert here.instance.tokens.access(token).generation == 1
+    assert here.instance.tokens.verify_access(token).generation == 1
     await clock.advance(60)
     assert await here.is_welcome(token)
 
@@ -131,7 +131,7 @@ async def test_a_clock_that_was_set_back_keeps_nobody_out(
     here, _ = two
     first = await here.token(secret)
     clock.set_wall(clock.now() - back)
-    here.instance.tokens._verified.clear()  # as of a process that has not seen the token
+    here.instance.tokens._cached_claims.clear()  # as of a process that has not seen the token
     for _ in range(AT_ONCE + 5):
         token = await here.token(secret)
         assert await here.is_welcome(token)

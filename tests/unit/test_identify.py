@@ -8,7 +8,7 @@ import pytest
 from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
 from price_keeper.model import scope_of_client
@@ -20,8 +20,8 @@ from tests.support.memory_store import MemoryStore
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 SECRET = b"a secret that is long enough for HS256"
 
-TOKENS = Tokens([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: 1_800_000_000.0)
-WEB, WEB_TOO, JOB = (TOKENS.mint(ORG, app).token.encode() for app in ("web", "web", "job"))
+TOKENS = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", lambda: 1_800_000_000.0)
+WEB, WEB_TOO, JOB = (TOKENS.mint_access(ORG, app).token.encode() for app in ("web", "web", "job"))
 REFRESH = TOKENS.mint_refresh(ORG, "web", "s1").token.encode()
 
 

@@ -41,7 +41,7 @@ async def asked(instance: Instance) -> tuple[int, Any]:
 
 async def is_welcome(instance: Instance) -> bool:
     try:
-        return await instance.is_welcome(instance.tokens.mint(ORG, "web", 3600).token)
+        return await instance.is_welcome(instance.tokens.mint_access(ORG, "web", 3600).token)
     except Busy:
         return False
 

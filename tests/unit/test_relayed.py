@@ -142,7 +142,7 @@ async def test_a_token_that_was_revoked_is_not_handed_out_again(
     relayed: RelayedCredentials, control: ControlService, revoked: set[str]
 ) -> None:
     first = await relayed.told(SHOWN)
-    revoked.add(control.tokens.access(first["Token"]).jti)
+    revoked.add(control.tokens.verify_access(first["Token"]).jti)
     assert await relayed.told(SHOWN) != first
     assert control.asked[SHOWN] == 2
 
@@ -224,14 +224,14 @@ async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_n
     relayed: RelayedCredentials, control: ControlService, clock: ManualClock, revoked: set[str]
 ) -> None:
     control.answer = control.made("web")
-    revoked.add(control.tokens.access((await relayed.told(SHOWN))["Token"]).jti)
+    revoked.add(control.tokens.verify_access((await relayed.told(SHOWN))["Token"]).jti)
     for _ in range(3):
         with pytest.raises(Busy, match="was revoked") as refused:
             await relayed.told(SHOWN)
         assert refused.value.retry_after
     assert relayed._kept == {}
     control.answer = None  # by now it knows, and makes another
-    assert control.tokens.access((await relayed.told(SHOWN))["Token"]).jti not in revoked
+    assert control.tokens.verify_access((await relayed.told(SHOWN))["Token"]).jti not in revoked
 
 
 async def test_wrong_secrets_are_counted_here_by_who_sent_them(

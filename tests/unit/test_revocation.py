@@ -40,12 +40,12 @@ async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Inst
 
 
 def minted(instance: Instance, sid: str | None = None, seconds: int = 3600) -> str:
-    return instance.tokens.mint(ORG, "web", seconds, sid).token
+    return instance.tokens.mint_access(ORG, "web", seconds, sid).token
 
 
 async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here, "s1"))
+    claims = here.tokens.verify_access(minted(here, "s1"))
     assert not here.revocation.is_known_valid(claims)
     await here.revocation.check_store(claims)
     assert here.line.asked == ["get_many"]
@@ -59,7 +59,7 @@ async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[I
 
 async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here, seconds=90_000))
+    claims = here.tokens.verify_access(minted(here, seconds=90_000))
     await here.revocation.check_store(claims)
     for _ in range(600):
         await clock.advance(1)
@@ -70,7 +70,7 @@ async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instanc
 
 async def test_what_is_older_than_a_minute_is_waited_for(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here))
+    claims = here.tokens.verify_access(minted(here))
     await here.revocation.check_store(claims)
     await clock.advance(REVOCATION_CACHE_SECONDS)
     assert not here.revocation.is_known_valid(claims)
@@ -78,7 +78,7 @@ async def test_what_is_older_than_a_minute_is_waited_for(two: list[Instance], cl
 
 async def test_many_callers_of_one_token_ask_once(two: list[Instance]) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here))
+    claims = here.tokens.verify_access(minted(here))
     await asyncio.gather(*(here.revocation.check_store(claims) for _ in range(50)))
     assert here.line.asked == ["get_many"]
 
@@ -96,10 +96,10 @@ async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
     if by_session:
         await here.revocation.revoke_session("s1", int(clock.now()) + 3600)
     else:
-        await here.revocation.revoke_token(here.tokens.access(token))
+        await here.revocation.revoke_token(here.tokens.verify_access(token))
     assert not await here.is_welcome(token)
     with pytest.raises(AccessDenied):
-        here.revocation.is_known_valid(here.tokens.access(token))
+        here.revocation.is_known_valid(here.tokens.verify_access(token))
     passed = 0
     while passed < 60:  # calls all the while, however often
         await there.is_welcome(token)
@@ -112,7 +112,7 @@ async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
 
 async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[Instance]) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here, "s1"))
+    claims = here.tokens.verify_access(minted(here, "s1"))
     here.line.held = asyncio.Event()
     waiting = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
@@ -126,7 +126,7 @@ async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[Instanc
 
 async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here))
+    claims = here.tokens.verify_access(minted(here))
     here.line.held = asyncio.Event()
     waiting = asyncio.ensure_future(here.revocation.check_store(claims))
     await clock.advance(20)
@@ -151,7 +151,7 @@ async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[Ins
 async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
     store: MemoryStore, two: list[Instance], clock: ManualClock
 ) -> None:
-    claims = two[0].tokens.access(minted(two[0], seconds=1234))
+    claims = two[0].tokens.verify_access(minted(two[0], seconds=1234))
     await two[0].revocation.revoke_token(claims)
     assert store.items[schema.revoked_token_key(claims.jti)] == {"expires_at_epoch": int(clock.now()) + 1234}
     until = int(clock.now()) + 100
@@ -162,7 +162,7 @@ async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
 
 async def test_what_is_revoked_already_is_not_written_again(two: list[Instance], clock: ManualClock) -> None:
     here, there = two
-    claims = here.tokens.access(minted(here, "s1"))
+    claims = here.tokens.verify_access(minted(here, "s1"))
     for _ in range(50):
         await here.revocation.revoke_token(claims)
         await there.revocation.revoke_token(claims)
@@ -174,7 +174,7 @@ async def test_a_revocation_of_which_nobody_knows_is_written_again(
     store: MemoryStore, two: list[Instance], clock: ManualClock
 ) -> None:
     here = two[0]
-    claims = here.tokens.access(minted(here))
+    claims = here.tokens.verify_access(minted(here))
     here.line.trouble = StoreUnavailable("no answer", maybe_applied=True)
     with pytest.raises(Busy):
         await here.revocation.revoke_token(claims)
@@ -229,7 +229,7 @@ async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryS
 async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(two: list[Instance], clock: ManualClock) -> None:
     here, there = two
     token = minted(here)
-    await here.revocation.revoke_token(here.tokens.access(token))
+    await here.revocation.revoke_token(here.tokens.verify_access(token))
     assert not await there.is_welcome(token)
     there.line.trouble = AWAY
     for _ in range(20):
@@ -247,7 +247,7 @@ async def test_an_idle_token_is_asked_about_again_when_the_store_is_back(
     assert await there.is_welcome(token)
     await clock.advance(60)
     there.line.trouble = None
-    await here.revocation.revoke_token(here.tokens.access(token))
+    await here.revocation.revoke_token(here.tokens.verify_access(token))
     await clock.advance(60)
     assert not await there.is_welcome(token)
 
@@ -271,7 +271,7 @@ async def test_a_store_that_hangs_keeps_a_call_waiting_for_a_moment_only(
         token = minted(here)
         assert await here.is_welcome(token)
         assert here.revocation.accepted_unchecked == 1
-        assert here.revocation.is_known_valid(here.tokens.access(token))
+        assert here.revocation.is_known_valid(here.tokens.verify_access(token))
         here.line.held.set()
         await settle()
         assert not here.revocation.away_seconds
@@ -286,7 +286,7 @@ async def test_a_revocation_that_may_be_written_holds_here_and_is_reported(
     assert await here.is_welcome(token)
     here.line.trouble = StoreUnavailable("no answer", maybe_applied=maybe_applied)
     with pytest.raises(Busy):
-        await here.revocation.revoke_token(here.tokens.access(token))
+        await here.revocation.revoke_token(here.tokens.verify_access(token))
     here.line.trouble = None
     assert await here.is_welcome(token) is not maybe_applied
 
@@ -305,7 +305,7 @@ async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
     for token in tokens:
         assert await here.is_welcome(token)
     for token in tokens:
-        await here.revocation.revoke_token(here.tokens.access(token))
+        await here.revocation.revoke_token(here.tokens.verify_access(token))
     assert len(here.revocation._revoked_until) <= 10
     assert not any([await here.is_welcome(token) for token in tokens])
 
@@ -323,7 +323,7 @@ async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[I
     assert caller is not None
     assert caller.app == "web"
     assert here.line.asked == asked
-    await here.revocation.revoke_token(here.tokens.access(second))
+    await here.revocation.revoke_token(here.tokens.verify_access(second))
     with pytest.raises(AccessDenied):
         by_token.cached(request)
     with pytest.raises(AccessDenied):
@@ -341,8 +341,8 @@ async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minu
     store: MemoryStore, two: list[Instance], clock: ManualClock
 ) -> None:
     here, there = two
-    earlier, later = (here.tokens.mint(ORG, "web", generation=number).token for number in (0, 1))
-    silent = here.tokens.mint(ORG, "web").token  # of no generation, as made for a demonstration
+    earlier, later = (here.tokens.mint_access(ORG, "web", generation=number).token for number in (0, 1))
+    silent = here.tokens.mint_access(ORG, "web").token  # of no generation, as made for a demonstration
     for each in two:
         assert await each.is_welcome(earlier)
     await move_on(store, 1)
@@ -357,7 +357,7 @@ async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minu
 
 async def test_a_generation_costs_no_read_more(two: list[Instance], clock: ManualClock) -> None:
     here = two[0]
-    claims = here.tokens.access(here.tokens.mint(ORG, "web", 90_000, "s1", 3).token)
+    claims = here.tokens.verify_access(here.tokens.mint_access(ORG, "web", 90_000, "s1", 3).token)
     await here.revocation.check_store(claims)
     assert here.line.asked == ["get_many"]
     for _ in range(600):
@@ -372,7 +372,7 @@ async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
     store: MemoryStore, two: list[Instance]
 ) -> None:
     here = two[0]
-    claims = here.tokens.access(here.tokens.mint(ORG, "web", generation=0).token)
+    claims = here.tokens.verify_access(here.tokens.mint_access(ORG, "web", generation=0).token)
     here.line.held = asyncio.Event()
     early = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
@@ -388,7 +388,7 @@ async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
 
 async def test_whether_to_hand_a_token_out_again(two: list[Instance], clock: ManualClock) -> None:
     here, there = two
-    claims = here.tokens.access(minted(here))
+    claims = here.tokens.verify_access(minted(here))
     for _ in range(100):
         assert not await there.revocation.is_revoked(claims)
     assert there.line.asked == ["get_many"]

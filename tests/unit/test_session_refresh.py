@@ -194,11 +194,11 @@ async def test_what_is_refused_is_refused_before_anything_is_written(
 
 async def test_only_a_refresh_token_refreshes(here: Instance, clock: ManualClock) -> None:
     (issued,) = await logins(here, clock, 1)
-    for access in (issued.access.token, here.tokens.mint(ORG, "web").token):
+    for access in (issued.access.token, here.tokens.mint_access(ORG, "web").token):
         with pytest.raises(AccessDenied):
             await here.sessions.refresh(access)
     with pytest.raises(AccessDenied):
-        here.tokens.access(issued.refresh.token)
+        here.tokens.verify_access(issued.refresh.token)
     stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token  # signed by us, and not the session's
     with pytest.raises(AccessDenied):
         await here.sessions.refresh(stranger)

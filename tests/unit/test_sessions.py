@@ -62,8 +62,8 @@ def here(two: list[Instance]) -> Instance:
 async def test_a_login_issues_a_pair_and_one_row(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
     issued = await here.sessions.login(WEB)
     now = int(clock.now())
-    assert here.tokens.access(issued.access.token).sid == issued.sid
-    assert here.tokens.refresh(issued.refresh.token).sid == issued.sid
+    assert here.tokens.verify_access(issued.access.token).sid == issued.sid
+    assert here.tokens.verify_refresh(issued.refresh.token).sid == issued.sid
     assert (issued.access.expires, issued.refresh.expires) == (now + 3600, now + WEEK)
     (row,) = (await rows(store)).values()
     assert row["expires_at_epoch"] == issued.refresh.expires
@@ -158,9 +158,9 @@ async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_se
         await at.sessions.login(WEB, 0)
     assert await rows(store) == {}
     issued = await at.sessions.login(WEB, 1)
-    assert at.tokens.access(issued.access.token).generation == 1
+    assert at.tokens.verify_access(issued.access.token).generation == 1
     again = await at.sessions.refresh(issued.refresh.token)
-    assert at.tokens.access(again.access.token).generation == 1
+    assert at.tokens.verify_access(again.access.token).generation == 1
 
 
 async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(

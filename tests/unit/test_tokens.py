@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from jwt.algorithms import OKPAlgorithm
 from price_keeper.auth import tokens as module
 from price_keeper.auth.keys import SigningKey, load_keys
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.config.keys import KeyConfig
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired
 from price_keeper.model import Caller
@@ -46,8 +46,8 @@ def time() -> Time:
 
 
 @pytest.fixture
-def tokens(time: Time) -> Tokens:
-    return Tokens([hs256()], "price-keeper", time)
+def tokens(time: Time) -> TokenService:
+    return TokenService([hs256()], "price-keeper", time)
 
 
 def claims(**changes: Any) -> dict[str, Any]:
@@ -70,22 +70,22 @@ def signed(key: Any = SECRET, alg: str = "HS256", kid: Any = "k1", **changes: An
 
 
 @pytest.mark.parametrize("app", ["web", None])
-def test_a_minted_token_names_its_caller_until_it_expires(tokens: Tokens, time: Time, app: str | None) -> None:
-    minted = tokens.mint(ORG, app)
+def test_a_minted_token_names_its_caller_until_it_expires(tokens: TokenService, time: Time, app: str | None) -> None:
+    minted = tokens.mint_access(ORG, app)
     suffix = "" if app is None else f"-app-{app}"
     for _ in range(2):
-        assert tokens.verify(minted.token) == Caller(ORG, app, f"org-{ORG}{suffix}")
+        assert tokens.verify_caller(minted.token) == Caller(ORG, app, f"org-{ORG}{suffix}")
     assert minted.expires == NOW + 3600
     time.now = NOW + 3599.9
-    tokens.verify(minted.token)
+    tokens.verify_caller(minted.token)
     time.now = NOW + 3600.0
     for _ in range(2):  # first from memory, then anew
         with pytest.raises(TokenExpired):
-            tokens.verify(minted.token)
+            tokens.verify_caller(minted.token)
 
 
-def test_two_tokens_are_never_the_same(tokens: Tokens) -> None:
-    assert tokens.mint(ORG, "web").token != tokens.mint(ORG, "web").token
+def test_two_tokens_are_never_the_same(tokens: TokenService) -> None:
+    assert tokens.mint_access(ORG, "web").token != tokens.mint_access(ORG, "web").token
 
 
 def _unsigned(header: dict[str, Any]) -> str:
@@ -131,7 +131,7 @@ BAD: dict[str, Callable[[], str]] = {
     "a broken beginning": lambda: signed(nbf="soon"),
     "a time of making that is no number": lambda: signed(iat="now"),
     "an expiry that is true": lambda: signed(exp=True),
-    "longer than any of ours": lambda: signed(note="x" * module.LONGEST),
+    "longer than any of ours": lambda: signed(note="x" * module.MAX_TOKEN_CHARS),
     "no expiry": lambda: signed(exp=None),
     "a broken expiry": lambda: signed(exp=NOW + 0.5),
     "no id": lambda: signed(jti=None),
@@ -152,80 +152,80 @@ BAD: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD.keys())
-def test_a_bad_token_is_refused_without_saying_why(tokens: Tokens, make: Callable[[], str]) -> None:
+def test_a_bad_token_is_refused_without_saying_why(tokens: TokenService, make: Callable[[], str]) -> None:
     token = make()
     with pytest.raises(AccessDenied, match=r"^the token is not good: ask for a new one$"):
-        tokens.verify(token)
+        tokens.verify_caller(token)
 
 
-def test_an_expired_token_of_another_key_is_not_called_expired(tokens: Tokens) -> None:
+def test_an_expired_token_of_another_key_is_not_called_expired(tokens: TokenService) -> None:
     with pytest.raises(AccessDenied):
-        tokens.verify(signed(b"another secret that is long enough", exp=NOW - 1))
+        tokens.verify_caller(signed(b"another secret that is long enough", exp=NOW - 1))
 
 
 def test_keys_rotate_the_first_signs_and_all_verify(time: Time) -> None:
     old, new = hs256("old"), hs256("new", b"a new secret, long enough for HS256 too")
-    before = Tokens([old], "price-keeper", time).mint(ORG, "web").token
-    during = Tokens([new, old], "price-keeper", time)
-    assert during.verify(before).app == "web"
-    assert jwt.get_unverified_header(during.mint(ORG, "web").token)["kid"] == "new"
+    before = TokenService([old], "price-keeper", time).mint_access(ORG, "web").token
+    during = TokenService([new, old], "price-keeper", time)
+    assert during.verify_caller(before).app == "web"
+    assert jwt.get_unverified_header(during.mint_access(ORG, "web").token)["kid"] == "new"
     with pytest.raises(AccessDenied):
-        Tokens([new], "price-keeper", time).verify(before)
+        TokenService([new], "price-keeper", time).verify_caller(before)
 
 
-def test_what_is_remembered_is_bounded(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 10)
-    minted = [tokens.mint(ORG, f"app{number}").token for number in range(50)]
+def test_what_is_remembered_is_bounded(tokens: TokenService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CACHED_TOKENS", 10)
+    minted = [tokens.mint_access(ORG, f"app{number}").token for number in range(50)]
     for token in minted:
-        tokens.verify(token)
-    assert len(tokens._verified) <= 10
-    assert [tokens.verify(token).app for token in minted] == [f"app{number}" for number in range(50)]
+        tokens.verify_caller(token)
+    assert len(tokens._cached_claims) <= 10
+    assert [tokens.verify_caller(token).app for token in minted] == [f"app{number}" for number in range(50)]
 
 
 # Refresh tokens.
 
 
-def test_a_refresh_token_lasts_a_week_and_is_never_an_access_token(tokens: Tokens, time: Time) -> None:
+def test_a_refresh_token_lasts_a_week_and_is_never_an_access_token(tokens: TokenService, time: Time) -> None:
     minted = tokens.mint_refresh(ORG, "web", "s1")
-    found = tokens.refresh(minted.token)
+    found = tokens.verify_refresh(minted.token)
     assert (found.caller.app, found.sid, found.purpose, found.expires) == ("web", "s1", "refresh", NOW + 7 * 86_400)
-    assert tokens.either(minted.token) == found
+    assert tokens.verify_any(minted.token) == found
     with pytest.raises(AccessDenied):
-        tokens.access(minted.token)
+        tokens.verify_access(minted.token)
     time.now = minted.expires
     with pytest.raises(TokenExpired):
-        tokens.refresh(minted.token)
+        tokens.verify_refresh(minted.token)
     with pytest.raises(AccessDenied):  # and not that it has expired
-        tokens.access(minted.token)
+        tokens.verify_access(minted.token)
 
 
-def test_an_access_token_never_refreshes_even_while_it_is_remembered(tokens: Tokens) -> None:
-    access = tokens.mint(ORG, "web", sid="s1").token
-    assert tokens.access(access).sid == "s1"
+def test_an_access_token_never_refreshes_even_while_it_is_remembered(tokens: TokenService) -> None:
+    access = tokens.mint_access(ORG, "web", sid="s1").token
+    assert tokens.verify_access(access).sid == "s1"
     with pytest.raises(AccessDenied):
-        tokens.refresh(access)
+        tokens.verify_refresh(access)
 
 
 @pytest.mark.parametrize("sid", [None, "a#b", ""])
-def test_a_refresh_token_has_a_session(tokens: Tokens, sid: str | None) -> None:
+def test_a_refresh_token_has_a_session(tokens: TokenService, sid: str | None) -> None:
     with pytest.raises(AccessDenied):
-        tokens.refresh(signed(scope="refresh", sid=sid))
+        tokens.verify_refresh(signed(scope="refresh", sid=sid))
 
 
 def test_how_long_tokens_last_is_configured(time: Time) -> None:
-    short = Tokens([hs256()], "price-keeper", time, access_seconds=2, refresh_seconds=3)
-    assert short.mint(ORG, None).expires == NOW + 2
+    short = TokenService([hs256()], "price-keeper", time, access_seconds=2, refresh_seconds=3)
+    assert short.mint_access(ORG, None).expires == NOW + 2
     assert short.mint_refresh(ORG, None, "s1").expires == NOW + 3
 
 
-def test_spare_bits_of_a_signature_make_no_other_token(tokens: Tokens) -> None:
+def test_spare_bits_of_a_signature_make_no_other_token(tokens: TokenService) -> None:
     """Its last letter has bits that decoders pass over, so that four letters would do."""
-    token = tokens.mint(ORG, "web").token
+    token = tokens.mint_access(ORG, "web").token
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     good = []
     for letter in letters:
         with suppress(AccessDenied):
-            good.append(tokens.verify(token[:-1] + letter))
+            good.append(tokens.verify_caller(token[:-1] + letter))
     assert len(good) == 1
 
 
@@ -244,27 +244,27 @@ PRIVATE = {"EdDSA": Ed25519PrivateKey.generate(), "RS256": generate_private_key(
 def test_a_sidecar_with_the_public_half_verifies_and_cannot_mint(alg: str, tmp_path: Path, time: Time) -> None:
     private, public = pems(PRIVATE[alg])
     (tmp_path / "public.pem").write_bytes(public)
-    mint = Tokens(load_keys([KeyConfig("k", alg, private_key_env="PEM")], {"PEM": private.decode()}), "i", time)  # type: ignore[arg-type]
-    verify = Tokens(load_keys([KeyConfig("k", alg, public_key_file=str(tmp_path / "public.pem"))], {}), "i", time)  # type: ignore[arg-type]
-    assert verify.verify(mint.mint(ORG, "web").token).app == "web"
+    mint = TokenService(load_keys([KeyConfig("k", alg, private_key_env="PEM")], {"PEM": private.decode()}), "i", time)  # type: ignore[arg-type]
+    verify = TokenService(load_keys([KeyConfig("k", alg, public_key_file=str(tmp_path / "public.pem"))], {}), "i", time)  # type: ignore[arg-type]
+    assert verify.verify_caller(mint.mint_access(ORG, "web").token).app == "web"
     with pytest.raises(AccessDenied):
-        verify.mint(ORG, "web")
+        verify.mint_access(ORG, "web")
 
 
 def test_a_public_key_is_never_taken_for_a_secret(time: Time) -> None:
     """The old trick: a token signed by HS256 with the public key, which everybody has."""
     _, public = pems(PRIVATE["RS256"])
-    tokens = Tokens([SigningKey("k", "RS256", PRIVATE["RS256"].public_key(), None)], "price-keeper", time)
+    tokens = TokenService([SigningKey("k", "RS256", PRIVATE["RS256"].public_key(), None)], "price-keeper", time)
     head = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "kid": "k"}).encode()).rstrip(b"=")
     body = base64.urlsafe_b64encode(json.dumps(claims()).encode()).rstrip(b"=")
     mac = base64.urlsafe_b64encode(hmac.digest(public, head + b"." + body, hashlib.sha256)).rstrip(b"=")
     with pytest.raises(AccessDenied):
-        tokens.verify(b".".join((head, body, mac)).decode())
+        tokens.verify_caller(b".".join((head, body, mac)).decode())
 
 
 def test_the_public_halves_verify_and_tell_nothing_else(time: Time) -> None:
     keys = [SigningKey(alg, alg, PRIVATE[alg].public_key(), PRIVATE[alg]) for alg in PRIVATE]
-    told = Tokens([*keys, hs256()], "price-keeper", time).jwks()
+    told = TokenService([*keys, hs256()], "price-keeper", time).build_jwks()
     assert [(key["kid"], key["alg"], key["use"]) for key in told["keys"]] == [
         ("EdDSA", "EdDSA", "sig"),
         ("RS256", "RS256", "sig"),
@@ -272,20 +272,20 @@ def test_the_public_halves_verify_and_tell_nothing_else(time: Time) -> None:
     assert [set(key) - {"kid", "alg", "use"} for key in told["keys"]] == [{"kty", "crv", "x"}, {"kty", "n", "e"}]
     assert base64.urlsafe_b64encode(SECRET).decode().rstrip("=") not in json.dumps(told)
     for key in keys:
-        token = Tokens([key], "price-keeper", time).mint(ORG, "web").token
+        token = TokenService([key], "price-keeper", time).mint_access(ORG, "web").token
         known = jwt.PyJWKSet.from_dict(told)[key.kid]
         assert jwt.decode(token, known, audience="price-keeper", options={"verify_exp": False, "verify_iat": False})
-    assert Tokens([hs256()], "price-keeper", time).jwks() == {"keys": []}
+    assert TokenService([hs256()], "price-keeper", time).build_jwks() == {"keys": []}
 
 
 def test_a_key_of_one_algorithm_signs_for_no_other(time: Time) -> None:
     """An HS256 token under the kid of an RSA key, with the secret of another key of ours."""
-    tokens = Tokens([SigningKey("rsa", "RS256", PRIVATE["RS256"].public_key(), None), hs256()], "price-keeper", time)
-    tokens.verify(signed(kid="k1"))
+    tokens = TokenService([SigningKey("rsa", "RS256", PRIVATE["RS256"].public_key(), None), hs256()], "price-keeper", time)
+    tokens.verify_caller(signed(kid="k1"))
     with pytest.raises(AccessDenied):
-        tokens.verify(signed(kid="rsa"))
+        tokens.verify_caller(signed(kid="rsa"))
     with pytest.raises(AccessDenied):
-        tokens.verify(signed(PRIVATE["RS256"], "RS256", kid="k1"))
+        tokens.verify_caller(signed(PRIVATE["RS256"], "RS256", kid="k1"))
 
 
 def test_keys_that_cannot_be_had_are_all_named_and_never_shown(tmp_path: Path) -> None:
@@ -321,18 +321,18 @@ def spelled(header: bytes) -> str:
     "header",
     [b'{"kid":' + b"[" * 5000 + b"]" * 5000 + b"}", b"[" * 9000, b'{"kid":' + b"9" * 6000 + b"}", b"{" * 20_000],
 )
-def test_a_bomb_is_a_bad_token(tokens: Tokens, header: bytes) -> None:
+def test_a_bomb_is_a_bad_token(tokens: TokenService, header: bytes) -> None:
     with pytest.raises(AccessDenied):
-        tokens.verify(spelled(header))
+        tokens.verify_caller(spelled(header))
 
 
 @pytest.mark.parametrize("junk", ["!", "!" * 50_000, "\n", " ", "=", "\u00e9", "."])
-def test_a_token_has_one_spelling(tokens: Tokens, junk: str) -> None:
+def test_a_token_has_one_spelling(tokens: TokenService, junk: str) -> None:
     """Decoders pass over some characters; each such spelling would be remembered as a token of its own."""
-    token = tokens.mint(ORG, "web").token
-    tokens.verify(token)
+    token = tokens.mint_access(ORG, "web").token
+    tokens.verify_caller(token)
     head, payload, signature = token.split(".")
     for changed in (token + junk, f"{head}{junk}.{payload}.{signature}", f"{head}.{payload}{junk}.{signature}"):
         with pytest.raises(AccessDenied):
-            tokens.verify(changed)
-    assert list(tokens._verified) == [token]
+            tokens.verify_caller(changed)
+    assert list(tokens._cached_claims) == [token]

@@ -11,7 +11,7 @@ from price_keeper.answers import send_json
 from price_keeper.auth.clients import LOOKS, Clients
 from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.identify import AUTHORIZATION
-from price_keeper.auth.tokens import SKEW_SECONDS, Claims, Tokens
+from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder
 from price_keeper.model import Scope
@@ -100,7 +100,7 @@ class ContainerCredentials(HandsOut):
     def __init__(
         self,
         clients: Clients,
-        tokens: Tokens,
+        tokens: TokenService,
         now: Callable[[], float],
         is_revoked: IsRevoked = _none_is,
         wrong: WrongSecrets | None = None,
@@ -133,7 +133,7 @@ class ContainerCredentials(HandsOut):
         raise Busy("the tokens of this client are revoked all the time; try again", retry_after=2)
 
     def _make(self, scope: Scope, generation: int) -> _Made:
-        minted = self._tokens.mint(scope.org, scope.app, generation=generation)
+        minted = self._tokens.mint_access(scope.org, scope.app, generation=generation)
         expiration = datetime.fromtimestamp(minted.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         told = {
             "AccessKeyId": _ACCESS_KEY,

@@ -6,7 +6,7 @@ import ipaddress
 from typing import Final, Protocol
 
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Claims, Tokens
+from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
 from price_keeper.model import Caller
@@ -33,7 +33,7 @@ class Authenticator(Protocol):
 class TokenAuthenticator:
     """A token comes as the session token beside an AWS signature, or as a bearer."""
 
-    def __init__(self, tokens: Tokens, revocation: RevocationList) -> None:
+    def __init__(self, tokens: TokenService, revocation: RevocationList) -> None:
         self._tokens = tokens
         self._revocation = revocation
         self._tokens_by_header: dict[bytes, str] = {}  # the tokens of headers that were good
@@ -43,7 +43,7 @@ class TokenAuthenticator:
         header = headers.get(AUTHORIZATION)
         token = None if header is None else self._tokens_by_header.get(header)
         if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # as nearly always
-            claims = self._tokens.access(token)
+            claims = self._tokens.verify_access(token)
             return claims.caller if self._revocation.is_known_valid(claims) else None
         first, second = self._read_claims(request)
         if not self._revocation.is_known_valid(first) or (second is not None and not self._revocation.is_known_valid(second)):
@@ -82,7 +82,7 @@ class TokenAuthenticator:
 
     def _verify(self, token: bytes) -> Claims:
         try:
-            return self._tokens.access(token.decode("latin-1"))
+            return self._tokens.verify_access(token.decode("latin-1"))
         except AccessDenied:
             if token.startswith(_BEDROCK_KEY_PREFIXES):
                 raise AccessDenied(

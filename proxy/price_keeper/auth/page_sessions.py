@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.tokens import Claims, Tokens
+from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
 from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
 
@@ -38,7 +38,7 @@ class PageSession:
 class PageSessions:
     """`admin_mark` tells one admin key from another, and nothing else of it."""
 
-    def __init__(self, tokens: Tokens, revocation: RevocationList, admin_mark: str | None) -> None:
+    def __init__(self, tokens: TokenService, revocation: RevocationList, admin_mark: str | None) -> None:
         self._tokens = tokens
         self._revocation = revocation
         self._admin_mark = admin_mark
@@ -52,7 +52,7 @@ class PageSessions:
 
     def of_client(self, token: str, now: float) -> tuple[str, PageSession]:
         """No longer than the token itself. Raises AccessDenied or TokenExpired."""
-        claims = self._tokens.access(token)
+        claims = self._tokens.verify_access(token)
         caller = claims.caller
         of = {"jti": claims.jti, "sid": claims.sid, "exp": claims.expires, "iat": claims.issued}
         told = {
@@ -66,7 +66,7 @@ class PageSessions:
     def _begun(self, told: dict[str, Any], of: Claims | None, expires: int, now: float) -> tuple[str, PageSession]:
         jti = str(uuid4())
         claims = {**told, "jti": jti, "iat": int(now), "exp": expires, "scope": PURPOSE}
-        return self._tokens.signed(claims, AUDIENCE), PageSession(of.caller if of else None, jti, expires, of)
+        return self._tokens.sign(claims, AUDIENCE), PageSession(of.caller if of else None, jti, expires, of)
 
     async def checked(self, cookie: str, now: float) -> PageSession:
         """Raises AccessDenied or TokenExpired, and Busy where it cannot be told whether it was ended."""
@@ -81,7 +81,7 @@ class PageSessions:
         await self._revocation.revoke_token(_own_claims(self._read(cookie, now)))
 
     def _read(self, cookie: str, now: float) -> PageSession:
-        claims = self._tokens.signed_claims(cookie, AUDIENCE)
+        claims = self._tokens.verify_signature(cookie, AUDIENCE)
         if claims.get("scope") != PURPOSE or type(claims["exp"]) is not int:
             raise TokenRejected(_BAD)
         if now >= claims["exp"]:

@@ -25,7 +25,7 @@ from typing import TypeVar
 from price_keeper.auth.container import HandsOut, IsGone, IsRevoked, Suspected, shown, stays
 from price_keeper.auth.failures import WrongSecrets, network_of
 from price_keeper.auth.lookups import Lookups, Pace
-from price_keeper.auth.tokens import Claims, Tokens
+from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.auth.waiting import Places, Shared
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TooManyRequests, TokenExpired
@@ -105,7 +105,7 @@ class RelayedCredentials(HandsOut):
     def __init__(
         self,
         ask: Ask | None,
-        tokens: Tokens,
+        tokens: TokenService,
         clock: Clock,
         is_revoked: IsRevoked,
         wrong: WrongSecrets | None = None,
@@ -254,7 +254,7 @@ class RelayedCredentials(HandsOut):
         try:
             found = json.loads(reply.body)
             told = {name: found[name] for name in TOLD}
-            claims = self._tokens.access(told["Token"])
+            claims = self._tokens.verify_access(told["Token"])
         except (AccessDenied, TokenExpired):
             raise NoAnswer(
                 "it makes tokens that are not good here: compare auth.keys, auth.issuer and the clocks"

@@ -38,7 +38,7 @@ from price_keeper.auth.session_rows import (
     was_rotated_within,
 )
 from price_keeper.auth.session_writes import Lanes, Writing, is_condition, is_race, no_store_no_token
-from price_keeper.auth.tokens import Claims, Minted, Tokens
+from price_keeper.auth.tokens import Claims, MintedToken, TokenService
 from price_keeper.clock import Clock
 from price_keeper.errors import (
     Busy,
@@ -93,8 +93,8 @@ _log = logging.getLogger("price_keeper.auth")
 class Issued:
     """What a client is given. Its access token may be revoked with the session, by `sid`."""
 
-    access: Minted
-    refresh: Minted
+    access: MintedToken
+    refresh: MintedToken
     sid: str
 
 
@@ -106,7 +106,7 @@ class Sessions:
     def __init__(
         self,
         store: Store,
-        tokens: Tokens,
+        tokens: TokenService,
         revocation: RevocationList,
         clock: Clock,
         max_sessions: int,
@@ -142,7 +142,7 @@ class Sessions:
 
     async def refresh(self, token: str) -> Issued:
         """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
-        claims = self._tokens.refresh(token)
+        claims = self._tokens.verify_refresh(token)
         caller, sid, used = claims.caller, _sid_of(claims), _hash(token)
         self._spent.demand_hope(used)
         issued: Issued | None = None
@@ -228,7 +228,7 @@ class Sessions:
 
     async def give_back(self, token: str) -> None:
         """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
-        claims = self._tokens.either(token)
+        claims = self._tokens.verify_any(token)
         if claims.purpose == "access":
             await self._revocation.revoke_token(claims)
         else:
@@ -247,7 +247,7 @@ class Sessions:
     # Beginning.
 
     def _issued(self, scope: Scope, sid: str, generation: int) -> Issued:
-        access = self._tokens.mint(scope.org, scope.app, sid=sid, generation=generation)
+        access = self._tokens.mint_access(scope.org, scope.app, sid=sid, generation=generation)
         return Issued(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
 
     async def _make_room_and_begin(self, scope: Scope, issued: Issued, generation: int) -> None:

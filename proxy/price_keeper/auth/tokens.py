@@ -25,20 +25,20 @@ ACCESS: Literal["access"] = "access"
 REFRESH: Literal["refresh"] = "refresh"
 ACCESS_SECONDS = 3600
 REFRESH_SECONDS = 7 * 86_400
-REMEMBERED = 10_000  # verified access tokens; a fleet's callers are far fewer
-LONGEST = 16 * 1024  # characters of a token; ours have a thousand or two
+MAX_CACHED_TOKENS = 10_000  # verified access tokens; a fleet's callers are far fewer
+MAX_TOKEN_CHARS = 16 * 1024  # characters of a token; ours have a thousand or two
 SKEW_SECONDS = 5  # how far a minting machine's clock may be ahead of ours
 
 Purpose: TypeAlias = Literal["access", "refresh"]
 
 # Some decoders pass over what is no base64, and so one token could be spelled and remembered in any number of ways.
-_SPELLING = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_COMPACT_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a token or a session: it becomes a key of the store
-_BAD = "the token is not good: ask for a new one"
-_EXPIRED = "the token has expired"
-_REQUIRED = ["aud", "exp", "iat", "iss", "jti", "sub"]
+_INVALID_TOKEN = "the token is not good: ask for a new one"
+_TOKEN_EXPIRED = "the token has expired"
+_REQUIRED_CLAIMS = ["aud", "exp", "iat", "iss", "jti", "sub"]
 # Times are checked against our own clock, which tests can set; ids by ourselves, as the store's keys depend on them.
-_CHECKS = {"require": _REQUIRED, "verify_exp": False, "verify_iat": False, "verify_nbf": False, "verify_jti": False}
+_JWT_OPTIONS = {"require": _REQUIRED_CLAIMS, "verify_exp": False, "verify_iat": False, "verify_nbf": False, "verify_jti": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
+class MintedToken:
     token: str
     claims: Claims
 
@@ -67,7 +67,7 @@ class Minted:
         return self.claims.expires
 
 
-class Tokens:
+class TokenService:
     """The first key signs, all of them verify."""
 
     def __init__(
@@ -79,33 +79,33 @@ class Tokens:
         refresh_seconds: int = REFRESH_SECONDS,
     ) -> None:
         self._keys = {key.kid: key for key in keys}
-        self.marks = Marks(keys)
-        self._signing = keys[0]
+        self.secret_tagger = Marks(keys)
+        self._signing_key = keys[0]
         self._issuer = issuer
         self._now = now
         self.access_seconds = access_seconds
         self.refresh_seconds = refresh_seconds
-        self._verified: dict[str, Claims] = {}
+        self._cached_claims: dict[str, Claims] = {}
 
     @property
     def can_mint(self) -> bool:
-        return self._signing.signs_with is not None
+        return self._signing_key.signs_with is not None
 
-    def jwks(self) -> dict[str, list[dict[str, str]]]:
+    def build_jwks(self) -> dict[str, list[dict[str, str]]]:
         return public_halves(self._keys.values())
 
-    def mint(
+    def mint_access(
         self,
         org: str,
         app: str | None,
         seconds: int | None = None,
         sid: str | None = None,
         generation: int | None = None,
-    ) -> Minted:
+    ) -> MintedToken:
         """An access token; without a `sid` it belongs to no session."""
         return self._mint(org, app, ACCESS, self.access_seconds if seconds is None else seconds, sid, generation)
 
-    def mint_refresh(self, org: str, app: str | None, sid: str) -> Minted:
+    def mint_refresh(self, org: str, app: str | None, sid: str) -> MintedToken:
         return self._mint(org, app, REFRESH, self.refresh_seconds, sid)
 
     def _mint(
@@ -116,7 +116,7 @@ class Tokens:
         seconds: int,
         sid: str | None,
         generation: int | None = None,
-    ) -> Minted:
+    ) -> MintedToken:
         now = int(self._now())
         claims: dict[str, Any] = {
             "sub": client_id_of(org, app),
@@ -126,83 +126,83 @@ class Tokens:
             "org_id": org,
             "scope": purpose,
         }
-        more = {"app_id": app, "sid": sid, "gen": generation}
-        claims |= {name: value for name, value in more.items() if value is not None}
-        token = self.signed(claims, AUDIENCE)
+        optional_claims = {"app_id": app, "sid": sid, "gen": generation}
+        claims |= {name: value for name, value in optional_claims.items() if value is not None}
+        token = self.sign(claims, AUDIENCE)
         caller = Caller(org, app, claims["sub"])
-        return Minted(token, Claims(caller, purpose, claims["jti"], sid, now + seconds, now, generation))
+        return MintedToken(token, Claims(caller, purpose, claims["jti"], sid, now + seconds, now, generation))
 
-    def signed(self, claims: dict[str, Any], audience: str) -> str:
+    def sign(self, claims: dict[str, Any], audience: str) -> str:
         """A token for whoever goes by that audience alone; to all others it is none."""
-        if self._signing.signs_with is None:
+        if self._signing_key.signs_with is None:
             raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
-        told = {"iss": self._issuer, "aud": audience, **claims}
-        return jwt.encode(told, self._signing.signs_with, self._signing.alg, headers={"kid": self._signing.kid})
+        payload = {"iss": self._issuer, "aud": audience, **claims}
+        return jwt.encode(payload, self._signing_key.signs_with, self._signing_key.alg, headers={"kid": self._signing_key.kid})
 
-    def verify(self, token: str) -> Caller:
+    def verify_caller(self, token: str) -> Caller:
         """Whom an access token names. Raises AccessDenied or TokenExpired. Whether it was revoked is asked apart."""
-        return self.access(token).caller
+        return self.verify_access(token).caller
 
-    def access(self, token: str) -> Claims:
+    def verify_access(self, token: str) -> Claims:
         """Raises AccessDenied or TokenExpired. A token seen before costs a look-up."""
-        known = self._verified.get(token)
-        if known is None:
-            known = self._read(token, ACCESS)
-            self._remember(token, known)
-        elif self._now() >= known.expires:
-            del self._verified[token]
-            raise TokenExpired(_EXPIRED)
-        return known
+        claims = self._cached_claims.get(token)
+        if claims is None:
+            claims = self._verify(token, ACCESS)
+            self._cache(token, claims)
+        elif self._now() >= claims.expires:
+            del self._cached_claims[token]
+            raise TokenExpired(_TOKEN_EXPIRED)
+        return claims
 
-    def refresh(self, token: str) -> Claims:
+    def verify_refresh(self, token: str) -> Claims:
         """Raises AccessDenied or TokenExpired. Always has a `sid`."""
-        return self._read(token, REFRESH)
+        return self._verify(token, REFRESH)
 
-    def either(self, token: str) -> Claims:
+    def verify_any(self, token: str) -> Claims:
         """As one of them, for who gives a token back."""
-        return self._read(token, None)
+        return self._verify(token, None)
 
-    def _read(self, token: str, purpose: Purpose | None) -> Claims:
-        claims = self.signed_claims(token, AUDIENCE)
+    def _verify(self, token: str, purpose: Purpose | None) -> Claims:
+        claims = self.verify_signature(token, AUDIENCE)
         now, expires, issued = self._now(), claims["exp"], claims["iat"]
         begins = claims.get("nbf", issued)
         if not type(expires) is type(issued) is type(begins) is int or max(issued, begins) > now + SKEW_SECONDS:
-            raise AccessDenied(_BAD)
-        found = _understood(claims)
-        if found is None or purpose not in (found.purpose, None):
-            raise TokenRejected(_BAD)
+            raise AccessDenied(_INVALID_TOKEN)
+        parsed = _parse_claims(claims)
+        if parsed is None or purpose not in (parsed.purpose, None):
+            raise TokenRejected(_INVALID_TOKEN)
         if now >= expires:
-            raise TokenExpired(_EXPIRED)
-        return found
+            raise TokenExpired(_TOKEN_EXPIRED)
+        return parsed
 
-    def signed_claims(self, token: str, audience: str) -> dict[str, Any]:
+    def verify_signature(self, token: str, audience: str) -> dict[str, Any]:
         """What is signed by one of our keys, for that audience; its time is not looked at. Raises AccessDenied."""
-        if len(token) > LONGEST or not _SPELLING.fullmatch(token):
-            raise AccessDenied(_BAD)
+        if len(token) > MAX_TOKEN_CHARS or not _COMPACT_JWT.fullmatch(token):
+            raise AccessDenied(_INVALID_TOKEN)
         try:
             key = self._keys[jwt.get_unverified_header(token)["kid"]]
             # The algorithm is the key's own, whatever the token's head claims.
-            found: dict[str, Any] = jwt.decode(
+            claims: dict[str, Any] = jwt.decode(
                 token,
                 key.verifies_with,
                 [key.alg],
-                options=_CHECKS,  # type: ignore[arg-type]
+                options=_JWT_OPTIONS,  # type: ignore[arg-type]
                 audience=audience,
                 issuer=self._issuer,
             )
         except (jwt.PyJWTError, KeyError, TypeError, ValueError, RecursionError):
-            raise AccessDenied(_BAD) from None
-        return found
+            raise AccessDenied(_INVALID_TOKEN) from None
+        return claims
 
-    def _remember(self, token: str, claims: Claims) -> None:
-        if len(self._verified) >= REMEMBERED:
-            for oldest in list(self._verified)[: REMEMBERED // 2]:
-                del self._verified[oldest]
-        self._verified[token] = claims
+    def _cache(self, token: str, claims: Claims) -> None:
+        if len(self._cached_claims) >= MAX_CACHED_TOKENS:
+            for oldest in list(self._cached_claims)[: MAX_CACHED_TOKENS // 2]:
+                del self._cached_claims[oldest]
+        self._cached_claims[token] = claims
 
 
-def _understood(claims: dict[str, Any]) -> Claims | None:
-    caller, purpose, jti, sid = _caller(claims), claims.get("scope"), claims["jti"], claims.get("sid")
+def _parse_claims(claims: dict[str, Any]) -> Claims | None:
+    caller, purpose, jti, sid = _parse_caller(claims), claims.get("scope"), claims["jti"], claims.get("sid")
     if caller is None or purpose not in (ACCESS, REFRESH) or not _is_id(jti):
         return None
     if not (_is_id(sid) or (sid is None and purpose == ACCESS)):
@@ -217,7 +217,7 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
-def _caller(claims: dict[str, Any]) -> Caller | None:
+def _parse_caller(claims: dict[str, Any]) -> Caller | None:
     org, app = claims.get("org_id"), claims.get("app_id")
     if not (isinstance(org, str) and is_org_id(org)):
         return None

@@ -93,7 +93,7 @@ def dev(chosen: Namespace) -> int:
 
     async def tell(started: app.StartedServer) -> None:
         await _make_demo_client(started.store, secret)
-        token = started.token_service.mint(ORG, APP, TOKEN_SECONDS).token
+        token = started.token_service.mint_access(ORG, APP, TOKEN_SECONDS).token
         ready = _Ready(started, secret, authority, folder, token)
         print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
 

@@ -77,7 +77,7 @@ def _pair_may_be_invented(parts: Parts, call: Call) -> bool:
 
 
 async def jwks(parts: Parts, _: Call) -> Answer:
-    return read(parts.tokens.jwks(), "public, max-age=300")
+    return read(parts.tokens.build_jwks(), "public, max-age=300")
 
 
 def _demand_key(parts: Parts) -> None:

@@ -11,7 +11,7 @@ from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.sessions import Sessions
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.control.access import Access, Verify, admin_mark, load_admin_key
@@ -34,7 +34,7 @@ def parts_of(
     store: Store,
     clock: Clock,
     standings: Standings,
-    tokens: Tokens,
+    tokens: TokenService,
     revocation: RevocationList,
     clients: Clients,
     rates: Rates | None = None,
@@ -71,9 +71,9 @@ def _rates(clock: Clock, leasing: RateLeaseManager | None) -> Rates:
     return local if leasing is None else SharedRates(leasing, local, CALLS_AT_ONCE, CALLS_PER_SECOND)
 
 
-def _verifying(tokens: Tokens, revocation: RevocationList) -> Verify:
+def _verifying(tokens: TokenService, revocation: RevocationList) -> Verify:
     async def verify(token: str) -> Caller:
-        claims = tokens.access(token)
+        claims = tokens.verify_access(token)
         if not revocation.is_known_valid(claims):
             await revocation.check_store(claims)
         return claims.caller

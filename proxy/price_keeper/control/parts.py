@@ -12,7 +12,7 @@ from price_keeper.auth.failures import WrongSecrets
 from price_keeper.auth.lookups import Lookups, Pace
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.sessions import Sessions
-from price_keeper.auth.tokens import Tokens
+from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
@@ -44,7 +44,7 @@ class Parts:
     clients: Clients
     wrong_secrets: WrongSecrets
     credentials: HandsOut
-    tokens: Tokens
+    tokens: TokenService
     sessions: Sessions
     page_sessions: PageSessions
     retrieval_pace: Lookups

@@ -10,7 +10,7 @@ from typing import Any
 
 from price_keeper.auth.container import shown
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.tokens import SKEW_SECONDS, Tokens
+from price_keeper.auth.tokens import SKEW_SECONDS, TokenService
 from price_keeper.errors import AccessDenied, TokenExpired
 
 from tests.fuzz.documents import document
@@ -57,8 +57,8 @@ def one(data: bytes) -> None:
 def _read(token: str) -> list[Any]:
     """What the readers of each kind make of it; those that refuse it with the right words make nothing."""
     found = []
-    tokens = Tokens([KEY], "price-keeper", lambda: NOW)
-    for read in (tokens.access, tokens.access, tokens.refresh, tokens.either):
+    tokens = TokenService([KEY], "price-keeper", lambda: NOW)
+    for read in (tokens.verify_access, tokens.verify_access, tokens.verify_refresh, tokens.verify_any):
         try:
             found.append(read(token))
         except (AccessDenied, TokenExpired) as refusal:
