@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from price_keeper.app import Role
-from price_keeper.auth.jwks import public_halves
+from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import load_keys
 from price_keeper.config import Config
 from price_keeper.config.checks import Address
@@ -76,7 +76,7 @@ async def control(keys: Any, status: int = 200, health: Any = None) -> AsyncIter
 
 
 def halves(*keys: KeyConfig, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    return public_halves(load_keys(keys, environ or {}))
+    return build_jwks(load_keys(keys, environ or {}))
 
 
 # What is looked at.

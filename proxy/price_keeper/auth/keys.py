@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from price_keeper.config.keys import KeyConfig as KeyConfig
 from price_keeper.errors import ConfigError
 
-SHORTEST_SECRET = 32  # bytes: as long as the hash of HS256, below which guessing gets easier
-SMALLEST_RSA = 2048
+MIN_HS256_SECRET_BYTES = 32  # bytes: as long as the hash of HS256, below which guessing gets easier
+MIN_RSA_BITS = 2048
 
-_KINDS: dict[str, tuple[type, type]] = {
+_KEY_TYPES: dict[str, tuple[type, type]] = {
     "EdDSA": (Ed25519PrivateKey, Ed25519PublicKey),
     "RS256": (RSAPrivateKey, RSAPublicKey),
 }
@@ -39,52 +39,52 @@ def load_keys(configured: Sequence[KeyConfig], environ: Mapping[str, str]) -> tu
     keys, problems = [], []
     for number, key in enumerate(configured):
         try:
-            keys.append(_load(key, environ))
-        except _Unusable as failure:
+            keys.append(_load_key(key, environ))
+        except _UnusableKey as failure:
             problems.append(f"auth.keys.{number} ({key.kid}): {failure}")
     if problems:
         raise ConfigError(problems)
     return tuple(keys)
 
 
-class _Unusable(Exception):
+class _UnusableKey(Exception):
     pass
 
 
-def _load(key: KeyConfig, environ: Mapping[str, str]) -> SigningKey:
+def _load_key(key: KeyConfig, environ: Mapping[str, str]) -> SigningKey:
     if key.alg == "HS256":
-        secret = _read(key.secret_env, key.secret_file, environ).strip()
-        if len(secret) < SHORTEST_SECRET:
-            raise _Unusable(f"a secret for HS256 has at least {SHORTEST_SECRET} bytes")
+        secret = _read_source(key.secret_env, key.secret_file, environ).strip()
+        if len(secret) < MIN_HS256_SECRET_BYTES:
+            raise _UnusableKey(f"a secret for HS256 has at least {MIN_HS256_SECRET_BYTES} bytes")
         return SigningKey(key.kid, key.alg, secret, secret)
-    private_kind, public_kind = _KINDS[key.alg]
+    private_type, public_type = _KEY_TYPES[key.alg]
     if key.public_key_file is not None:
-        public = _parsed(load_pem_public_key, _read(None, key.public_key_file, environ), public_kind, key.alg)
+        public = _parse_pem(load_pem_public_key, _read_source(None, key.public_key_file, environ), public_type, key.alg)
         return SigningKey(key.kid, key.alg, public, None)
-    pem = _read(key.private_key_env, key.private_key_file, environ)
-    private = _parsed(lambda text: load_pem_private_key(text, None), pem, private_kind, key.alg)
+    pem = _read_source(key.private_key_env, key.private_key_file, environ)
+    private = _parse_pem(lambda text: load_pem_private_key(text, None), pem, private_type, key.alg)
     return SigningKey(key.kid, key.alg, private.public_key(), private)
 
 
-def _parsed(load: Any, pem: bytes, kind: type, alg: str) -> Any:
+def _parse_pem(load: Any, pem: bytes, key_type: type, alg: str) -> Any:
     try:
-        found = load(pem)
+        parsed = load(pem)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise _Unusable("this is no key in PEM form without a passphrase") from None
-    if not isinstance(found, kind):
-        raise _Unusable(f"this is no key for {alg}")
-    if isinstance(found, (RSAPrivateKey, RSAPublicKey)) and found.key_size < SMALLEST_RSA:
-        raise _Unusable(f"a key for RS256 has at least {SMALLEST_RSA} bits")
-    return found
+        raise _UnusableKey("this is no key in PEM form without a passphrase") from None
+    if not isinstance(parsed, key_type):
+        raise _UnusableKey(f"this is no key for {alg}")
+    if isinstance(parsed, (RSAPrivateKey, RSAPublicKey)) and parsed.key_size < MIN_RSA_BITS:
+        raise _UnusableKey(f"a key for RS256 has at least {MIN_RSA_BITS} bits")
+    return parsed
 
 
-def _read(variable: str | None, file: str | None, environ: Mapping[str, str]) -> bytes:
+def _read_source(variable: str | None, file: str | None, environ: Mapping[str, str]) -> bytes:
     if file is not None:
         try:
             return Path(file).read_bytes()
         except OSError as failure:
-            raise _Unusable(f"cannot read {file}: {failure.strerror}") from None
+            raise _UnusableKey(f"cannot read {file}: {failure.strerror}") from None
     assert variable is not None
     if not environ.get(variable):
-        raise _Unusable(f"the environment variable {variable} is not set")
+        raise _UnusableKey(f"the environment variable {variable} is not set")
     return environ[variable].encode()

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import jwt
 
-from price_keeper.auth.jwks import public_halves
+from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.marks import Marks
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
@@ -92,7 +92,7 @@ class TokenService:
         return self._signing_key.signs_with is not None
 
     def build_jwks(self) -> dict[str, list[dict[str, str]]]:
-        return public_halves(self._keys.values())
+        return build_jwks(self._keys.values())
 
     def mint_access(
         self,

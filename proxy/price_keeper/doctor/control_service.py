@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from price_keeper.auth.jwks import public_halves
+from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import load_keys
 from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
@@ -49,7 +49,7 @@ def _judge_responses(endpoint: UpstreamEndpoint, health: ProbeResponse, keys: Pr
         mine = load_keys(context.config.auth.keys, context.environ)
     except ConfigError:
         return skipped(f"{where} is a control service; its keys cannot be compared with those here, which are amiss")
-    return _compare_keys(where, theirs, _read_public_keys(public_halves(mine)) or {})
+    return _compare_keys(where, theirs, _read_public_keys(build_jwks(mine)) or {})
 
 
 def _parse_json(response: ProbeResponse) -> Any:
