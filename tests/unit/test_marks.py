@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from price_keeper.auth.clients import _SECRET, HASH, Clients, credentials_key, hash_secret, new_secret
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import Lookups, Pace
-from price_keeper.auth.marks import UNMARKED, Marks
+from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.registering import register
-from price_keeper.auth.retrieval import _TOKEN, is_marked, retrieve, seal
+from price_keeper.auth.retrieval import _TOKEN, is_tagged_token, retrieve, seal
 from price_keeper.model import client_id_of
 from price_keeper.stores.contract import Put
 
@@ -45,60 +45,60 @@ def _private(alg: str) -> Any:
 @pytest.mark.parametrize("alg", ["HS256", "EdDSA", "RS256"])
 def test_a_mark_is_known_wherever_the_key_is_and_nowhere_else(alg: str) -> None:
     key = SigningKey("k", alg, None, _private(alg))
-    secret = Marks([key]).new_secret("use")
+    secret = SecretTagger([key]).make_secret("use")
     assert len(secret) == 32
-    assert Marks([key]).is_marked("use", secret)
-    assert not Marks([key]).is_marked("another use", secret)
-    assert not Marks([NEW]).is_marked("use", secret)
+    assert SecretTagger([key]).is_tagged("use", secret)
+    assert not SecretTagger([key]).is_tagged("another use", secret)
+    assert not SecretTagger([NEW]).is_tagged("use", secret)
     public_half = replace(key, signs_with=None)
-    assert not Marks([public_half]).is_marked("use", secret)
-    assert len(Marks([public_half]).new_secret("use")) == 32
+    assert not SecretTagger([public_half]).is_tagged("use", secret)
+    assert len(SecretTagger([public_half]).make_secret("use")) == 32
 
 
 def test_a_mark_outlives_the_turn_of_its_key_while_that_is_configured() -> None:
-    secret = Marks([OLD]).new_secret("use")
-    assert Marks([NEW, OLD]).is_marked("use", secret)
-    assert not Marks([OLD]).is_marked("use", Marks([NEW, OLD]).new_secret("use"))
-    assert not Marks([NEW]).is_marked("use", secret)
+    secret = SecretTagger([OLD]).make_secret("use")
+    assert SecretTagger([NEW, OLD]).is_tagged("use", secret)
+    assert not SecretTagger([OLD]).is_tagged("use", SecretTagger([NEW, OLD]).make_secret("use"))
+    assert not SecretTagger([NEW]).is_tagged("use", secret)
 
 
 @given(st.binary(max_size=40), st.integers(0, 255))
 def test_an_invention_has_no_mark(invented: bytes, bit: int) -> None:
-    marks = Marks([NEW])
-    assert not marks.is_marked("use", invented)
-    secret = bytearray(marks.new_secret("use"))
+    marks = SecretTagger([NEW])
+    assert not marks.is_tagged("use", invented)
+    secret = bytearray(marks.make_secret("use"))
     secret[bit // 8] ^= 1 << bit % 8
-    assert not marks.is_marked("use", bytes(secret))
-    assert not UNMARKED.is_marked("use", marks.new_secret("use"))
+    assert not marks.is_tagged("use", bytes(secret))
+    assert not NO_TAGS.is_tagged("use", marks.make_secret("use"))
 
 
 def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
-    marks, scope = Marks([NEW]), new_scope()
+    marks, scope = SecretTagger([NEW]), new_scope()
     client_id = client_id_of(scope.org, scope.app)
     for _ in range(100):
         secret, token = new_secret(client_id, marks), seal(scope, "s", 0, marks).token
         assert _SECRET.fullmatch(secret)
         assert _TOKEN.fullmatch(token)
-        assert is_marked(marks, scope, token)
-        assert not is_marked(marks, new_scope(), token)
-        assert not marks.is_marked(f"secret of {client_id}", base64.urlsafe_b64decode(f"{token}="))
+        assert is_tagged_token(marks, scope, token)
+        assert not is_tagged_token(marks, new_scope(), token)
+        assert not marks.is_tagged(f"secret of {client_id}", base64.urlsafe_b64decode(f"{token}="))
 
 
-@pytest.mark.parametrize("marks", [UNMARKED, Marks([NEW])])
-async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(marks: Marks) -> None:
+@pytest.mark.parametrize("marks", [NO_TAGS, SecretTagger([NEW])])
+async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(marks: SecretTagger) -> None:
     """Also while some processes are of the older version, which makes and knows no marks."""
     store, clock, scope = MemoryStore(), ManualClock(), new_scope()
-    issued = await register(store, clock, await made(store, scope), marks=marks)  # type: ignore[arg-type]
+    issued = await register(store, clock, await made(store, scope), tagger=marks)  # type: ignore[arg-type]
     assert issued is not None
     secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
-    for here in (UNMARKED, Marks([NEW]), Marks([OLD])):
+    for here in (NO_TAGS, SecretTagger([NEW]), SecretTagger([OLD])):
         clients = Clients(store, clock.now, Lookups(clock), clock.monotonic, here)  # type: ignore[arg-type]
         assert await clients.check(issued.client_id, secret) == scope
 
 
 async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
     """Its former owner waits for no turn, and is answered from memory."""
-    store, clock, marks, scope = MemoryStore(), ManualClock(), Marks([NEW]), new_scope()
+    store, clock, marks, scope = MemoryStore(), ManualClock(), SecretTagger([NEW]), new_scope()
     none = Pace(1, 0.001)
     clients = Clients(store, clock.now, Lookups(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
     client_id = client_id_of(scope.org, scope.app)

@@ -28,7 +28,7 @@ import bcrypt
 
 from price_keeper.auth.failures import network_of
 from price_keeper.auth.lookups import Lookups
-from price_keeper.auth.marks import UNMARKED, Marks
+from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreError
 from price_keeper.model import Scope, client_id_of, scope_of_client
@@ -94,7 +94,7 @@ class Clients:
         now: Callable[[], float],
         lookups: Lookups | None = None,
         monotonic: Callable[[], float] | None = None,
-        marks: Marks = UNMARKED,
+        tagger: SecretTagger = NO_TAGS,
     ) -> None:
         """`lookups` is the pace of those reads that anybody can cause. How old something is, `monotonic` tells: a clock
         that is set back, and comes to the same time once more, would take it for new."""
@@ -102,7 +102,7 @@ class Clients:
         self._now = now
         self._monotonic = monotonic or now
         self._lookups = lookups or Lookups(SystemClock())
-        self._marks = marks
+        self._tagger = tagger
         self._key = secrets.token_bytes(32)
         self._kept: dict[Scope, _Kept] = {}
         self._absent: dict[Scope, _Kept] = {}
@@ -178,7 +178,7 @@ class Clients:
 
         A marked secret was a client's once. If it is not any more, it causes a read in AGAIN_SECONDS at most.
         """
-        if self._marks.is_marked(_use(client_id_of(scope.org, scope.app)), base64.b64decode(secret)):
+        if self._tagger.is_tagged(_secret_purpose(client_id_of(scope.org, scope.app)), base64.b64decode(secret)):
             return False
         kept = self._kept.get(scope)
         if kept is None:
@@ -332,11 +332,11 @@ def _check(hashed: bytes, secret: bytes) -> bytes:
     return hmac.digest(hashed, secret, "sha256")[:_CHECK_BYTES].hex().encode()
 
 
-def new_secret(client_id: str = "", marks: Marks = UNMARKED) -> str:
-    return base64.b64encode(marks.new_secret(_use(client_id))).decode()
+def new_secret(client_id: str = "", tagger: SecretTagger = NO_TAGS) -> str:
+    return base64.b64encode(tagger.make_secret(_secret_purpose(client_id))).decode()
 
 
-def _use(client_id: str) -> str:
+def _secret_purpose(client_id: str) -> str:
     return f"secret of {client_id}"
 
 

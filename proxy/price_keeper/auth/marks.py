@@ -20,42 +20,42 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from price_keeper.auth.keys import SigningKey
 
-_MARK_BYTES = 8  # 2**64 inventions for one that has to be looked up
+_TAG_BYTES = 8  # 2**64 inventions for one that has to be looked up
 _RANDOM_BYTES = 24
-_LABEL = b"price-keeper marks of secrets"
+_HKDF_LABEL = b"price-keeper marks of secrets"
 
 
-class Marks:
+class SecretTagger:
     """Made with the first key that can sign, recognised with all of them; without any, nothing is marked."""
 
     def __init__(self, keys: Iterable[SigningKey] = ()) -> None:
-        self._keys = [_derived(_material(key.signs_with)) for key in keys if key.signs_with is not None]
+        self._keys = [_derive_key(_read_key_material(key.signs_with)) for key in keys if key.signs_with is not None]
 
-    def new_secret(self, use: str) -> bytes:
+    def make_secret(self, purpose: str) -> bytes:
         """`use` is what the secret is for; a mark is good for nothing else."""
         if not self._keys:
-            return secrets.token_bytes(_RANDOM_BYTES + _MARK_BYTES)
+            return secrets.token_bytes(_RANDOM_BYTES + _TAG_BYTES)
         random = secrets.token_bytes(_RANDOM_BYTES)
-        return random + _mark(self._keys[0], use, random)
+        return random + _compute_tag(self._keys[0], purpose, random)
 
-    def is_marked(self, use: str, secret: bytes) -> bool:
+    def is_tagged(self, purpose: str, secret: bytes) -> bool:
         """Whether it was made here, for this use."""
-        random, mark = secret[:_RANDOM_BYTES], secret[_RANDOM_BYTES:]
-        return any(hmac.compare_digest(mark, _mark(key, use, random)) for key in self._keys)
+        random, tag = secret[:_RANDOM_BYTES], secret[_RANDOM_BYTES:]
+        return any(hmac.compare_digest(tag, _compute_tag(key, purpose, random)) for key in self._keys)
 
 
-UNMARKED = Marks()
+NO_TAGS = SecretTagger()
 
 
-def _mark(key: bytes, use: str, random: bytes) -> bytes:
-    return hmac.digest(key, use.encode() + b"\0" + random, "sha256")[:_MARK_BYTES]
+def _compute_tag(key: bytes, purpose: str, random: bytes) -> bytes:
+    return hmac.digest(key, purpose.encode() + b"\0" + random, "sha256")[:_TAG_BYTES]
 
 
-def _derived(material: bytes) -> bytes:
-    return HKDF(SHA256(), length=32, salt=None, info=_LABEL).derive(material)
+def _derive_key(material: bytes) -> bytes:
+    return HKDF(SHA256(), length=32, salt=None, info=_HKDF_LABEL).derive(material)
 
 
-def _material(private: object) -> bytes:
+def _read_key_material(private: object) -> bytes:
     if isinstance(private, Ed25519PrivateKey):
         return private.private_bytes_raw()
     if isinstance(private, RSAPrivateKey):

@@ -24,7 +24,7 @@ from price_keeper.auth.clients import (
     hash_secret,
     new_secret,
 )
-from price_keeper.auth.marks import UNMARKED, Marks
+from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.retrieval import RETRIEVED, ROW
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidRequest, NotFound, WriteConflict, ReasonCode, StoreUnavailable, TransactionFailed
@@ -86,7 +86,7 @@ async def register(
     scope: Scope,
     forget: Forget | None = None,
     beside: Sequence[Write] = (),
-    marks: Marks = UNMARKED,
+    tagger: SecretTagger = NO_TAGS,
 ) -> Issued | None:
     """None where there are credentials already, which are never issued again.
 
@@ -95,7 +95,7 @@ async def register(
     """
     if HASH in await _item(store, scope):
         return None
-    new = await _new(scope, clock, marks)
+    new = await _new(scope, clock, tagger)
     update = Update(
         credentials_key(scope),
         set=new.attributes,
@@ -115,7 +115,7 @@ async def rotate(
     grace_hours: int,
     forget: Forget | None = None,
     beside: Sequence[Write] = (),
-    marks: Marks = UNMARKED,
+    tagger: SecretTagger = NO_TAGS,
 ) -> Issued:
     """The secret so far stays good for the grace; one that was in its own grace ends now. Without a grace all sessions
     begun so far are over, and no refresh token of theirs is good any more.
@@ -131,7 +131,7 @@ async def rotate(
     before = item.get(HASH)
     if not isinstance(before, str):
         raise NotFound(f"{_named(scope)} has no credentials to rotate; where there are none, a put makes them")
-    new = await _new(scope, clock, marks)
+    new = await _new(scope, clock, tagger)
     for _ in range(2):  # the secret so far may be fetched once meanwhile, and not again
         update = _rotation(scope, item, new, clock.now(), grace_hours)
         writes = [update, new.put, *_waiting(item), *beside]
@@ -196,12 +196,12 @@ def _named(scope: Scope) -> str:
     return f"org {scope.org}" if scope.app is None else f"app {scope.app} of org {scope.org}"
 
 
-async def _new(scope: Scope, clock: Clock, marks: Marks = UNMARKED) -> _New:
+async def _new(scope: Scope, clock: Clock, tagger: SecretTagger = NO_TAGS) -> _New:
     client_id = client_id_of(scope.org, scope.app)
-    secret = new_secret(client_id, marks)
+    secret = new_secret(client_id, tagger)
     hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
     now = clock.now()
-    sealed = retrieval.seal(scope, secret, now, marks)
+    sealed = retrieval.seal(scope, secret, now, tagger)
     attributes = {**credentials(scope, hashed, now), ROW: sealed.row}
     issued = Issued(client_id, sealed.token, sealed.expires)
     return _New(issued, hashed, attributes, sealed.put)

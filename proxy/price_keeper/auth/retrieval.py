@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from price_keeper.auth.clients import CREATED, credentials_key
-from price_keeper.auth.marks import UNMARKED, Marks
+from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
 from price_keeper.model import Scope, client_id_of
@@ -63,9 +63,9 @@ class Sealed:
     put: Put = field(repr=False)
 
 
-def seal(scope: Scope, secret: str, now: float, marks: Marks = UNMARKED) -> Sealed:
+def seal(scope: Scope, secret: str, now: float, tagger: SecretTagger = NO_TAGS) -> Sealed:
     client_id = client_id_of(scope.org, scope.app)
-    token = base64.urlsafe_b64encode(marks.new_secret(_use(client_id))).decode().rstrip("=")
+    token = base64.urlsafe_b64encode(tagger.make_secret(_token_purpose(client_id))).decode().rstrip("=")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     sealed = nonce + ChaCha20Poly1305(_derived(token, _KEY)).encrypt(nonce, secret.encode(), client_id.encode())
     row, expires = _derived(token, _PLACE).hex(), int(now) + SECONDS
@@ -73,10 +73,10 @@ def seal(scope: Scope, secret: str, now: float, marks: Marks = UNMARKED) -> Seal
     return Sealed(token, row, expires, Put(schema.retrieval_token_key(row), item))
 
 
-def is_marked(marks: Marks, scope: Scope, token: str) -> bool:
+def is_tagged_token(tagger: SecretTagger, scope: Scope, token: str) -> bool:
     """Whether this token was made for this client, and not invented."""
-    use = _use(client_id_of(scope.org, scope.app))
-    return _TOKEN.fullmatch(token) is not None and marks.is_marked(use, base64.urlsafe_b64decode(f"{token}="))
+    purpose = _token_purpose(client_id_of(scope.org, scope.app))
+    return _TOKEN.fullmatch(token) is not None and tagger.is_tagged(purpose, base64.urlsafe_b64decode(f"{token}="))
 
 
 async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
@@ -131,7 +131,7 @@ def _opened(item: Item, client_id: str, token: str) -> str:
         raise AccessDenied(_USED) from None
 
 
-def _use(client_id: str) -> str:
+def _token_purpose(client_id: str) -> str:
     return f"retrieval token of {client_id}"
 
 

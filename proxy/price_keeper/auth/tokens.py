@@ -16,7 +16,7 @@ import jwt
 
 from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.marks import Marks
+from price_keeper.auth.marks import SecretTagger
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
 from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
 
@@ -79,7 +79,7 @@ class TokenService:
         refresh_seconds: int = REFRESH_SECONDS,
     ) -> None:
         self._keys = {key.kid: key for key in keys}
-        self.secret_tagger = Marks(keys)
+        self.secret_tagger = SecretTagger(keys)
         self._signing_key = keys[0]
         self._issuer = issuer
         self._now = now

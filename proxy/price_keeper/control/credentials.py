@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from price_keeper.auth.registering import MOST_GRACE_HOURS, Issued, register, rotate
-from price_keeper.auth.retrieval import is_marked, retrieve
+from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import SMALL_BYTES
 from price_keeper.control.calls import Answer, Call, Route, Who
@@ -48,7 +48,7 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     scope = Scope(call.path["org"], call.path.get("app"))
     client_id = client_id_of(scope.org, scope.app)
     with wrong_counted(parts, call, client_id):
-        if is_marked(parts.tokens.secret_tagger, scope, token):
+        if is_tagged_token(parts.tokens.secret_tagger, scope, token):
             await parts.marked_retrieval_pace.turn_of(token)
             turns = parts.marked_retrievals
         else:
@@ -61,7 +61,7 @@ async def fetched(parts: Parts, call: Call) -> Answer:
 
 def _may_be_invented(parts: Parts, call: Call) -> bool:
     token = call.headers.get(RETRIEVAL_TOKEN)
-    return token is not None and not is_marked(parts.tokens.secret_tagger, Scope(call.path["org"], call.path.get("app")), token)
+    return token is not None and not is_tagged_token(parts.tokens.secret_tagger, Scope(call.path["org"], call.path.get("app")), token)
 
 
 async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:
