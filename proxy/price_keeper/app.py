@@ -17,7 +17,7 @@ from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.control_service import control_service
-from price_keeper.auth.failures import WrongSecrets
+from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.relayed import RelayedCredentials
 from price_keeper.auth.revocation import RevocationList
@@ -148,7 +148,7 @@ class _CoreServices:
     budgets: Standings
     revocation_list: RevocationList
     client_verifier: Clients
-    login_throttle: WrongSecrets
+    login_throttle: LoginThrottle
     lease_manager: RateLeaseManager
 
 
@@ -271,7 +271,7 @@ async def _build_core_services(
         budgets,
         revocation_list,
         Clients(store, clock.now, Lookups(clock), clock.monotonic, token_service.secret_tagger),
-        WrongSecrets(clock.monotonic),
+        LoginThrottle(clock.monotonic),
         lease_manager,
     )
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 from price_keeper.auth.clients import new_secret
-from price_keeper.auth.failures import AT_ONCE, SECONDS
+from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.lookups import OF_AN_ADDRESS
 from price_keeper.control.rates import LocalRates
 from price_keeper.stores.contract import Key
@@ -81,29 +81,29 @@ async def test_of_a_flood_of_wrong_secrets_a_few_are_answered_and_the_right_one_
     for _ in range(10):
         assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200
         assert await attacked.login(BOT, attacked.secrets[BOT]) == 200
-    assert await flood == {401: AT_ONCE, 429: TRIES - AT_ONCE}
+    assert await flood == {401: FAILURE_BURST, 429: TRIES - FAILURE_BURST}
     assert await attacked.login(SHOP, attacked.secrets[SHOP]) == 200
 
 
 async def test_from_other_addresses_the_same_client_cannot_be_guessed_either(attacked: Attacked) -> None:
-    await attacked.guesses(SHOP, "127.0.0.2", AT_ONCE)
+    await attacked.guesses(SHOP, "127.0.0.2", FAILURE_BURST)
     assert await attacked.guesses(SHOP, "127.0.0.3", 5) == {429: 5}
     assert await attacked.login(BOT, new_secret(), "127.0.0.4") == 401
     assert await attacked.login(SHOP, attacked.secrets[SHOP], "127.0.0.3") == 200
 
 
 async def test_one_address_cannot_go_through_clients(attacked: Attacked) -> None:
-    found = [await attacked.login(f"org-{ORG}-app-a{number}", new_secret()) for number in range(AT_ONCE + 3)]
-    assert found == [401] * AT_ONCE + [429] * 3
+    found = [await attacked.login(f"org-{ORG}-app-a{number}", new_secret()) for number in range(FAILURE_BURST + 3)]
+    assert found == [401] * FAILURE_BURST + [429] * 3
     assert await attacked.login(BOT, attacked.secrets[BOT]) == 200
 
 
 async def test_it_is_told_when_to_come_again_and_then_one_more_is_answered(attacked: Attacked) -> None:
-    await attacked.guesses(SHOP, tries=AT_ONCE)
+    await attacked.guesses(SHOP, tries=FAILURE_BURST)
     given = {"client_id": SHOP, "client_secret": new_secret()}
     status, headers = await attacked.asks("POST", "/auth/token", json=given)
-    assert (status, headers["Retry-After"]) == (429, f"{SECONDS:g}")
-    await attacked.clock.advance(SECONDS)
+    assert (status, headers["Retry-After"]) == (429, f"{FAILURE_INTERVAL_SECONDS:g}")
+    await attacked.clock.advance(FAILURE_INTERVAL_SECONDS)
     assert await attacked.guesses(SHOP, tries=3) == {401: 1, 429: 2}
 
 
@@ -111,7 +111,7 @@ async def test_credentials_for_sidecars_have_the_same_limits(attacked: Attacked)
     async def fetch(secret: str) -> int:
         return (await attacked.asks("GET", "/credentials", headers={"Authorization": f"{SHOP}:{secret}"}))[0]
 
-    assert [await fetch(new_secret()) for _ in range(AT_ONCE + 2)] == [401] * AT_ONCE + [429] * 2
+    assert [await fetch(new_secret()) for _ in range(FAILURE_BURST + 2)] == [401] * FAILURE_BURST + [429] * 2
     assert await attacked.login(SHOP, new_secret(), "127.0.0.2") == 429
     assert await fetch(attacked.secrets[SHOP]) == 200
 
@@ -122,7 +122,7 @@ async def test_retrieval_tokens_cannot_be_guessed_and_the_right_one_is_served(at
     wrong = {"X-Retrieval-Token": "x" * 43}
     addresses = [f"127.0.0.{2 + number % 4}" for number in range(40)]  # each has a pace of its own
     found = Counter([(await attacked.asks("GET", f"{path}/secret", each, headers=wrong))[0] for each in addresses])
-    assert found == {401: AT_ONCE, 429: 40 - AT_ONCE}
+    assert found == {401: FAILURE_BURST, 429: 40 - FAILURE_BURST}
     right = {"X-Retrieval-Token": rotated["secret_retrieval_token"]}
     assert (await attacked.asks("GET", f"{path}/secret", headers=right))[0] == 200
     assert (await attacked.asks("GET", f"{path}/secret", headers=right))[0] == 429  # it is used, and so a wrong one
@@ -131,9 +131,9 @@ async def test_retrieval_tokens_cannot_be_guessed_and_the_right_one_is_served(at
 async def test_the_admin_key_is_guessed_from_no_address_and_opens_from_every_one(attacked: Attacked) -> None:
     found = [
         (await attacked.asks("GET", API, f"127.0.0.{2 + number % 3}", headers={"X-API-Key": f"guess {number}"}))[0]
-        for number in range(AT_ONCE + 5)
+        for number in range(FAILURE_BURST + 5)
     ]
-    assert found == [401] * AT_ONCE + [429] * 5
+    assert found == [401] * FAILURE_BURST + [429] * 5
     assert (await attacked.asks("GET", API, "127.0.0.2", headers={"X-API-Key": ADMIN_KEY}))[0] == 200
     assert await attacked.login(SHOP, new_secret(), "127.0.0.9") == 401
 
@@ -142,7 +142,7 @@ async def test_other_wrong_tokens_count_by_address(attacked: Attacked) -> None:
     async def refresh(token: str, address: str) -> int:
         return (await attacked.asks("POST", "/auth/refresh", address, json={"refresh_token": token}))[0]
 
-    assert [await refresh("a.b.c", "127.0.0.2") for _ in range(AT_ONCE + 2)] == [401] * AT_ONCE + [429] * 2
+    assert [await refresh("a.b.c", "127.0.0.2") for _ in range(FAILURE_BURST + 2)] == [401] * FAILURE_BURST + [429] * 2
     assert await refresh("a.b.c", "127.0.0.3") == 401
     given = {"client_id": SHOP, "client_secret": attacked.secrets[SHOP]}
     issued = (await attacked.api.ask("POST", "/auth/token", given, who=None)).body
@@ -153,7 +153,7 @@ async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> 
     token = attacked.api.tokens.mint_access(ORG, "shop", 10).token
     await attacked.clock.advance(20)
     shown = {"Authorization": f"Bearer {token}"}
-    assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(AT_ONCE + 5)} == {401}
+    assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(FAILURE_BURST + 5)} == {401}
 
 
 async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,13 +180,13 @@ async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeyp
         assert len(reads) <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second * seconds + 1
         if len(reads) >= OF_AN_ADDRESS.at_once:
             await attacked.clock.advance(0.01)
-    assert Counter(await flood) == {401: AT_ONCE, 429: 60 - AT_ONCE}
+    assert Counter(await flood) == {401: FAILURE_BURST, 429: 60 - FAILURE_BURST}
     assert len(reads) == 60
 
 
 async def trickle(attacked: Attacked) -> None:
     """One more as soon as it would be counted, at each of the ways to show a secret."""
-    await attacked.clock.advance(SECONDS)
+    await attacked.clock.advance(FAILURE_INTERVAL_SECONDS)
     await attacked.login(f"org-{uuid4()}", new_secret())
     await attacked.asks("GET", "/credentials", headers={"Authorization": f"org-{uuid4()}:{new_secret()}"})
 
@@ -197,7 +197,7 @@ async def fetch(attacked: Attacked, client: str, secret: str) -> int:
 
 async def test_a_trickle_of_wrong_secrets_locks_nobody_out_after_a_rotation(attacked: Attacked) -> None:
     """Sent from the same address, for as long as the new secret needs to come everywhere."""
-    for _ in range(AT_ONCE + 2):
+    for _ in range(FAILURE_BURST + 2):
         await trickle(attacked)
     old = attacked.secrets[SHOP]
     path = f"{API}/apps/shop/credentials"
@@ -226,8 +226,8 @@ async def test_nor_does_it_after_a_start(attacked: Attacked) -> None:
 
 def test_wrong_secrets_at_the_data_port_and_the_control_port_are_counted_together(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
-        found = Counter(_guessed(running.data) for _ in range(AT_ONCE + 5))
-        assert found == {403: AT_ONCE, 429: 5}
+        found = Counter(_guessed(running.data) for _ in range(FAILURE_BURST + 5))
+        assert found == {403: FAILURE_BURST, 429: 5}
         assert _guessed(running.control) == 429
 
 

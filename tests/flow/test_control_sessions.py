@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.auth.clients import AGAIN_SECONDS, Clients, new_secret
-from price_keeper.auth.failures import AT_ONCE
+from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
 from price_keeper.auth.sessions import Outdated
 from price_keeper.control.calls import Call, Principal
@@ -31,7 +31,7 @@ from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
 SESSIONS = f"{SHOP}/sessions"
-MANY = AT_ONCE + 4
+MANY = FAILURE_BURST + 4
 
 Pair = dict[str, Any]
 
@@ -331,7 +331,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
         done, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result() for task in done} == {Busy}
     gate.set()
-    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: AT_ONCE, TooManyRequests: most - AT_ONCE}
+    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: FAILURE_BURST, TooManyRequests: most - FAILURE_BURST}
 
 
 async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(

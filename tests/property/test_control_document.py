@@ -53,8 +53,8 @@ async def test_the_document_is_true(tmp_path: Path, places: str) -> None:
     (tmp_path / "schemathesis.toml").write_text(places + LASTING + REJECTED)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
         wrong = api.parts.wrong_secrets
-        for failures in (wrong._from_addresses, wrong._of_clients, wrong._unreadable):
-            failures._at_once = 10**6  # or those who try keys are soon told nothing else
+        for failures in (wrong._by_address, wrong._by_client, wrong._malformed):
+            failures._burst = 10**6  # or those who try keys are soon told nothing else
         await api.org()
         await api.app()
         code, told, statuses = await _tried(api, tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from price_keeper.auth.clients import GENERATION, Clients
 from price_keeper.auth.container import ContainerCredentials
-from price_keeper.auth.failures import AT_ONCE, WrongSecrets
+from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
@@ -44,7 +44,7 @@ class Served:
     def __init__(self, instance: Instance, clock: ManualClock) -> None:
         self.instance = instance
         self.clients = Clients(instance.line, clock.now)  # type: ignore[arg-type]
-        wrong = WrongSecrets(clock.monotonic)
+        wrong = LoginThrottle(clock.monotonic)
         self._made = ContainerCredentials(
             self.clients, instance.tokens, clock.now, instance.revocation.is_revoked, wrong
         )
@@ -132,7 +132,7 @@ async def test_a_clock_that_was_set_back_keeps_nobody_out(
     first = await here.token(secret)
     clock.set_wall(clock.now() - back)
     here.instance.tokens._cached_claims.clear()  # as of a process that has not seen the token
-    for _ in range(AT_ONCE + 5):
+    for _ in range(FAILURE_BURST + 5):
         token = await here.token(secret)
         assert await here.is_welcome(token)
     assert (token == first) == (back <= 5)
@@ -141,10 +141,10 @@ async def test_a_clock_that_was_set_back_keeps_nobody_out(
 async def test_wrong_secrets_and_nothing_else_are_counted(two: list[Served], store: MemoryStore, secret: str) -> None:
     here, _ = two
     found: list[Any] = []
-    for _ in range(AT_ONCE + 1):
+    for _ in range(FAILURE_BURST + 1):
         with pytest.raises((AccessDenied, TooManyRequests)) as refused:
             await here.token(secret[::-1])
         found.append(refused.type)
-    assert found == [AccessDenied] * AT_ONCE + [TooManyRequests]
+    assert found == [AccessDenied] * FAILURE_BURST + [TooManyRequests]
     await store.put(Put(schema.revoked_token_key("of another"), {}))
     assert await here.token(secret)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import failures as module
-from price_keeper.auth.failures import ADMIN, AT_ONCE, SECONDS, Failures, WrongSecrets, network_of
+from price_keeper.auth.failures import ADMIN, FAILURE_BURST, FAILURE_INTERVAL_SECONDS, FailureBuckets, LoginThrottle, network_of
 from price_keeper.errors import TooManyRequests
 
 from tests.support.clock import ManualClock
@@ -17,26 +17,26 @@ ORG = "550e8400-e29b-41d4-a716-446655440000"
 
 async def test_some_at_once_and_then_one_by_one() -> None:
     clock = ManualClock()
-    failures = Failures(clock.monotonic, 3, 10.0)
-    assert [failures.count("a") for _ in range(5)] == [0, 0, 0, 10, 10]  # asking on makes nobody wait longer
-    assert failures.count("b") == 0
+    failures = FailureBuckets(clock.monotonic, 3, 10.0)
+    assert [failures.add("a") for _ in range(5)] == [0, 0, 0, 10, 10]  # asking on makes nobody wait longer
+    assert failures.add("b") == 0
     await clock.advance(9)
-    assert failures.count("a") == 1
+    assert failures.add("a") == 1
     await clock.advance(1)
-    assert [failures.count("a") for _ in range(2)] == [0, 10]
+    assert [failures.add("a") for _ in range(2)] == [0, 10]
     await clock.advance(1000)
-    assert [failures.count("a") for _ in range(4)] == [0, 0, 0, 10]
+    assert [failures.add("a") for _ in range(4)] == [0, 0, 0, 10]
 
 
 @settings(max_examples=tries(100))
 @given(st.lists(st.integers(0, 40), max_size=60))
 def test_never_more_than_a_bucket_and_its_leak(waits: list[int]) -> None:
     now = 1000.0
-    failures = Failures(lambda: now, 4, 5.0)
+    failures = FailureBuckets(lambda: now, 4, 5.0)
     taken: list[float] = []
     for wait in waits:
         now += wait
-        told = failures.count("a")
+        told = failures.add("a")
         if not told:
             taken.append(now)
         assert 0 <= told <= 5
@@ -45,14 +45,14 @@ def test_never_more_than_a_bucket_and_its_leak(waits: list[int]) -> None:
 
 
 def test_memory_is_bounded_and_the_worst_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 100)
-    failures = Failures(lambda: 1000.0, 3, 10.0)
+    monkeypatch.setattr(module, "MAX_FAILURE_BUCKETS", 100)
+    failures = FailureBuckets(lambda: 1000.0, 3, 10.0)
     for _ in range(3):
-        failures.count("guesser")
+        failures.add("guesser")
     for number in range(1000):
-        failures.count(number)
+        failures.add(number)
         assert len(failures._empty_at) <= 100
-    assert failures.count("guesser") == 10
+    assert failures.add("guesser") == 10
 
 
 @pytest.mark.parametrize(
@@ -69,37 +69,37 @@ def test_what_counts_as_one_address(address: str, same: str, other: str) -> None
     assert network_of(address) == network_of(same) != network_of(other)
 
 
-def failed(wrong: WrongSecrets, client: str, address: str, times: int = 1) -> list[float]:
+def failed(wrong: LoginThrottle, client: str, address: str, times: int = 1) -> list[float]:
     """The waits of those that were refused."""
     waits = []
     for _ in range(times):
         try:
-            wrong.count(client, address)
+            wrong.count_failure(client, address)
         except TooManyRequests as refused:
             waits.append(refused.retry_after or 0.0)
     return waits
 
 
 def test_each_client_and_each_address_has_its_own() -> None:
-    wrong = WrongSecrets(lambda: 0.0)
-    assert failed(wrong, f"org-{ORG}", "192.0.2.1", AT_ONCE + 2) == [SECONDS] * 2
+    wrong = LoginThrottle(lambda: 0.0)
+    assert failed(wrong, f"org-{ORG}", "192.0.2.1", FAILURE_BURST + 2) == [FAILURE_INTERVAL_SECONDS] * 2
     assert len(failed(wrong, f"org-{ORG}", "192.0.2.2")) == 1  # the client's are used up
     assert len(failed(wrong, f"org-{ORG}-app-web", "192.0.2.1")) == 1  # the address's are
     assert failed(wrong, f"org-{ORG}-app-web", "192.0.2.3") == []
 
 
 def test_ids_that_nobody_can_have_are_one_client() -> None:
-    wrong = WrongSecrets(lambda: 0.0)
-    waits = [each for number in range(AT_ONCE + 1) for each in failed(wrong, "x" * number, f"192.0.2.{number}")]
-    assert waits == [SECONDS]
-    assert len(wrong._of_clients._empty_at) == 1
+    wrong = LoginThrottle(lambda: 0.0)
+    waits = [each for number in range(FAILURE_BURST + 1) for each in failed(wrong, "x" * number, f"192.0.2.{number}")]
+    assert waits == [FAILURE_INTERVAL_SECONDS]
+    assert len(wrong._by_client._empty_at) == 1
 
 
 def test_what_is_no_clients_is_counted_by_address_alone_and_the_administrator_by_himself() -> None:
-    wrong = WrongSecrets(lambda: 0.0)
-    for number in range(AT_ONCE + 5):
-        wrong.count(None, f"192.0.2.{number}")
-    assert wrong._of_clients._empty_at == {}
-    assert len(failed(wrong, "x", "198.51.100.1", AT_ONCE)) == 0
-    assert failed(wrong, ADMIN, "198.51.100.2", AT_ONCE) == []
-    assert failed(wrong, ADMIN, "198.51.100.3") == [SECONDS]
+    wrong = LoginThrottle(lambda: 0.0)
+    for number in range(FAILURE_BURST + 5):
+        wrong.count_failure(None, f"192.0.2.{number}")
+    assert wrong._by_client._empty_at == {}
+    assert len(failed(wrong, "x", "198.51.100.1", FAILURE_BURST)) == 0
+    assert failed(wrong, ADMIN, "198.51.100.2", FAILURE_BURST) == []
+    assert failed(wrong, ADMIN, "198.51.100.3") == [FAILURE_INTERVAL_SECONDS]

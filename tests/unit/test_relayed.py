@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import relayed as module
-from price_keeper.auth.failures import AT_ONCE, SECONDS
+from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, NoAnswer, RelayedCredentials, Reply
 from price_keeper.auth.waiting import Places
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
@@ -201,7 +201,7 @@ async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, c
 
 async def test_nor_is_anybody_taken_for_a_guesser_there(clock: ManualClock, control: ControlService) -> None:
     nowhere = RelayedCredentials(None, control.tokens, clock, told_by(set()))
-    for _ in range(AT_ONCE + 5):
+    for _ in range(FAILURE_BURST + 5):
         with pytest.raises(AccessDenied, match=r"auth\.control_url"):
             await nowhere.told_to("127.0.0.1", SHOWN)
 
@@ -240,12 +240,12 @@ async def test_wrong_secrets_are_counted_here_by_who_sent_them(
     right = await relayed.told_to("127.0.0.1", SHOWN)
     control.answer = REFUSED
     found = Counter[type[Exception]]()
-    for number in range(AT_ONCE + 5):
+    for number in range(FAILURE_BURST + 5):
         with pytest.raises((AccessDenied, TooManyRequests)) as refused:
             await relayed.told_to("127.0.0.1", f"org-{ORG}-app-a{number}:guess")
         found[refused.type] += 1
-    assert found == {AccessDenied: AT_ONCE, TooManyRequests: 5}
-    assert refused.value.retry_after == SECONDS
+    assert found == {AccessDenied: FAILURE_BURST, TooManyRequests: 5}
+    assert refused.value.retry_after == FAILURE_INTERVAL_SECONDS
     assert await relayed.told_to("127.0.0.1", SHOWN) == right
     control.answer = None  # who is right is served, and be he new here and a neighbour of the guesser
     assert await relayed.told_to("127.0.0.1", f"org-{ORG}-app-job:secret")

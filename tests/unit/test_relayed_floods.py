@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import control_service, lookups, relayed
-from price_keeper.auth.failures import AT_ONCE
+from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
@@ -152,7 +152,7 @@ async def test_strangers_leave_connections_for_those_with_something_kept(
 async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
     here: RelayedCredentials, control: ControlService, clock: ManualClock
 ) -> None:
-    for number in range(AT_ONCE):
+    for number in range(FAILURE_BURST):
         control.answer = problem(429, "too_many_requests", 6.0)
         with pytest.raises(TooManyRequests, match="asks to slow down"):
             await here.told_to("10.9.9.9", f"{EVIL}{number}")
@@ -160,7 +160,7 @@ async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
     with pytest.raises(TooManyRequests, match="one more wrong secret"):
         await here.told_to("10.9.9.9", f"{EVIL}-another")
     control.answer = Reply(429, HTML)  # of something before the control service, which knows nothing of secrets
-    for number in range(AT_ONCE + 1):
+    for number in range(FAILURE_BURST + 1):
         with pytest.raises(TooManyRequests, match="asks to slow down"):
             await here.told_to("10.9.9.8", new(number))
 
@@ -210,7 +210,7 @@ async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
     first = await here.told_to("10.0.0.1", SHOWN)
     await clock.advance(1801)
     control.answer = page
-    for _ in range(AT_ONCE + 5):
+    for _ in range(FAILURE_BURST + 5):
         assert await here.told_to("10.0.0.1", SHOWN) == first
         with pytest.raises(Busy):
             await here.told_to("10.0.0.1", EVIL)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from price_keeper.answers import send_json
 from price_keeper.auth.clients import LOOKS, Clients
-from price_keeper.auth.failures import WrongSecrets
+from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.identify import AUTHORIZATION
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
@@ -49,9 +49,9 @@ async def _none_is(_: Claims) -> bool:
 class HandsOut(ABC):
     """Credentials for a client's id and secret, whoever makes them."""
 
-    def __init__(self, wrong: WrongSecrets | None) -> None:
+    def __init__(self, login_throttle: LoginThrottle | None) -> None:
         """`wrong` is shared by all who take secrets; None is for who counts wrong ones himself."""
-        self._wrong = wrong
+        self._login_throttle = login_throttle
 
     @abstractmethod
     async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:
@@ -63,17 +63,17 @@ class HandsOut(ABC):
 
     async def told_to(self, address: str, authorization: str, is_gone: IsGone = stays) -> Mapping[str, str]:
         """As `told`, to somebody at this address. Raises SlowDown for too many wrong ones."""
-        if self._wrong is None:
+        if self._login_throttle is None:
             return await self.told(authorization, address, is_gone)
         client_id, is_pair, _ = authorization.partition(":")
         if not is_pair:
-            self._wrong.count_unreadable(address)
+            self._login_throttle.count_malformed(address)
             raise AccessDenied(_NO_PAIR)
         self.demand_source()
         try:
             return await self.told(authorization, address, is_gone)
         except (AccessDenied, Suspected):
-            self._wrong.count(client_id, address)
+            self._login_throttle.count_failure(client_id, address)
             raise
 
     async def answer(self, request: Request, responder: Responder, more: tuple[Header, ...] = ()) -> None:
@@ -103,9 +103,9 @@ class ContainerCredentials(HandsOut):
         tokens: TokenService,
         now: Callable[[], float],
         is_revoked: IsRevoked = _none_is,
-        wrong: WrongSecrets | None = None,
+        login_throttle: LoginThrottle | None = None,
     ) -> None:
-        super().__init__(wrong)
+        super().__init__(login_throttle)
         self._clients = clients
         self._tokens = tokens
         self._is_revoked = is_revoked

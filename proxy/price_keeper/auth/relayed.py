@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from price_keeper.auth.container import HandsOut, IsGone, IsRevoked, Suspected, shown, stays
-from price_keeper.auth.failures import WrongSecrets, network_of
+from price_keeper.auth.failures import LoginThrottle, network_of
 from price_keeper.auth.lookups import Lookups, Pace
 from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.auth.waiting import Places, Shared
@@ -108,11 +108,11 @@ class RelayedCredentials(HandsOut):
         tokens: TokenService,
         clock: Clock,
         is_revoked: IsRevoked,
-        wrong: WrongSecrets | None = None,
+        login_throttle: LoginThrottle | None = None,
         lookups: Lookups | None = None,
     ) -> None:
         """`ask` is None where nobody said who makes them."""
-        super().__init__(wrong or WrongSecrets(clock.monotonic))
+        super().__init__(login_throttle or LoginThrottle(clock.monotonic))
         self._lookups = lookups or Lookups(clock, OF_AN_ADDRESS, OF_ALL)
         self._ask = ask
         self._tokens = tokens

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from multidict import MultiMapping
 
-from price_keeper.auth.failures import ADMIN, WrongSecrets
+from price_keeper.auth.failures import ADMIN, LoginThrottle
 from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.clock import Clock
 from price_keeper.config.keys import AuthConfig
@@ -73,7 +73,7 @@ def _read(file: str) -> str:
 
 class Access:
     def __init__(
-        self, admin_key: str | None, verify: Verify, wrong: WrongSecrets, sessions: PageSessions, clock: Clock
+        self, admin_key: str | None, verify: Verify, wrong: LoginThrottle, sessions: PageSessions, clock: Clock
     ) -> None:
         self._admin = None if admin_key is None else _digest(admin_key)
         self._verify = verify
@@ -105,12 +105,12 @@ class Access:
             raise forbidden("no admin key is configured here")
         if hmac.compare_digest(_digest(key), self._admin):
             return Principal(ADMIN, is_admin=True)
-        self._wrong.count(ADMIN, address)
+        self._wrong.count_failure(ADMIN, address)
         raise unauthorized("the admin key is wrong")
 
     async def _client_by(self, authorization: str, address: str) -> Principal:
         if authorization[: len(_BEARER)].lower() != _BEARER:
-            self._wrong.count(None, address)
+            self._wrong.count_failure(None, address)
             raise unauthorized(f"{AUTHORIZATION} has a bearer token, and nothing else")
         caller = await self._known(self._verify(authorization[len(_BEARER) :].strip()), address)
         return Principal(caller.client_id, caller.org, caller.app)
@@ -121,7 +121,7 @@ class Access:
         except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
             raise unauthorized(failure.message) from None
         except AccessDenied as failure:
-            self._wrong.count(None, address)
+            self._wrong.count_failure(None, address)
             raise unauthorized(failure.message) from None
 
 

@@ -107,7 +107,7 @@ def wrong_counted(parts: Parts, call: Call, client_id: str | None = None) -> Ite
     except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
         raise unauthorized(failure.message) from None
     except AccessDenied as failure:
-        parts.wrong_secrets.count(client_id, call.address)
+        parts.wrong_secrets.count_failure(client_id, call.address)
         raise unauthorized(failure.message) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials
-from price_keeper.auth.failures import WrongSecrets
+from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import Lookups
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.revocation import RevocationList
@@ -39,11 +39,11 @@ def parts_of(
     clients: Clients,
     rates: Rates | None = None,
     leasing: RateLeaseManager | None = None,
-    wrong_secrets: WrongSecrets | None = None,
+    wrong_secrets: LoginThrottle | None = None,
     limits: Limits = DEFAULT,
 ) -> Parts:
     """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
-    wrong_secrets = wrong_secrets or WrongSecrets(clock.monotonic)
+    wrong_secrets = wrong_secrets or LoginThrottle(clock.monotonic)
     key = load_admin_key(config.auth, environ)
     page_sessions = PageSessions(tokens, revocation, admin_mark(key))
     return Parts(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import HandsOut
-from price_keeper.auth.failures import WrongSecrets
+from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import Lookups, Pace
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.sessions import Sessions
@@ -42,7 +42,7 @@ class Parts:
     access: Access
     rates: Rates
     clients: Clients
-    wrong_secrets: WrongSecrets
+    wrong_secrets: LoginThrottle
     credentials: HandsOut
     tokens: TokenService
     sessions: Sessions

@@ -161,7 +161,7 @@ def _probe(request_id: str, request: web.BaseRequest) -> Call:
 def _count_mistake(parts: Parts, address: str) -> None:
     """Of somebody who has shown nothing: it costs us as much as a wrong secret. Raises Problem for too many."""
     try:
-        parts.wrong_secrets.count_unreadable(address)
+        parts.wrong_secrets.count_malformed(address)
     except TooManyRequests as failure:
         problem = too_many(failure.message, failure.retry_after or 1.0)
         problem.headers["Connection"] = "close"  # what is still to come of a body is not read
