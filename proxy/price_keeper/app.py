@@ -18,7 +18,7 @@ from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.control_service import control_service
 from price_keeper.auth.failures import LoginThrottle
-from price_keeper.auth.lookups import Lookups
+from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.relayed import RelayedCredentials
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
@@ -270,7 +270,7 @@ async def _build_core_services(
         recording,
         budgets,
         revocation_list,
-        Clients(store, clock.now, Lookups(clock), clock.monotonic, token_service.secret_tagger),
+        Clients(store, clock.now, LookupThrottle(clock), clock.monotonic, token_service.secret_tagger),
         LoginThrottle(clock.monotonic),
         lease_manager,
     )

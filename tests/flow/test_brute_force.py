@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from price_keeper.auth.clients import new_secret
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.lookups import OF_AN_ADDRESS
+from price_keeper.auth.lookups import LOOKUP_RATE_PER_ADDRESS
 from price_keeper.control.rates import LocalRates
 from price_keeper.stores.contract import Key
 
@@ -177,8 +177,8 @@ async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeyp
     while not flood.done():
         await asyncio.sleep(0.01)
         seconds = attacked.clock.monotonic() - began
-        assert len(reads) <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second * seconds + 1
-        if len(reads) >= OF_AN_ADDRESS.at_once:
+        assert len(reads) <= LOOKUP_RATE_PER_ADDRESS.burst + LOOKUP_RATE_PER_ADDRESS.per_second * seconds + 1
+        if len(reads) >= LOOKUP_RATE_PER_ADDRESS.burst:
             await attacked.clock.advance(0.01)
     assert Counter(await flood) == {401: FAILURE_BURST, 429: 60 - FAILURE_BURST}
     assert len(reads) == 60

@@ -14,7 +14,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 from price_keeper.auth.clients import Clients, new_secret
-from price_keeper.auth.lookups import Lookups
+from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.config import Address
 from price_keeper.control import serving
 from price_keeper.control.connections import DEFAULT
@@ -243,7 +243,7 @@ async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_addres
 async def test_invented_clients_starve_no_valid_one_behind_their_address(api: Rig, client: Client, way: str) -> None:
     known = [await _secret(api, number, each) for number, each in enumerate(await credentials(api))]
     api.parts.clients.__init__(  # type: ignore[misc]
-        api.store, api.clock.now, Lookups(api.clock), api.clock.monotonic, api.tokens.secret_tagger
+        api.store, api.clock.now, LookupThrottle(api.clock), api.clock.monotonic, api.tokens.secret_tagger
     )
 
     def asked(client_id: str, secret: str) -> bytes:

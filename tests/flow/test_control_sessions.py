@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.auth.clients import AGAIN_SECONDS, Clients, new_secret
 from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
+from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
 from price_keeper.auth.sessions import Outdated
 from price_keeper.control.calls import Call, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN
@@ -323,7 +323,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
         return refused.type
 
     most = RETRIEVALS + RETRIEVALS_WAITING
-    patient = Lookups(api.clock, RETRIEVALS_OF_AN_ADDRESS, Pace(1000, 1.0))
+    patient = LookupThrottle(api.clock, RETRIEVALS_OF_AN_ADDRESS, LookupRate(1000, 1.0))
     object.__setattr__(api.parts, "retrieval_pace", patient)
     guesses = [asyncio.create_task(guess(number)) for number in range(most + over)]
     done: set[asyncio.Task[type[Exception]]] = set()
@@ -353,11 +353,11 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
 
     flood = [asyncio.ensure_future(asked(secrets.token_urlsafe(32), "192.0.2.1")) for _ in range(200)]
     await settle()
-    assert reads["secret-retrieval-tokens"] <= RETRIEVALS_OF_AN_ADDRESS.at_once
+    assert reads["secret-retrieval-tokens"] <= RETRIEVALS_OF_AN_ADDRESS.burst
     right = await asked(issued["secret_retrieval_token"], "192.0.2.2")  # at once, with no time passing
     assert right.value["client_secret"]
-    await api.clock.advance(LONGEST_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
+    await api.clock.advance(MAX_LOOKUP_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
     found = Counter(type(each) for each in await asyncio.gather(*flood, return_exceptions=True))
     assert found.keys() == {Problem, TooManyRequests, Busy}
-    most = RETRIEVALS_OF_AN_ADDRESS.at_once + LONGEST_WAIT_SECONDS * RETRIEVALS_OF_AN_ADDRESS.per_second
+    most = RETRIEVALS_OF_AN_ADDRESS.burst + MAX_LOOKUP_WAIT_SECONDS * RETRIEVALS_OF_AN_ADDRESS.per_second
     assert reads["secret-retrieval-tokens"] <= most + 2

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.lookups import Lookups
+from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
@@ -151,7 +151,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
             standings,
             tokens,
             revocation,
-            Clients(store, clock.now, Lookups(clock), clock.monotonic, tokens.secret_tagger),
+            Clients(store, clock.now, LookupThrottle(clock), clock.monotonic, tokens.secret_tagger),
             rates,
             limits=limits,
         )

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import lookups as module
-from price_keeper.auth.lookups import LONGEST_WAIT_SECONDS, Lookups, Pace
+from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
 from price_keeper.errors import Busy
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import tries
 
-WIDE = Pace(10_000, 10_000.0)
+WIDE = LookupRate(10_000, 10_000.0)
 
 
 class Turns:
     """When each turn came that was asked for."""
 
-    def __init__(self, of_an_address: Pace, of_all: Pace = WIDE) -> None:
+    def __init__(self, of_an_address: LookupRate, of_all: LookupRate = WIDE) -> None:
         self.clock = ManualClock()
         self.began = self.clock.monotonic()
-        self.lookups = Lookups(self.clock, of_an_address, of_all)
+        self.lookups = LookupThrottle(self.clock, of_an_address, of_all)
         self.came: list[tuple[str, float]] = []
         self.refused = 0
 
@@ -32,7 +32,7 @@ class Turns:
 
     async def _asked(self, address: str) -> None:
         try:
-            await self.lookups.turn(address)
+            await self.lookups.wait_for_address(address)
             self.came.append((address, round(self.clock.monotonic() - self.began, 6)))
         except Busy:
             self.refused += 1
@@ -42,7 +42,7 @@ class Turns:
 
 
 async def test_some_at_once_and_then_one_after_the_other() -> None:
-    turns = Turns(Pace(3, 2.0))
+    turns = Turns(LookupRate(3, 2.0))
     turns.ask("192.0.2.1", 6)
     await turns.clock.advance(10)
     assert turns.times("192.0.2.1") == [0, 0, 0, 0.5, 1.0, 1.5]
@@ -52,7 +52,7 @@ async def test_some_at_once_and_then_one_after_the_other() -> None:
 
 
 async def test_nobody_waits_for_what_another_address_sent() -> None:
-    turns = Turns(Pace(2, 1.0), Pace(100, 100.0))
+    turns = Turns(LookupRate(2, 1.0), LookupRate(100, 100.0))
     turns.ask("192.0.2.1", 1000)
     turns.ask("192.0.2.2", 2)
     await settle()
@@ -60,7 +60,7 @@ async def test_nobody_waits_for_what_another_address_sent() -> None:
 
 
 async def test_a_trickle_makes_nobody_wait() -> None:
-    turns = Turns(Pace(2, 1.0))
+    turns = Turns(LookupRate(2, 1.0))
     for _ in range(100):
         turns.ask("192.0.2.1")
         await turns.clock.advance(1)
@@ -71,10 +71,10 @@ async def test_a_trickle_makes_nobody_wait() -> None:
 
 
 async def test_whoever_would_wait_too_long_is_told_so() -> None:
-    turns = Turns(Pace(1, 2.0))
+    turns = Turns(LookupRate(1, 2.0))
     turns.ask("192.0.2.1", 100)
-    await turns.clock.advance(LONGEST_WAIT_SECONDS)
-    assert len(turns.came) == LONGEST_WAIT_SECONDS * 2 + 1
+    await turns.clock.advance(MAX_LOOKUP_WAIT_SECONDS)
+    assert len(turns.came) == MAX_LOOKUP_WAIT_SECONDS * 2 + 1
     assert turns.refused == 100 - len(turns.came)
     (later,) = turns.ask("192.0.2.1")  # waiting in vain has cost nobody a turn
     await turns.clock.advance(0.5)
@@ -82,16 +82,16 @@ async def test_whoever_would_wait_too_long_is_told_so() -> None:
 
 
 async def test_nobody_waits_longer_because_there_are_two_waits() -> None:
-    turns = Turns(Pace(1, 0.5), Pace(1, 0.4))
+    turns = Turns(LookupRate(1, 0.5), LookupRate(1, 0.4))
     turns.ask("192.0.2.1", 3)
     turns.ask("192.0.2.2")
     await turns.clock.advance(10)
-    assert turns.times("192.0.2.1") == [0, LONGEST_WAIT_SECONDS]
+    assert turns.times("192.0.2.1") == [0, MAX_LOOKUP_WAIT_SECONDS]
     assert turns.refused == 1
 
 
 async def test_all_addresses_together_have_a_pace_too() -> None:
-    turns = Turns(Pace(2, 1.0), Pace(10, 5.0))
+    turns = Turns(LookupRate(2, 1.0), LookupRate(10, 5.0))
     for number in range(20):
         turns.ask(f"192.0.2.{number}")
     await settle()
@@ -107,11 +107,11 @@ def test_never_more_than_the_pace(steps: list[tuple[int, int]], at_once: int) ->
 
 
 async def _played(steps: list[tuple[int, int]], at_once: int) -> None:
-    turns = Turns(Pace(at_once, 4.0))
+    turns = Turns(LookupRate(at_once, 4.0))
     for wait, times in steps:
         await turns.clock.advance(wait)
         turns.ask("192.0.2.1", times)
-    await turns.clock.advance(LONGEST_WAIT_SECONDS)
+    await turns.clock.advance(MAX_LOOKUP_WAIT_SECONDS)
     found = turns.times("192.0.2.1")
     assert len(found) + turns.refused == sum(times for _, times in steps)
     for first, begin in enumerate(found):
@@ -120,14 +120,14 @@ async def _played(steps: list[tuple[int, int]], at_once: int) -> None:
 
 
 async def test_memory_is_bounded_and_the_busiest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 100)
-    turns = Turns(Pace(2, 1.0))
+    monkeypatch.setattr(module, "MAX_LOOKUP_KEYS", 100)
+    turns = Turns(LookupRate(2, 1.0))
     turns.ask("192.0.2.1", 5)
     await settle()
     for number in range(1000):
         turns.ask(f"2001:db8:{number:x}::1")
         await settle()
-        assert len(turns.lookups._next) <= 101
+        assert len(turns.lookups._next_turn_at) <= 101
     (busy,) = turns.ask("192.0.2.1")
     await settle()
     assert not busy.done()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.auth.clients import _SECRET, HASH, Clients, credentials_key, hash_secret, new_secret
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.registering import register
 from price_keeper.auth.retrieval import _TOKEN, is_tagged_token, retrieve, seal
@@ -92,15 +92,15 @@ async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(m
     assert issued is not None
     secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     for here in (NO_TAGS, SecretTagger([NEW]), SecretTagger([OLD])):
-        clients = Clients(store, clock.now, Lookups(clock), clock.monotonic, here)  # type: ignore[arg-type]
+        clients = Clients(store, clock.now, LookupThrottle(clock), clock.monotonic, here)  # type: ignore[arg-type]
         assert await clients.check(issued.client_id, secret) == scope
 
 
 async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
     """Its former owner waits for no turn, and is answered from memory."""
     store, clock, marks, scope = MemoryStore(), ManualClock(), SecretTagger([NEW]), new_scope()
-    none = Pace(1, 0.001)
-    clients = Clients(store, clock.now, Lookups(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
+    none = LookupRate(1, 0.001)
+    clients = Clients(store, clock.now, LookupThrottle(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
     client_id = client_id_of(scope.org, scope.app)
     former = new_secret(client_id, marks)
     reads, get = 0, store.get

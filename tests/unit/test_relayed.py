@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import relayed as module
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, NoAnswer, RelayedCredentials, Reply
+from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, NoAnswer, RelayedCredentials, Reply
 from price_keeper.auth.waiting import Places
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
@@ -260,6 +260,6 @@ async def test_a_flood_of_guesses_reaches_the_control_service_at_a_pace(
     guesses = [relayed.told_to("127.0.0.1", f"{WEB}:guess{number}") for number in range(200)]
     flood = asyncio.gather(*guesses, return_exceptions=True)
     await clock.advance(1)
-    assert control.asked.total() <= OF_AN_ADDRESS.at_once + OF_AN_ADDRESS.per_second + 1
+    assert control.asked.total() <= RELAY_RATE_PER_ADDRESS.burst + RELAY_RATE_PER_ADDRESS.per_second + 1
     await clock.advance(10)
     assert {type(each) for each in await flood} == {AccessDenied, TooManyRequests, Busy}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import control_service, lookups, relayed
 from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.relayed import AGAIN_SECONDS, OF_AN_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
+from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock, settle
@@ -105,7 +105,7 @@ async def test_if_the_first_goes_away_the_next_one_asks(here: RelayedCredentials
 async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
     here: RelayedCredentials, control: ControlService, clock: ManualClock
 ) -> None:
-    filling = flood(here, [new(n) for n in range(OF_AN_ADDRESS.at_once)])
+    filling = flood(here, [new(n) for n in range(RELAY_RATE_PER_ADDRESS.burst)])
     alone = asyncio.create_task(here.told_to("10.9.9.9", EVIL, lambda: True))  # type: ignore[arg-type]
     gone = asyncio.create_task(here.told_to("10.9.9.9", SHOWN, lambda: True))  # type: ignore[arg-type]
     await settle()
@@ -120,13 +120,13 @@ async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
 async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_address(
     here: RelayedCredentials, control: ControlService, clock: ManualClock
 ) -> None:
-    granted = lookups.OF_AN_ADDRESS
+    granted = lookups.LOOKUP_RATE_PER_ADDRESS
     control.answer = REFUSED
     tasks = [task for n in range(100) for task in flood(here, [f"{EVIL}{n}x{m}" for m in range(20)], f"10.1.1.{n}")]
     await clock.advance(0.5)
-    assert control.asked.total() < granted.at_once + granted.per_second * 0.5
+    assert control.asked.total() < granted.burst + granted.per_second * 0.5
     await clock.advance(3.5)
-    assert control.asked.total() < granted.at_once + granted.per_second * 3.5
+    assert control.asked.total() < granted.burst + granted.per_second * 3.5
     await clock.advance(10)
     assert Busy in await outcomes(tasks)
 
@@ -230,8 +230,8 @@ async def test_with_a_clock_that_is_ahead_it_does_not_ask_all_the_time(
 
 
 def test_an_address_has_less_than_all() -> None:
-    assert OF_AN_ADDRESS.per_second <= relayed.OF_ALL.per_second / 2
-    assert OF_AN_ADDRESS.at_once <= relayed.OF_ALL.at_once / 2
+    assert RELAY_RATE_PER_ADDRESS.per_second <= relayed.RELAY_RATE_TOTAL.per_second / 2
+    assert RELAY_RATE_PER_ADDRESS.burst <= relayed.RELAY_RATE_TOTAL.burst / 2
 
 
 @pytest.mark.parametrize(("size", "is_away"), [(10**6, False), (None, True)])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import clients as module
 from price_keeper.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key, hash_secret, new_secret
-from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.registering import MOST_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
@@ -206,8 +206,8 @@ async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_m
 async def test_a_rotation_makes_nobody_a_stranger() -> None:
     """Strangers wait for their turn, and here is none: another of that address has taken them all."""
     stage = Stage()
-    one = Pace(1, 0.001)
-    stage.here = Clients(stage.store, stage.clock.now, Lookups(stage.clock, one, one))
+    one = LookupRate(1, 0.001)
+    stage.here = Clients(stage.store, stage.clock.now, LookupThrottle(stage.clock, one, one))
     old = await stage.begin()
     assert await stage.is_good(old)
     with pytest.raises(Busy):

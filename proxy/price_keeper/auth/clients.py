@@ -27,7 +27,7 @@ from typing import TypeVar
 import bcrypt
 
 from price_keeper.auth.failures import network_of
-from price_keeper.auth.lookups import Lookups
+from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreError
@@ -92,7 +92,7 @@ class Clients:
         self,
         store: Store,
         now: Callable[[], float],
-        lookups: Lookups | None = None,
+        lookup_throttle: LookupThrottle | None = None,
         monotonic: Callable[[], float] | None = None,
         tagger: SecretTagger = NO_TAGS,
     ) -> None:
@@ -101,7 +101,7 @@ class Clients:
         self._store = store
         self._now = now
         self._monotonic = monotonic or now
-        self._lookups = lookups or Lookups(SystemClock())
+        self._lookup_throttle = lookup_throttle or LookupThrottle(SystemClock())
         self._tagger = tagger
         self._key = secrets.token_bytes(32)
         self._kept: dict[Scope, _Kept] = {}
@@ -160,7 +160,7 @@ class Clients:
             return await self._found_out(scope, secret)
         async with self._lane((scope, network_of(address))):  # of those, one takes a turn, and the others know
             if self._known(scope, secret) is None and self._is_strangers(scope, secret):
-                await self._lookups.turn(address)
+                await self._lookup_throttle.wait_for_address(address)
             return await self._found_out(scope, secret)
 
     def _known(self, scope: Scope, secret: bytes) -> bool | None:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from price_keeper.auth.container import HandsOut, IsGone, IsRevoked, Suspected, shown, stays
 from price_keeper.auth.failures import LoginThrottle, network_of
-from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.auth.waiting import Places, Shared
 from price_keeper.clock import Clock
@@ -45,7 +45,7 @@ ODD_SECONDS = 60.0  # between two lines in the log about answers that are none
 TOLD = ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
 
 # To the control service this sidecar is one address, which is granted 50 at once and 50 a second.
-OF_AN_ADDRESS, OF_ALL = Pace(20, 10.0), Pace(40, 40.0)
+RELAY_RATE_PER_ADDRESS, RELAY_RATE_TOTAL = LookupRate(20, 10.0), LookupRate(40, 40.0)
 
 _SECRET = re.compile(r"[!-~]{1,128}")
 _BAD = "the client id or its secret is wrong"
@@ -109,11 +109,11 @@ class RelayedCredentials(HandsOut):
         clock: Clock,
         is_revoked: IsRevoked,
         login_throttle: LoginThrottle | None = None,
-        lookups: Lookups | None = None,
+        lookup_throttle: LookupThrottle | None = None,
     ) -> None:
         """`ask` is None where nobody said who makes them."""
         super().__init__(login_throttle or LoginThrottle(clock.monotonic))
-        self._lookups = lookups or Lookups(clock, OF_AN_ADDRESS, OF_ALL)
+        self._lookup_throttle = lookup_throttle or LookupThrottle(clock, RELAY_RATE_PER_ADDRESS, RELAY_RATE_TOTAL)
         self._ask = ask
         self._tokens = tokens
         self._clock = clock
@@ -173,7 +173,7 @@ class RelayedCredentials(HandsOut):
 
     async def _in_turn(self, wanted: _Wanted, address: str, is_gone: IsGone) -> _Kept:
         """Whose turn it was is known by the address; the answer is for all who show the same, from wherever."""
-        await self._lookups.turn(address)
+        await self._lookup_throttle.wait_for_address(address)
         if is_gone():
             raise _Gone
         kept = await self._good(wanted.mark)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.failures import LoginThrottle
-from price_keeper.auth.lookups import Lookups
+from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.sessions import Sessions
@@ -60,8 +60,8 @@ def parts_of(
         tokens=tokens,
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
         page_sessions=page_sessions,
-        retrieval_pace=Lookups(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
-        marked_retrieval_pace=Lookups(clock, RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL),
+        retrieval_pace=LookupThrottle(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
+        marked_retrieval_pace=LookupThrottle(clock, RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL),
         page=PageState(limits=limits),
     )
 

@@ -49,10 +49,10 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     client_id = client_id_of(scope.org, scope.app)
     with wrong_counted(parts, call, client_id):
         if is_tagged_token(parts.tokens.secret_tagger, scope, token):
-            await parts.marked_retrieval_pace.turn_of(token)
+            await parts.marked_retrieval_pace.wait_for(token)
             turns = parts.marked_retrievals
         else:
-            await parts.retrieval_pace.turn(call.address)
+            await parts.retrieval_pace.wait_for_address(call.address)
             turns = parts.retrievals
         async with turns:
             secret = await _retrieved(parts, scope, token)

@@ -9,7 +9,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import Clients
 from price_keeper.auth.container import HandsOut
 from price_keeper.auth.failures import LoginThrottle
-from price_keeper.auth.lookups import Lookups, Pace
+from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.sessions import Sessions
 from price_keeper.auth.tokens import TokenService
@@ -28,8 +28,8 @@ from price_keeper.telemetry import MetricsRegistry
 
 RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 RETRIEVALS_WAITING = 100
-RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = Pace(10, 5.0), Pace(100, 50.0)
-RETRIEVALS_OF_A_TOKEN = Pace(3, 0.2)  # that was made here: it is good once
+RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = LookupRate(10, 5.0), LookupRate(100, 50.0)
+RETRIEVALS_OF_A_TOKEN = LookupRate(3, 0.2)  # that was made here: it is good once
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class Parts:
     tokens: TokenService
     sessions: Sessions
     page_sessions: PageSessions
-    retrieval_pace: Lookups
-    marked_retrieval_pace: Lookups
+    retrieval_pace: LookupThrottle
+    marked_retrieval_pace: LookupThrottle
     retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
     marked_retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
     retrieval_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
