@@ -14,7 +14,7 @@ from price_keeper import dataplane
 from price_keeper.alerts.composed import add_to as add_alerts
 from price_keeper.alerts.composed import opened_alerts
 from price_keeper.aside import DaemonThreadPool
-from price_keeper.auth.clients import Clients
+from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.control_service import control_service
 from price_keeper.auth.failures import LoginThrottle
@@ -147,7 +147,7 @@ class _CoreServices:
     recording: Recording
     budgets: Standings
     revocation_list: RevocationList
-    client_verifier: Clients
+    client_verifier: ClientVerifier
     login_throttle: LoginThrottle
     lease_manager: RateLeaseManager
 
@@ -270,7 +270,7 @@ async def _build_core_services(
         recording,
         budgets,
         revocation_list,
-        Clients(store, clock.now, LookupThrottle(clock), clock.monotonic, token_service.secret_tagger),
+        ClientVerifier(store, clock.now, LookupThrottle(clock), clock.monotonic, token_service.secret_tagger),
         LoginThrottle(clock.monotonic),
         lease_manager,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from price_keeper import memory
-from price_keeper.auth.clients import Clients
+from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import ContainerCredentials, HandsOut
 from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator, Authenticator
 from price_keeper.auth.keys import load_keys
@@ -216,7 +216,7 @@ def build_handler(
         retry_joiner=retry_joiner,
         credential_issuer=credential_issuer
         or ContainerCredentials(
-            Clients(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
+            ClientVerifier(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
         ),
         simulated_prefix=bedrock.simulated_prefix,
         adds_request_metadata=config.upstream.request_metadata,

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
-from price_keeper.auth.clients import new_secret
+from price_keeper.auth.clients import make_secret
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.lookups import LOOKUP_RATE_PER_ADDRESS
 from price_keeper.control.rates import LocalRates
@@ -52,7 +52,7 @@ class Attacked:
 
         async def once() -> int:
             async with gate:
-                return await self.login(client, new_secret(), address)
+                return await self.login(client, make_secret(), address)
 
         return Counter(await asyncio.gather(*(once() for _ in range(tries))))
 
@@ -88,19 +88,19 @@ async def test_of_a_flood_of_wrong_secrets_a_few_are_answered_and_the_right_one_
 async def test_from_other_addresses_the_same_client_cannot_be_guessed_either(attacked: Attacked) -> None:
     await attacked.guesses(SHOP, "127.0.0.2", FAILURE_BURST)
     assert await attacked.guesses(SHOP, "127.0.0.3", 5) == {429: 5}
-    assert await attacked.login(BOT, new_secret(), "127.0.0.4") == 401
+    assert await attacked.login(BOT, make_secret(), "127.0.0.4") == 401
     assert await attacked.login(SHOP, attacked.secrets[SHOP], "127.0.0.3") == 200
 
 
 async def test_one_address_cannot_go_through_clients(attacked: Attacked) -> None:
-    found = [await attacked.login(f"org-{ORG}-app-a{number}", new_secret()) for number in range(FAILURE_BURST + 3)]
+    found = [await attacked.login(f"org-{ORG}-app-a{number}", make_secret()) for number in range(FAILURE_BURST + 3)]
     assert found == [401] * FAILURE_BURST + [429] * 3
     assert await attacked.login(BOT, attacked.secrets[BOT]) == 200
 
 
 async def test_it_is_told_when_to_come_again_and_then_one_more_is_answered(attacked: Attacked) -> None:
     await attacked.guesses(SHOP, tries=FAILURE_BURST)
-    given = {"client_id": SHOP, "client_secret": new_secret()}
+    given = {"client_id": SHOP, "client_secret": make_secret()}
     status, headers = await attacked.asks("POST", "/auth/token", json=given)
     assert (status, headers["Retry-After"]) == (429, f"{FAILURE_INTERVAL_SECONDS:g}")
     await attacked.clock.advance(FAILURE_INTERVAL_SECONDS)
@@ -111,8 +111,8 @@ async def test_credentials_for_sidecars_have_the_same_limits(attacked: Attacked)
     async def fetch(secret: str) -> int:
         return (await attacked.asks("GET", "/credentials", headers={"Authorization": f"{SHOP}:{secret}"}))[0]
 
-    assert [await fetch(new_secret()) for _ in range(FAILURE_BURST + 2)] == [401] * FAILURE_BURST + [429] * 2
-    assert await attacked.login(SHOP, new_secret(), "127.0.0.2") == 429
+    assert [await fetch(make_secret()) for _ in range(FAILURE_BURST + 2)] == [401] * FAILURE_BURST + [429] * 2
+    assert await attacked.login(SHOP, make_secret(), "127.0.0.2") == 429
     assert await fetch(attacked.secrets[SHOP]) == 200
 
 
@@ -135,7 +135,7 @@ async def test_the_admin_key_is_guessed_from_no_address_and_opens_from_every_one
     ]
     assert found == [401] * FAILURE_BURST + [429] * 5
     assert (await attacked.asks("GET", API, "127.0.0.2", headers={"X-API-Key": ADMIN_KEY}))[0] == 200
-    assert await attacked.login(SHOP, new_secret(), "127.0.0.9") == 401
+    assert await attacked.login(SHOP, make_secret(), "127.0.0.9") == 401
 
 
 async def test_other_wrong_tokens_count_by_address(attacked: Attacked) -> None:
@@ -171,7 +171,7 @@ async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeyp
 
     async def invented() -> int:
         async with gate:
-            return await attacked.login(f"org-{uuid4()}", new_secret(), "127.0.0.2")
+            return await attacked.login(f"org-{uuid4()}", make_secret(), "127.0.0.2")
 
     flood = asyncio.gather(*(invented() for _ in range(60)))
     while not flood.done():
@@ -187,8 +187,8 @@ async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeyp
 async def trickle(attacked: Attacked) -> None:
     """One more as soon as it would be counted, at each of the ways to show a secret."""
     await attacked.clock.advance(FAILURE_INTERVAL_SECONDS)
-    await attacked.login(f"org-{uuid4()}", new_secret())
-    await attacked.asks("GET", "/credentials", headers={"Authorization": f"org-{uuid4()}:{new_secret()}"})
+    await attacked.login(f"org-{uuid4()}", make_secret())
+    await attacked.asks("GET", "/credentials", headers={"Authorization": f"org-{uuid4()}:{make_secret()}"})
 
 
 async def fetch(attacked: Attacked, client: str, secret: str) -> int:
@@ -232,7 +232,7 @@ def test_wrong_secrets_at_the_data_port_and_the_control_port_are_counted_togethe
 
 
 def _guessed(url: str) -> int:
-    shown = {"Authorization": f"org-{uuid4()}:{new_secret()}"}
+    shown = {"Authorization": f"org-{uuid4()}:{make_secret()}"}
     with pytest.raises(HTTPError) as refused:
         urlopen(Request(f"{url}/credentials", headers=shown), timeout=10)
     refused.value.close()

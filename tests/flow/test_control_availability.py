@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
-from price_keeper.auth.clients import Clients, new_secret
+from price_keeper.auth.clients import ClientVerifier, make_secret
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.config import Address
 from price_keeper.control import serving
@@ -253,10 +253,10 @@ async def test_invented_clients_starve_no_valid_one_behind_their_address(api: Ri
         return head("POST", way, length=len(body)) + body
 
     for n in range(4 * FLOOD):  # both names that nobody has, and the valid ones with invented secrets
-        await client.send(asked(f"org-{uuid4()}" if n % 2 else known[n % VALID][0], new_secret()))
+        await client.send(asked(f"org-{uuid4()}" if n % 2 else known[n % VALID][0], make_secret()))
     await arrived()
     assert [await client.ask(asked(*each)) for each in known] == [200] * VALID
-    assert isinstance(api.parts.clients, Clients)
+    assert isinstance(api.parts.clients, ClientVerifier)
 
 
 async def _secret(api: Rig, number: int, made: dict[str, str]) -> tuple[str, str]:

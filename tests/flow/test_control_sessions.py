@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from price_keeper.auth.clients import AGAIN_SECONDS, Clients, new_secret
+from price_keeper.auth.clients import REREAD_SECONDS, ClientVerifier, make_secret
 from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
 from price_keeper.auth.sessions import Outdated
@@ -96,12 +96,12 @@ async def test_with_a_grace_sessions_go_on(api: Rig) -> None:
 async def test_no_other_process_begins_a_session_by_the_old_secret(api: Rig) -> None:
     """It knows of a rotation a minute late, and until then takes the old secret for good."""
     given = await client(api)
-    late = Clients(api.store, api.clock.now)
+    late = ClientVerifier(api.store, api.clock.now)
     shown = (given["client_id"], given["client_secret"])
-    await late.check(*shown)
+    await late.verify(*shown)
     await rotated(api, 0)
     with pytest.raises(Outdated):
-        await api.parts.sessions.login(*await late.checked(*shown))
+        await api.parts.sessions.login(*await late.verify_with_generation(*shown))
 
 
 @pytest.fixture
@@ -177,17 +177,17 @@ async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[Rig]) ->
     given = await client(here)
     await login(there, given)
     new = await fetched(here, await rotated(here, 24))
-    await here.clock.advance(AGAIN_SECONDS)  # type: ignore[attr-defined]
+    await here.clock.advance(REREAD_SECONDS)  # type: ignore[attr-defined]
     await login(there, new)
     await login(there, given)  # in its grace
 
 
 async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(two: list[Rig]) -> None:
     here, there = two
-    unknown = {"client_id": f"org-{ORG}-app-shop", "client_secret": new_secret()}
+    unknown = {"client_id": f"org-{ORG}-app-shop", "client_secret": make_secret()}
     assert (await there.ask("POST", "/auth/token", unknown, who=None)).status == 401
     given = await client(here)
-    await here.clock.advance(AGAIN_SECONDS)  # type: ignore[attr-defined]
+    await here.clock.advance(REREAD_SECONDS)  # type: ignore[attr-defined]
     await login(there, given)
 
 

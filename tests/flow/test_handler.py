@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from price_keeper import handler
-from price_keeper.auth.clients import hash_secret, new_secret
+from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.choosing import LARGE_BYTES
 from price_keeper.config import Config
 from price_keeper.config.keys import UpstreamConfig
@@ -349,7 +349,7 @@ async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -
 
 async def registered(folder: Path) -> str:
     """The secret of the app."""
-    secret = new_secret()
+    secret = make_secret()
     store = await SqliteStore(folder / "store.db", lambda: 0.0).open()
     await store.put(Put(schema.app_config_key(ORG, APP), {"client_secret_hash": hash_secret(secret).decode()}))
     await store.close()
@@ -381,7 +381,7 @@ async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
 
 async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> None:
     secret = await registered(tmp_path)
-    for given, status in ((secret, 200), (new_secret(), 403), ("\xe9" * 44, 403), ("short", 403)):
+    for given, status in ((secret, 200), (make_secret(), 403), ("\xe9" * 44, 403), ("short", 403)):
         wire = await Wire.connect(number_of(port))
         who = b"authorization: org-%b-app-%b:%b\r\n" % (ORG.encode(), APP.encode(), given.encode("latin-1"))
         await wire.send(ask(b"", who, path=b"/credentials", method=b"GET"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import new_secret
+from price_keeper.auth.clients import make_secret
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, price_keeper, sidecar
 
@@ -117,7 +117,7 @@ def test_a_control_service_has_no_data_port_and_wants_no_aws_credentials(fleet: 
     status, headers, told = get(f"{control.control}/credentials", Authorization=f"{SHOP}:{fleet.secrets[SHOP]}")
     assert (status, headers["Cache-Control"]) == (200, "no-store")
     assert told.keys() == {"AccessKeyId", "SecretAccessKey", "Token", "Expiration"}
-    assert get(f"{control.control}/credentials", Authorization=f"{SHOP}:{new_secret()}")[0] == 401
+    assert get(f"{control.control}/credentials", Authorization=f"{SHOP}:{make_secret()}")[0] == 401
     assert control.stop() == 0
 
 
@@ -145,7 +145,7 @@ def test_boto3_through_a_sidecar_with_tokens_that_the_control_service_made(fleet
     with fleet.sidecar("calls") as running:
         called = _boto3(running, f"{SHOP}:{fleet.secrets[SHOP]}")
         assert (called.returncode, called.stdout) == (0, "200\n200\n"), called.stderr
-        strange = _boto3(running, f"{SHOP}:{new_secret()}")
+        strange = _boto3(running, f"{SHOP}:{make_secret()}")
         assert strange.returncode != 0
         assert "the client id or its secret is wrong" in strange.stderr
 
@@ -188,7 +188,7 @@ def test_what_is_kept_goes_on_being_handed_out_without_the_control_service(fleet
             "ServiceUnavailableException",
         )
         assert "the control service" in told["message"]
-        assert get(url, Authorization=f"{SHOP}:{new_secret()}")[0] == 503
+        assert get(url, Authorization=f"{SHOP}:{make_secret()}")[0] == 503
         assert time.monotonic() - began < 10
         assert _boto3(running, shop).returncode == 0
         assert running.errors.count("no new credentials can be had from the control service") == 1

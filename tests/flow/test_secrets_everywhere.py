@@ -11,7 +11,7 @@ from urllib.error import URLError
 
 import pytest
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.clients import new_secret
+from price_keeper.auth.clients import make_secret
 
 from tests.support.commands import price_keeper
 from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, Observed, Told, ask, observed, token
@@ -128,7 +128,7 @@ def _administrators_call(it: Observed, told: Played) -> None:
 
 
 def _strangers_call(it: Observed, told: Played) -> None:
-    url, wrong = it.running.control, new_secret()
+    url, wrong = it.running.control, make_secret()
     told.secrets["a wrong client secret"] = wrong
     page = {"X_Price_Keeper_Page": "1", "Origin": url}
     told.answers += [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import new_secret
+from price_keeper.auth.clients import make_secret
 from price_keeper.commands.dev import ADMIN_KEY, APP, ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar
@@ -107,7 +107,7 @@ def test_the_secret_comes_from_a_file_or_from_whoever_types_it_unseen(running: R
 
 
 def test_a_wrong_secret_is_told(running: Running) -> None:
-    wrong = running.token(secret=new_secret())
+    wrong = running.token(secret=make_secret())
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr.endswith("answered 401: the client id or its secret is wrong\n")
     assert running.token().returncode == 0

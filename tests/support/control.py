@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from price_keeper.auth.clients import Clients
+from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.revocation import RevocationList
@@ -151,7 +151,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
             standings,
             tokens,
             revocation,
-            Clients(store, clock.now, LookupThrottle(clock), clock.monotonic, tokens.secret_tagger),
+            ClientVerifier(store, clock.now, LookupThrottle(clock), clock.monotonic, tokens.secret_tagger),
             rates,
             limits=limits,
         )

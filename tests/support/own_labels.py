@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from price_keeper.auth.clients import Clients
+from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
@@ -111,7 +111,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         store: Any = stores[0]
         revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         whole = Config(labels=labels)
-        clients = Clients(store, clock.now)
+        clients = ClientVerifier(store, clock.now)
         parts = parts_of(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
         control = Control(api.routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.started(parts)

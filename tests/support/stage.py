@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.clients import hash_secret, new_secret
+from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.prices import UnitPrices
@@ -103,7 +103,7 @@ class Stage:
 
 @contextmanager
 def stage(folder: Path) -> Iterator[Stage]:
-    secret = new_secret()
+    secret = make_secret()
     with ExitStack() as running:
         bedrock = running.enter_context(bedrock_process())
         places = {CLOSED: running.enter_context(_closed_port())}

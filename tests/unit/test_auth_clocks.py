@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import HASH, HASH_SECONDS, Clients, hash_secret, new_secret
+from price_keeper.auth.clients import HASH, HASH_CACHE_SECONDS, ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
 from price_keeper.errors import AccessDenied, TokenExpired
 from price_keeper.model import client_id_of
@@ -88,16 +88,16 @@ async def test_a_login_by_a_wrong_clock_leaves_no_more_sessions_than_there_may_b
 async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(back: float) -> None:
     """It comes to the same time once more, and by it the answer of an hour ago is of this moment."""
     store, clock = MemoryStore(), ManualClock()
-    wrong, old, new = Wrong(clock), new_secret(), new_secret()
-    clients, client = Clients(store, wrong.now, None, wrong.monotonic), client_id_of(ORG, "web")  # type: ignore[arg-type]
+    wrong, old, new = Wrong(clock), make_secret(), make_secret()
+    clients, client = ClientVerifier(store, wrong.now, None, wrong.monotonic), client_id_of(ORG, "web")  # type: ignore[arg-type]
     await store.put(Put(schema.app_config_key(ORG, "web"), {HASH: hash_secret(old).decode()}))
-    await clients.check(client, old)
+    await clients.verify(client, old)
     await store.put(Put(schema.app_config_key(ORG, "web"), {HASH: hash_secret(new).decode()}))
     wrong.off = -back
-    await clock.advance(max(back, HASH_SECONDS))
+    await clock.advance(max(back, HASH_CACHE_SECONDS))
     with pytest.raises(AccessDenied):
-        await clients.check(client, old)
-    await clients.check(client, new)
+        await clients.verify(client, old)
+    await clients.verify(client, new)
 
 
 async def alive(instance: Instance, tokens: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from price_keeper.auth import clients as module
-from price_keeper.auth.clients import Clients, hash_secret, new_secret
+from price_keeper.auth.clients import ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
@@ -25,7 +25,7 @@ from tests.support.secrets_kept import cheap_hashes
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 WEB = f"org-{ORG}-app-web"
-SECRET, OTHER = new_secret(), new_secret()
+SECRET, OTHER = make_secret(), make_secret()
 KEY = b"a secret that is long enough for HS256"
 
 
@@ -73,9 +73,9 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 async def test_the_right_secret_is_compared_once(store: SqliteStore, time: Time, comparisons: list[bytes]) -> None:
-    clients = Clients(store, time)
+    clients = ClientVerifier(store, time)
     for _ in range(3):
-        assert (await clients.check(WEB, SECRET)).app == "web"
+        assert (await clients.verify(WEB, SECRET)).app == "web"
     assert comparisons == [SECRET.encode()]
 
 
@@ -85,10 +85,10 @@ async def test_the_right_secret_is_compared_once(store: SqliteStore, time: Time,
     ids=["another secret", "another app", "the org", "nobody"],
 )
 async def test_what_is_wrong_is_not_told(store: SqliteStore, time: Time, client_id: str, secret: str) -> None:
-    clients = Clients(store, time)
+    clients = ClientVerifier(store, time)
     for _ in range(2):
         with pytest.raises(AccessDenied, match=r"^the client id or its secret is wrong$"):
-            await clients.check(client_id, secret)
+            await clients.verify(client_id, secret)
 
 
 @pytest.mark.parametrize("secret", ["", "short", SECRET + "x", SECRET[:-1], "x" * 10_000], ids=len)
@@ -96,7 +96,7 @@ async def test_a_secret_of_another_length_costs_nothing(
     store: SqliteStore, time: Time, comparisons: list[bytes], secret: str
 ) -> None:
     with pytest.raises(AccessDenied):
-        await Clients(store, time).check(WEB, secret)
+        await ClientVerifier(store, time).verify(WEB, secret)
     assert comparisons == []
 
 
@@ -106,7 +106,7 @@ async def test_what_is_no_secret_of_ours_costs_nothing(
     """Length in characters is not length in bytes, of which bcrypt takes 72."""
     for secret in ("\xe9" * 44, "\u00c4" + SECRET[1:], "\0" * 44, SECRET[:-1] + "\n", " " * 44):
         with pytest.raises(AccessDenied):
-            await Clients(store, time).check(WEB, secret)
+            await ClientVerifier(store, time).verify(WEB, secret)
     assert comparisons == []
 
 
@@ -115,18 +115,18 @@ async def test_a_wrong_secret_takes_no_longer_than_a_client_that_does_not_exist(
 ) -> None:
     for client_id, secret in ((f"org-{ORG}-app-nobody", SECRET), (WEB, OTHER)):
         with pytest.raises(AccessDenied):
-            await Clients(store, time).check(client_id, secret)
+            await ClientVerifier(store, time).verify(client_id, secret)
     assert comparisons == []
 
 
 async def test_a_new_secret_takes_effect_within_a_minute(store: SqliteStore, time: Time) -> None:
-    clients = Clients(store, time)
-    await clients.check(WEB, SECRET)
+    clients = ClientVerifier(store, time)
+    await clients.verify(WEB, SECRET)
     await _set_secret(store, OTHER)
-    time.now += module.HASH_SECONDS
+    time.now += module.HASH_CACHE_SECONDS
     with pytest.raises(AccessDenied):
-        await clients.check(WEB, SECRET)
-    assert (await clients.check(WEB, OTHER)).app == "web"
+        await clients.verify(WEB, SECRET)
+    assert (await clients.verify(WEB, OTHER)).app == "web"
 
 
 async def test_the_store_away_is_no_wrong_secret(store: SqliteStore, time: Time) -> None:
@@ -135,7 +135,7 @@ async def test_the_store_away_is_no_wrong_secret(store: SqliteStore, time: Time)
             raise StoreUnavailable("by the test")
 
     with pytest.raises(Busy):
-        await Clients(Away(), time).check(WEB, SECRET)  # type: ignore[arg-type]
+        await ClientVerifier(Away(), time).verify(WEB, SECRET)  # type: ignore[arg-type]
 
 
 # Floods of wrong secrets.
@@ -156,8 +156,8 @@ class Counting:
         return await self._store.get(*arguments, **options)
 
 
-def wrong(clients: Clients, client_id: str, count: int) -> list[asyncio.Task[Any]]:
-    return [asyncio.create_task(clients.check(client_id, new_secret())) for _ in range(count)]
+def wrong(clients: ClientVerifier, client_id: str, count: int) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(clients.verify(client_id, make_secret())) for _ in range(count)]
 
 
 async def outcomes(tasks: list[asyncio.Task[Any]]) -> set[str]:
@@ -167,9 +167,9 @@ async def outcomes(tasks: list[asyncio.Task[Any]]) -> set[str]:
 async def test_the_right_secret_gets_through_a_flood_for_its_own_client(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
-    clients = Clients(store, time)
+    clients = ClientVerifier(store, time)
     flood = wrong(clients, WEB, 500)
-    right = [asyncio.create_task(clients.check(WEB, SECRET)) for _ in range(20)]
+    right = [asyncio.create_task(clients.verify(WEB, SECRET)) for _ in range(20)]
     flood += wrong(clients, WEB, 400)
     assert {scope.app for scope in await asyncio.gather(*right)} == {"web"}
     assert await outcomes(flood) == {"AccessDenied"}
@@ -178,7 +178,7 @@ async def test_the_right_secret_gets_through_a_flood_for_its_own_client(
 
 async def test_a_client_is_read_once_in_a_minute_whoever_asks(store: SqliteStore, time: Time) -> None:
     counting = Counting(store)
-    clients = Clients(counting, time)  # type: ignore[arg-type]
+    clients = ClientVerifier(counting, time)  # type: ignore[arg-type]
     for client_id in (WEB, f"org-{ORG}-app-nobody"):
         counting.reads = 0
         counting.may_answer.clear()
@@ -187,7 +187,7 @@ async def test_a_client_is_read_once_in_a_minute_whoever_asks(store: SqliteStore
         counting.may_answer.set()
         assert await outcomes(flood + wrong(clients, client_id, 100)) == {"AccessDenied"}
         assert counting.reads == 1
-        time.now += module.HASH_SECONDS
+        time.now += module.HASH_CACHE_SECONDS
         await outcomes(wrong(clients, client_id, 10))
         assert counting.reads == 2
 
@@ -201,16 +201,16 @@ async def test_without_the_check_failures_are_rationed(
     store: SqliteStore, time: Time, comparisons: list[bytes]
 ) -> None:
     await _set_hash_without_a_check(store, "web", SECRET)
-    clients = Clients(store, time)
+    clients = ClientVerifier(store, time)
     assert await outcomes(wrong(clients, WEB, 50)) == {"AccessDenied", "SlowDown"}
-    assert len(comparisons) == module.FAILURES
+    assert len(comparisons) == module.MAX_FAILED_COMPARISONS
     with pytest.raises(TooManyRequests) as refused:
-        await clients.check(WEB, SECRET)
+        await clients.verify(WEB, SECRET)
     time.now += refused.value.retry_after or 0
-    assert (await clients.check(WEB, SECRET)).app == "web"
+    assert (await clients.verify(WEB, SECRET)).app == "web"
     await outcomes(wrong(clients, WEB, 50))
-    assert (await clients.check(WEB, SECRET)).app == "web"  # it is known by now
-    assert len(comparisons) == module.FAILURES + 1
+    assert (await clients.verify(WEB, SECRET)).app == "web"  # it is known by now
+    assert len(comparisons) == module.MAX_FAILED_COMPARISONS + 1
 
 
 async def test_ones_failures_are_nobody_elses(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,43 +225,43 @@ async def test_ones_failures_are_nobody_elses(store: SqliteStore, time: Time, mo
     monkeypatch.setattr(module.bcrypt, "checkpw", slow)
     await _set_hash_without_a_check(store, "loud", OTHER)
     await _set_hash_without_a_check(store, "web", SECRET)
-    clients = Clients(store, time)
+    clients = ClientVerifier(store, time)
     flood = wrong(clients, f"org-{ORG}-app-loud", 900)
     await asyncio.sleep(0)
-    assert (await clients.check(WEB, SECRET)).app == "web"
-    assert turns.index(SECRET.encode()) <= module.FAILURES
+    assert (await clients.verify(WEB, SECRET)).app == "web"
+    assert turns.index(SECRET.encode()) <= module.MAX_FAILED_COMPARISONS
     await outcomes(flood)
 
 
 async def test_too_many_at_once_are_turned_away(
     store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WAITING", 3)
-    monkeypatch.setattr(module, "CLIENTS_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITERS_PER_CLIENT", 3)
+    monkeypatch.setattr(module, "MAX_QUEUED_COMPARISONS", 2)
     counting = Counting(store)
     counting.may_answer.clear()
-    clients = Clients(counting, time)  # type: ignore[arg-type]
+    clients = ClientVerifier(counting, time)  # type: ignore[arg-type]
     flood = wrong(clients, WEB, 8)
     await asyncio.sleep(0)
     counting.may_answer.set()
     found = [type(each).__name__ for each in await asyncio.gather(*flood, return_exceptions=True)]
     assert sorted(found) == ["AccessDenied"] * 3 + ["Busy"] * 5
-    assert (await clients.check(WEB, SECRET)).app == "web"
-    assert clients._lanes == {}
+    assert (await clients.verify(WEB, SECRET)).app == "web"
+    assert clients._queues == {}
     for app in ("a", "b", "c", "d"):
         await _set_hash_without_a_check(store, app, SECRET)
-    several = [asyncio.create_task(clients.check(f"org-{ORG}-app-{app}", SECRET)) for app in ("a", "b", "c", "d")]
+    several = [asyncio.create_task(clients.verify(f"org-{ORG}-app-{app}", SECRET)) for app in ("a", "b", "c", "d")]
     assert await outcomes(several) == {"Scope", "Busy"}
 
 
 async def test_what_is_remembered_is_bounded(store: SqliteStore, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 10)
-    clients = Clients(store, time)
-    await clients.check(WEB, SECRET)
+    monkeypatch.setattr(module, "MAX_CACHED_CLIENTS", 10)
+    clients = ClientVerifier(store, time)
+    await clients.verify(WEB, SECRET)
     for number in range(50):
         await outcomes(wrong(clients, f"org-{ORG}-app-nobody{number}", 1))
-    assert len(clients._absent) <= 10
-    assert list(clients._kept) == list(clients._right) == [scope_of_client(WEB)]
+    assert len(clients._cached_absent) <= 10
+    assert list(clients._cached) == list(clients._verified_digests) == [scope_of_client(WEB)]
 
 
 class Kept:
@@ -295,7 +295,7 @@ async def _fetch(container: ContainerCredentials, authorization: bytes) -> dict[
 
 async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: SqliteStore, time: Time) -> None:
     tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
-    container = ContainerCredentials(Clients(store, time), tokens, time)
+    container = ContainerCredentials(ClientVerifier(store, time), tokens, time)
     authorization = f"{WEB}:{SECRET}".encode()
     first = await _fetch(container, authorization)
     assert set(first) == {"AccessKeyId", "SecretAccessKey", "Token", "Expiration"}
@@ -315,10 +315,10 @@ async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: Sql
 async def test_no_credentials_for_strangers(store: SqliteStore, time: Time, authorization: bytes) -> None:
     tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
     with pytest.raises(AccessDenied):
-        await _fetch(ContainerCredentials(Clients(store, time), tokens, time), authorization)
+        await _fetch(ContainerCredentials(ClientVerifier(store, time), tokens, time), authorization)
 
 
 def test_what_the_store_keeps_costs_who_guesses_a_fifth_of_a_second_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # of what makes it cheap
-    hashed = module.hash_secret(module.new_secret())
+    hashed = module.hash_secret(module.make_secret())
     assert hashed.startswith(b"$2b$12$")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import GENERATION, Clients
+from price_keeper.auth.clients import GENERATION, ClientVerifier
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
@@ -43,7 +43,7 @@ class Served:
 
     def __init__(self, instance: Instance, clock: ManualClock) -> None:
         self.instance = instance
-        self.clients = Clients(instance.line, clock.now)  # type: ignore[arg-type]
+        self.clients = ClientVerifier(instance.line, clock.now)  # type: ignore[arg-type]
         wrong = LoginThrottle(clock.monotonic)
         self._made = ContainerCredentials(
             self.clients, instance.tokens, clock.now, instance.revocation.is_revoked, wrong
@@ -105,7 +105,7 @@ async def test_what_was_made_by_what_is_over_is_not_handed_out(
 ) -> None:
     """What is known here of the client is up to a minute old, and nothing was handed out yet."""
     here, _ = two
-    await here.clients.checked(CLIENT, secret)
+    await here.clients.verify_with_generation(CLIENT, secret)
     await end_all(store)
     token = await here.token(secret)
     assert await here.is_welcome(token)

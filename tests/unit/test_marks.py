@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.auth.clients import _SECRET, HASH, Clients, credentials_key, hash_secret, new_secret
+from price_keeper.auth.clients import _SECRET_FORMAT, HASH, ClientVerifier, client_item_key, hash_secret, make_secret
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
@@ -76,8 +76,8 @@ def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
     marks, scope = SecretTagger([NEW]), new_scope()
     client_id = client_id_of(scope.org, scope.app)
     for _ in range(100):
-        secret, token = new_secret(client_id, marks), seal(scope, "s", 0, marks).token
-        assert _SECRET.fullmatch(secret)
+        secret, token = make_secret(client_id, marks), seal(scope, "s", 0, marks).token
+        assert _SECRET_FORMAT.fullmatch(secret)
         assert _TOKEN.fullmatch(token)
         assert is_tagged_token(marks, scope, token)
         assert not is_tagged_token(marks, new_scope(), token)
@@ -92,17 +92,17 @@ async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(m
     assert issued is not None
     secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     for here in (NO_TAGS, SecretTagger([NEW]), SecretTagger([OLD])):
-        clients = Clients(store, clock.now, LookupThrottle(clock), clock.monotonic, here)  # type: ignore[arg-type]
-        assert await clients.check(issued.client_id, secret) == scope
+        clients = ClientVerifier(store, clock.now, LookupThrottle(clock), clock.monotonic, here)  # type: ignore[arg-type]
+        assert await clients.verify(issued.client_id, secret) == scope
 
 
 async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
     """Its former owner waits for no turn, and is answered from memory."""
     store, clock, marks, scope = MemoryStore(), ManualClock(), SecretTagger([NEW]), new_scope()
     none = LookupRate(1, 0.001)
-    clients = Clients(store, clock.now, LookupThrottle(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
+    clients = ClientVerifier(store, clock.now, LookupThrottle(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
     client_id = client_id_of(scope.org, scope.app)
-    former = new_secret(client_id, marks)
+    former = make_secret(client_id, marks)
     reads, get = 0, store.get
 
     async def counted(*arguments: Any, **options: Any) -> Any:
@@ -113,16 +113,16 @@ async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
     store.get = counted  # type: ignore[method-assign]
     for exists in (False, True):
         if exists:
-            key_item = hash_secret(new_secret(client_id, marks)).decode()
+            key_item = hash_secret(make_secret(client_id, marks)).decode()
             await _give(store, scope, key_item)
             await clock.advance(60)
         before = reads
         for _ in range(100):
             with pytest.raises(Exception, match="the client id or its secret is wrong"):
-                await clients.check(client_id, former)
+                await clients.verify(client_id, former)
         assert reads == before + 1
 
 
 async def _give(store: MemoryStore, scope: Any, hashed: str) -> None:
 
-    await store.put(Put(credentials_key(scope), {HASH: hashed}))
+    await store.put(Put(client_item_key(scope), {HASH: hashed}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import registering as module
-from price_keeper.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key
+from price_keeper.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, ClientVerifier, client_item_key
 from price_keeper.auth.registering import Issued, register, rotate
 from price_keeper.auth.retrieval import RETRIEVED, ROW, retrieve
 from price_keeper.config.keys import DefaultsConfig
@@ -60,14 +60,14 @@ def clock() -> ManualClock:
 
 
 async def item_of(store: Store, scope: Scope) -> Item:
-    item = await store.get(credentials_key(scope), consistent=True)
+    item = await store.get(client_item_key(scope), consistent=True)
     assert item is not None
     return item
 
 
 async def is_good(store: Store, clock: ManualClock, scope: Scope, secret: str) -> bool:
     try:
-        return await Clients(store, clock.now).check(client_id_of(scope.org, scope.app), secret) == scope
+        return await ClientVerifier(store, clock.now).verify(client_id_of(scope.org, scope.app), secret) == scope
     except AccessDenied:
         return False
 
@@ -104,7 +104,7 @@ async def test_what_is_not_there_is_not_made(store: Store, clock: ManualClock) -
             await register(store, clock, scope)
         with pytest.raises(NotFound):
             await rotate(store, clock, scope, 0)
-        assert await store.get(credentials_key(scope), consistent=True) is None
+        assert await store.get(client_item_key(scope), consistent=True) is None
         await made(store, scope)
         with pytest.raises(NotFound, match="no credentials to rotate"):
             await rotate(store, clock, scope, 0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import clients as module
-from price_keeper.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, Clients, credentials_key, hash_secret, new_secret
+from price_keeper.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.registering import MOST_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
@@ -48,28 +48,28 @@ class Stage:
         self.store: Any = store or MemoryStore()
         self.clock = ManualClock()
         self.scope = new_scope()
-        self.here, self.there = (Clients(self.store, self.clock.now) for _ in range(2))
+        self.here, self.there = (ClientVerifier(self.store, self.clock.now) for _ in range(2))
 
     async def begin(self) -> str:
         return await first_secret(self.store, self.clock, self.scope)
 
     async def rotate(self, grace: int) -> str:
-        issued = await rotate(self.store, self.clock, self.scope, grace, self.here.forget)
+        issued = await rotate(self.store, self.clock, self.scope, grace, self.here.invalidate)
         return await retrieve(self.store, self.clock, self.scope, issued.retrieval_token)
 
-    async def is_good(self, secret: str, clients: Clients | None = None) -> bool:
+    async def is_good(self, secret: str, clients: ClientVerifier | None = None) -> bool:
         try:
-            found = await (clients or self.here).check(client_id_of(self.scope.org, self.scope.app), secret)
+            found = await (clients or self.here).verify(client_id_of(self.scope.org, self.scope.app), secret)
         except AccessDenied:
             return False
         assert found == self.scope
         return True
 
-    async def good(self, *given: str, clients: Clients | None = None) -> list[bool]:
+    async def good(self, *given: str, clients: ClientVerifier | None = None) -> list[bool]:
         return [await self.is_good(secret, clients) for secret in given]
 
     async def write(self, **attributes: Any) -> None:
-        await self.store.update(Update(credentials_key(self.scope), set=attributes))
+        await self.store.update(Update(client_item_key(self.scope), set=attributes))
 
 
 @pytest.mark.parametrize("grace", [1, 24, MOST_GRACE_HOURS])
@@ -91,9 +91,9 @@ async def test_without_a_grace_the_old_one_ends_at_once_here_and_within_a_minute
     assert await stage.good(old, clients=stage.here) == await stage.good(old, clients=stage.there) == [True]
     new = await stage.rotate(0)
     assert await stage.good(old, new, clients=stage.here) == [False, True]
-    await stage.clock.advance(module.HASH_SECONDS)
+    await stage.clock.advance(module.HASH_CACHE_SECONDS)
     assert await stage.good(old, new, clients=stage.there) == [False, True]
-    assert PREVIOUS_HASH not in stage.store.items[credentials_key(stage.scope)]
+    assert PREVIOUS_HASH not in stage.store.items[client_item_key(stage.scope)]
 
 
 async def test_of_secrets_before_the_newest_only_one_is_kept() -> None:
@@ -142,14 +142,14 @@ async def test_a_read_from_before_the_rotation_does_not_outlive_it() -> None:
     stage = Stage()
     old = await stage.begin()
     slow = Meddling(stage.store)
-    clients = Clients(slow, stage.clock.now)  # type: ignore[arg-type]
+    clients = ClientVerifier(slow, stage.clock.now)  # type: ignore[arg-type]
 
     async def rotated() -> None:
-        await rotate(stage.store, stage.clock, stage.scope, 0, clients.forget)
+        await rotate(stage.store, stage.clock, stage.scope, 0, clients.invalidate)
 
     slow.after["get"] = rotated
     assert await stage.good(old, old, clients=clients) == [False, False]
-    assert clients._lanes == {}
+    assert clients._queues == {}
 
 
 async def test_the_instance_that_rotates_reads_what_it_wrote() -> None:
@@ -161,7 +161,7 @@ async def test_the_instance_that_rotates_reads_what_it_wrote() -> None:
 
     stage = Stage(Late())
     old = await stage.begin()
-    before = stage.store.items[credentials_key(stage.scope)]
+    before = stage.store.items[client_item_key(stage.scope)]
     new = await stage.rotate(0)
     assert await stage.good(old, new) == [False, True]
 
@@ -173,7 +173,7 @@ async def test_a_comparison_from_before_the_rotation_is_not_remembered(monkeypat
     real = bcrypt.checkpw
 
     def slow(secret: bytes, kept: bytes) -> bool:
-        rotated = rotate(stage.store, stage.clock, stage.scope, 0, stage.here.forget)
+        rotated = rotate(stage.store, stage.clock, stage.scope, 0, stage.here.invalidate)
         asyncio.run_coroutine_threadsafe(rotated, loop).result()
         return real(secret, kept)
 
@@ -181,7 +181,7 @@ async def test_a_comparison_from_before_the_rotation_is_not_remembered(monkeypat
     assert await stage.is_good(old)  # it was when it was asked
     monkeypatch.setattr(bcrypt, "checkpw", real)
     assert not await stage.is_good(old)
-    assert stage.here._right == {}
+    assert stage.here._verified_digests == {}
 
 
 async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_meanwhile(
@@ -194,33 +194,33 @@ async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_m
 
     def slow(secret: bytes, kept: bytes) -> bool:
         monkeypatch.setattr(bcrypt, "checkpw", real)
-        rotated = rotate(stage.store, stage.clock, stage.scope, 0, stage.here.forget)
+        rotated = rotate(stage.store, stage.clock, stage.scope, 0, stage.here.invalidate)
         asyncio.run_coroutine_threadsafe(rotated, loop).result()
         return real(secret, kept)
 
     monkeypatch.setattr(bcrypt, "checkpw", slow)
     with pytest.raises(AccessDenied):
-        await stage.here.checked(client_id_of(stage.scope.org, stage.scope.app), old)
+        await stage.here.verify_with_generation(client_id_of(stage.scope.org, stage.scope.app), old)
 
 
 async def test_a_rotation_makes_nobody_a_stranger() -> None:
     """Strangers wait for their turn, and here is none: another of that address has taken them all."""
     stage = Stage()
     one = LookupRate(1, 0.001)
-    stage.here = Clients(stage.store, stage.clock.now, LookupThrottle(stage.clock, one, one))
+    stage.here = ClientVerifier(stage.store, stage.clock.now, LookupThrottle(stage.clock, one, one))
     old = await stage.begin()
     assert await stage.is_good(old)
     with pytest.raises(Busy):
-        await stage.here.check(client_id_of(new_scope().org, "web"), new_secret())
+        await stage.here.verify(client_id_of(new_scope().org, "web"), make_secret())
     new = await stage.rotate(1)
     assert await stage.good(old, new) == [True, True]
 
 
 async def test_who_asked_before_being_registered_gets_through_afterwards() -> None:
     stage = Stage()
-    assert not await stage.is_good(new_secret())
+    assert not await stage.is_good(make_secret())
     issued = await registered(stage.store, stage.clock, stage.scope)
-    stage.here.forget(stage.scope)
+    stage.here.invalidate(stage.scope)
     assert await stage.is_good(await retrieve(stage.store, stage.clock, stage.scope, issued.retrieval_token))
 
 
@@ -238,7 +238,7 @@ async def test_a_clock_that_was_set_back_keeps_nothing_alive() -> None:
 
 async def flood(stage: Stage, count: int) -> set[str]:
     client = client_id_of(stage.scope.org, stage.scope.app)
-    sent = [asyncio.create_task(stage.here.check(client, new_secret())) for _ in range(count)]
+    sent = [asyncio.create_task(stage.here.verify(client, make_secret())) for _ in range(count)]
     return {type(each).__name__ for each in await asyncio.gather(*sent, return_exceptions=True)}
 
 
@@ -255,14 +255,14 @@ async def test_two_hashes_make_wrong_secrets_no_dearer(comparisons: list[bytes])
 async def test_patience_with_a_hash_without_a_check_keeps_the_other_secret_going(which: str) -> None:
     stage = Stage()
     old, new = await stage.begin(), await stage.rotate(24)
-    await stage.write(**{which: str(stage.store.items[credentials_key(stage.scope)][which]).partition("#")[0]})
+    await stage.write(**{which: str(stage.store.items[client_item_key(stage.scope)][which]).partition("#")[0]})
     assert await flood(stage, 20) == {"AccessDenied", "SlowDown"}
     unchecked, checked = (new, old) if which == HASH else (old, new)
     assert await stage.is_good(checked)
     stage.clock.set_wall(stage.clock.now() - 1000 * HOUR)  # which makes nobody wait for weeks
     with pytest.raises(TooManyRequests) as refused:
         await stage.is_good(unchecked)
-    assert 0 < (refused.value.retry_after or 0) <= module.FAILURE_SECONDS
+    assert 0 < (refused.value.retry_after or 0) <= module.FAILED_COMPARISON_SECONDS
     assert await stage.is_good(checked)
     stage.clock.set_wall(stage.clock.now() + (refused.value.retry_after or 0))
     assert await stage.good(unchecked, checked) == [True, True]
@@ -279,12 +279,12 @@ async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(module, "hmac", SimpleNamespace(digest=hmac.digest, compare_digest=seen))
     another_end = "E=" if old.endswith("A=") else "A="  # which one secret in sixteen has
-    for wrong in (new_secret(), old[:-2] + another_end, "A" * 43 + "="):
+    for wrong in (make_secret(), old[:-2] + another_end, "A" * 43 + "="):
         await stage.is_good(wrong)
     assert compared == [(8, 8)] * 6  # each with both hashes
     assert await stage.good(old, new) == [True, True]
     compared.clear()
-    assert await stage.good(new_secret(), new[:-1], new + "A", "") == [False] * 4
+    assert await stage.good(make_secret(), new[:-1], new + "A", "") == [False] * 4
     assert compared == [(32, 32), (32, 32)]  # wrong lengths were refused first
 
 
@@ -304,17 +304,17 @@ async def test_what_is_no_hash_lets_nobody_in_and_breaks_nothing(attributes: dic
     stage = Stage()
     secret = await stage.begin()
     await stage.write(**attributes)
-    assert await stage.good(new_secret(), secret) == [False, HASH not in attributes]
+    assert await stage.good(make_secret(), secret) == [False, HASH not in attributes]
 
 
 @pytest.mark.parametrize("ends", [None, "99999999999", True, 0])
 async def test_a_previous_hash_without_an_end_is_not_good(ends: Any) -> None:
     stage = Stage()
     await stage.begin()
-    forever = new_secret()
+    forever = make_secret()
     more = {} if ends is None else {GRACE_ENDS: ends}
-    item = {**stage.store.items[credentials_key(stage.scope)], PREVIOUS_HASH: hash_secret(forever).decode(), **more}
-    await stage.store.put(Put(credentials_key(stage.scope), item))
+    item = {**stage.store.items[client_item_key(stage.scope)], PREVIOUS_HASH: hash_secret(forever).decode(), **more}
+    await stage.store.put(Put(client_item_key(stage.scope), item))
     assert not await stage.is_good(forever)
 
 
@@ -362,7 +362,7 @@ async def played(steps: list[tuple[str, Any]]) -> None:
         elif what == "rotate":
             model.rotated(stage.clock.now(), how, await stage.rotate(how))
         elif what == "lose":
-            await rotate(stage.store, stage.clock, stage.scope, how, stage.here.forget)
+            await rotate(stage.store, stage.clock, stage.scope, how, stage.here.invalidate)
             model.rotated(stage.clock.now(), how, None)
         else:
             await looked(stage, model)
@@ -373,11 +373,11 @@ async def looked(stage: Stage, model: Model) -> None:
     for secret, (begin, end) in model.spans.items():
         assert await stage.is_good(secret) is (begin <= now < end)
         elsewhere = await stage.is_good(secret, stage.there)
-        if begin + module.HASH_SECONDS <= now < end:
+        if begin + module.HASH_CACHE_SECONDS <= now < end:
             assert elsewhere
-        if now >= end + module.HASH_SECONDS:
+        if now >= end + module.HASH_CACHE_SECONDS:
             assert not elsewhere
-    assert not await stage.is_good(new_secret())
+    assert not await stage.is_good(make_secret())
 
 
 async def test_an_org_has_a_secret_as_an_app_has() -> None:
@@ -385,4 +385,4 @@ async def test_an_org_has_a_secret_as_an_app_has() -> None:
     stage.scope = Scope(stage.scope.org)
     old, new = await stage.begin(), await stage.rotate(1)
     assert await stage.good(old, new) == [True, True]
-    assert credentials_key(stage.scope).sk == "CONFIG"
+    assert client_item_key(stage.scope).sk == "CONFIG"

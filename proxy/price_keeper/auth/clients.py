@@ -42,28 +42,28 @@ CREATED = "client_secret_created_at_epoch"
 GRACE_ENDS = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous one is good as well
 GENERATION = "client_sessions_generation"  # how often all sessions so far were ended at once
 
-COMPARISONS = 2  # at once
-CLIENTS_WAITING = 64  # for a comparison, each with one secret; past this the answer would come too late
-WAITING = 1000  # of one client, until the store has answered or another's secret was compared
-REMEMBERED = 10_000  # clients; those that do not exist are remembered apart and push nobody out
-HASH_SECONDS = 60.0  # how long what the store said of a client is good: a rotation takes effect within this
-AGAIN_SECONDS = 2.0  # how old it may be for a secret to be called wrong
-FAILURES = 5  # of a client in comparisons, before each further one has to wait
-FAILURE_SECONDS = 10.0  # for so long
+MAX_CONCURRENT_COMPARISONS = 2  # at once
+MAX_QUEUED_COMPARISONS = 64  # for a comparison, each with one secret; past this the answer would come too late
+MAX_WAITERS_PER_CLIENT = 1000  # of one client, until the store has answered or another's secret was compared
+MAX_CACHED_CLIENTS = 10_000  # clients; those that do not exist are remembered apart and push nobody out
+HASH_CACHE_SECONDS = 60.0  # how long what the store said of a client is good: a rotation takes effect within this
+REREAD_SECONDS = 2.0  # how old it may be for a secret to be called wrong
+MAX_FAILED_COMPARISONS = 5  # of a client in comparisons, before each further one has to wait
+FAILED_COMPARISON_SECONDS = 10.0  # for so long
 
 # With 32 bits, a second's flood of 10,000 guesses passes it once in five days. Of the secret's 256 it tells too few.
-_CHECK_BYTES = 4
-_SECRET = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 bytes in base64
-_BAD = "the client id or its secret is wrong"
+_PRECHECK_BYTES = 4
+_SECRET_FORMAT = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 bytes in base64
+_WRONG_SECRET = "the client id or its secret is wrong"
 
-LOOKS = 3  # at a client that is changed meanwhile
+MAX_STALE_RETRIES = 3  # at a client that is changed meanwhile
 _LONG_AGO = float("-inf")
 
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedHashes:
     """What the store said of a client: its hashes, the newest first, or none if there is no such client."""
 
     hashes: tuple[bytes, ...]
@@ -71,23 +71,23 @@ class _Kept:
     read_at: float  # by the monotonic clock
     generation: int = 0
 
-    def is_younger(self, seconds: float, now: float) -> bool:
+    def is_younger_than(self, seconds: float, now: float) -> bool:
         return 0 <= now - self.read_at < seconds
 
-    def good(self, now: float) -> tuple[bytes, ...]:
+    def select_valid(self, now: float) -> tuple[bytes, ...]:
         return self.hashes if now < self.grace_ends else self.hashes[:1]
 
 
-class _Lane:
+class _VerificationQueue:
     """One at a time of those who ask about the same client."""
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.waiting = 0
-        self.forgotten = 0  # how often, while somebody was in it
+        self.lock = asyncio.Lock()
+        self.waiters = 0
+        self.invalidations = 0  # how often, while somebody was in it
 
 
-class Clients:
+class ClientVerifier:
     def __init__(
         self,
         store: Store,
@@ -103,236 +103,236 @@ class Clients:
         self._monotonic = monotonic or now
         self._lookup_throttle = lookup_throttle or LookupThrottle(SystemClock())
         self._tagger = tagger
-        self._key = secrets.token_bytes(32)
-        self._kept: dict[Scope, _Kept] = {}
-        self._absent: dict[Scope, _Kept] = {}
-        self._right: dict[Scope, dict[bytes, bytes]] = {}  # by each hash, a keyed hash of the one secret it is of
-        self._failures: dict[Scope, float] = {}  # when the last of them will be forgiven
-        self._lanes: dict[Hashable, _Lane] = {}
-        self._comparing = asyncio.Semaphore(COMPARISONS)
-        self._clients_waiting = 0
+        self._digest_key = secrets.token_bytes(32)
+        self._cached: dict[Scope, _CachedHashes] = {}
+        self._cached_absent: dict[Scope, _CachedHashes] = {}
+        self._verified_digests: dict[Scope, dict[bytes, bytes]] = {}  # by each hash, a keyed hash of the one secret it is of
+        self._forgiven_at: dict[Scope, float] = {}  # when the last of them will be forgiven
+        self._queues: dict[Hashable, _VerificationQueue] = {}
+        self._comparison_slots = asyncio.Semaphore(MAX_CONCURRENT_COMPARISONS)
+        self._queued_comparisons = 0
 
-    async def check(self, client_id: str, secret: str, address: str = "") -> Scope:
+    async def verify(self, client_id: str, secret: str, address: str = "") -> Scope:
         """Raises AccessDenied, from which cannot be told whether the client exists; Busy and SlowDown.
 
         `address` is whose pace it is at which the store is asked about a client that is not known here.
         """
         scope = scope_of_client(client_id)
-        if scope is None or not _SECRET.fullmatch(secret):
-            raise AccessDenied(_BAD)
-        if not await self._is_right(scope, secret.encode(), address):
-            raise AccessDenied(_BAD)
+        if scope is None or not _SECRET_FORMAT.fullmatch(secret):
+            raise AccessDenied(_WRONG_SECRET)
+        if not await self._is_correct(scope, secret.encode(), address):
+            raise AccessDenied(_WRONG_SECRET)
         return scope
 
-    async def checked(self, client_id: str, secret: str, address: str = "") -> tuple[Scope, int]:
+    async def verify_with_generation(self, client_id: str, secret: str, address: str = "") -> tuple[Scope, int]:
         """As `check`, with the generation of the client's sessions. It was read together with the hash, so a session
         begun by a secret that this process did not know to be over is of the generation that ended with it."""
-        for _ in range(LOOKS):
-            scope = await self.check(client_id, secret, address)
-            if self._known(scope, secret.encode()):  # else something about it was changed this moment
-                return scope, self._kept[scope].generation
+        for _ in range(MAX_STALE_RETRIES):
+            scope = await self.verify(client_id, secret, address)
+            if self._check_cached(scope, secret.encode()):  # else something about it was changed this moment
+                return scope, self._cached[scope].generation
         raise Busy("the credentials of this client are changed all the time; try again", retry_after=2)
 
-    def may_be_invented(self, client_id: str, secret: str) -> bool:
+    def needs_throttled_lookup(self, client_id: str, secret: str) -> bool:
         """Whether the store would be asked, in its turn, about what anybody may have made up."""
         scope = scope_of_client(client_id)
-        if scope is None or not _SECRET.fullmatch(secret):
+        if scope is None or not _SECRET_FORMAT.fullmatch(secret):
             return False  # it is refused at once
-        return self._known(scope, secret.encode()) is None and self._is_strangers(scope, secret.encode())
+        return self._check_cached(scope, secret.encode()) is None and self._is_unknown(scope, secret.encode())
 
-    def forget(self, scope: Scope) -> None:
+    def invalidate(self, scope: Scope) -> None:
         """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS.
 
         That there is such a client is not forgotten: its next login need not wait in line with strangers.
         """
-        if scope in self._kept:
-            self._kept[scope] = replace(self._kept[scope], read_at=_LONG_AGO)
-        self._absent.pop(scope, None)
-        self._right.pop(scope, None)
-        if scope in self._lanes:
-            self._lanes[scope].forgotten += 1
+        if scope in self._cached:
+            self._cached[scope] = replace(self._cached[scope], read_at=_LONG_AGO)
+        self._cached_absent.pop(scope, None)
+        self._verified_digests.pop(scope, None)
+        if scope in self._queues:
+            self._queues[scope].invalidations += 1
 
-    async def _is_right(self, scope: Scope, secret: bytes, address: str) -> bool:
-        is_right = self._known(scope, secret)
-        if is_right is not None:
-            return is_right
-        if not self._is_strangers(scope, secret):
-            return await self._found_out(scope, secret)
-        async with self._lane((scope, network_of(address))):  # of those, one takes a turn, and the others know
-            if self._known(scope, secret) is None and self._is_strangers(scope, secret):
+    async def _is_correct(self, scope: Scope, secret: bytes, address: str) -> bool:
+        is_correct = self._check_cached(scope, secret)
+        if is_correct is not None:
+            return is_correct
+        if not self._is_unknown(scope, secret):
+            return await self._check_fully(scope, secret)
+        async with self._wait_in_queue((scope, network_of(address))):  # of those, one takes a turn, and the others know
+            if self._check_cached(scope, secret) is None and self._is_unknown(scope, secret):
                 await self._lookup_throttle.wait_for_address(address)
-            return await self._found_out(scope, secret)
+            return await self._check_fully(scope, secret)
 
-    def _known(self, scope: Scope, secret: bytes) -> bool | None:
+    def _check_cached(self, scope: Scope, secret: bytes) -> bool | None:
         """Whether it is the right one, as far as that can be said without the store and a comparison."""
-        moment, kept = self._monotonic(), self._last(scope)
-        if kept is None or not kept.is_younger(HASH_SECONDS, moment):
+        moment, cached = self._monotonic(), self._get_cached(scope)
+        if cached is None or not cached.is_younger_than(HASH_CACHE_SECONDS, moment):
             return None
-        verdicts = [self._verdict(scope, hashed, secret) for hashed in kept.good(self._now())]
+        verdicts = [self._check_hash(scope, hashed, secret) for hashed in cached.select_valid(self._now())]
         if True in verdicts:
             return True
-        return None if None in verdicts or not kept.is_younger(AGAIN_SECONDS, moment) else False
+        return None if None in verdicts or not cached.is_younger_than(REREAD_SECONDS, moment) else False
 
-    def _is_strangers(self, scope: Scope, secret: bytes) -> bool:
+    def _is_unknown(self, scope: Scope, secret: bytes) -> bool:
         """Whether the store would be read because somebody came who is, as far as is known here, no client.
 
         A marked secret was a client's once. If it is not any more, it causes a read in AGAIN_SECONDS at most.
         """
         if self._tagger.is_tagged(_secret_purpose(client_id_of(scope.org, scope.app)), base64.b64decode(secret)):
             return False
-        kept = self._kept.get(scope)
-        if kept is None:
+        cached = self._cached.get(scope)
+        if cached is None:
             return True
-        is_wrong = all(self._verdict(scope, hashed, secret) is False for hashed in kept.good(self._now()))
-        return is_wrong and kept.is_younger(HASH_SECONDS, self._monotonic())
+        is_wrong = all(self._check_hash(scope, hashed, secret) is False for hashed in cached.select_valid(self._now()))
+        return is_wrong and cached.is_younger_than(HASH_CACHE_SECONDS, self._monotonic())
 
-    def _last(self, scope: Scope) -> _Kept | None:
-        return self._kept.get(scope) or self._absent.get(scope)
+    def _get_cached(self, scope: Scope) -> _CachedHashes | None:
+        return self._cached.get(scope) or self._cached_absent.get(scope)
 
-    def _verdict(self, scope: Scope, kept: bytes, secret: bytes) -> bool | None:
-        mark = self._right.get(scope, {}).get(kept)
-        if mark is not None:
-            return hmac.compare_digest(mark, self._mark(secret))
-        hashed, _, check = kept.partition(b"#")
-        if check and not hmac.compare_digest(check, _check(hashed, secret)):
+    def _check_hash(self, scope: Scope, stored: bytes, secret: bytes) -> bool | None:
+        digest = self._verified_digests.get(scope, {}).get(stored)
+        if digest is not None:
+            return hmac.compare_digest(digest, self._digest(secret))
+        hashed, _, check = stored.partition(b"#")
+        if check and not hmac.compare_digest(check, _precheck(hashed, secret)):
             return False
         return None
 
-    def _mark(self, secret: bytes) -> bytes:
-        return hmac.digest(self._key, secret, "sha256")
+    def _digest(self, secret: bytes) -> bytes:
+        return hmac.digest(self._digest_key, secret, "sha256")
 
-    async def _found_out(self, scope: Scope, secret: bytes) -> bool:
-        async with self._lane(scope) as lane:
-            is_right = self._known(scope, secret)  # by whoever was there before
-            if is_right is not None:
-                return is_right
+    async def _check_fully(self, scope: Scope, secret: bytes) -> bool:
+        async with self._wait_in_queue(scope) as queue:
+            is_correct = self._check_cached(scope, secret)  # by whoever was there before
+            if is_correct is not None:
+                return is_correct
             tried: Sequence[bytes] = ()
-            kept = self._last(scope)
-            if kept is not None and kept.is_younger(HASH_SECONDS, self._monotonic()):
-                tried = kept.good(self._now())
-                if await self._is_of_one(scope, tried, secret):
+            cached = self._get_cached(scope)
+            if cached is not None and cached.is_younger_than(HASH_CACHE_SECONDS, self._monotonic()):
+                tried = cached.select_valid(self._now())
+                if await self._matches_any(scope, tried, secret):
                     return True
-            kept = self._last(scope)
-            if kept is None or not kept.is_younger(AGAIN_SECONDS, self._monotonic()):
-                kept = await self._read(scope, lane)
-            newer = [hashed for hashed in kept.good(self._now()) if hashed not in tried]
-            return await self._is_of_one(scope, newer, secret)
+            cached = self._get_cached(scope)
+            if cached is None or not cached.is_younger_than(REREAD_SECONDS, self._monotonic()):
+                cached = await self._read_hashes(scope, queue)
+            newer = [hashed for hashed in cached.select_valid(self._now()) if hashed not in tried]
+            return await self._matches_any(scope, newer, secret)
 
     @asynccontextmanager
-    async def _lane(self, about: Hashable) -> AsyncIterator[_Lane]:
-        lane = self._lanes.setdefault(about, _Lane())
-        if lane.waiting >= WAITING:
+    async def _wait_in_queue(self, key: Hashable) -> AsyncIterator[_VerificationQueue]:
+        queue = self._queues.setdefault(key, _VerificationQueue())
+        if queue.waiters >= MAX_WAITERS_PER_CLIENT:
             raise Busy("too many secrets of this client are being checked", retry_after=2)
-        lane.waiting += 1
+        queue.waiters += 1
         try:
-            async with lane.turn:
-                yield lane
+            async with queue.lock:
+                yield queue
         finally:
-            lane.waiting -= 1
-            if not lane.waiting:
-                del self._lanes[about]
+            queue.waiters -= 1
+            if not queue.waiters:
+                del self._queues[key]
 
-    async def _read(self, scope: Scope, lane: _Lane) -> _Kept:
+    async def _read_hashes(self, scope: Scope, queue: _VerificationQueue) -> _CachedHashes:
         """Read again if it was changed meanwhile: the answer may be from before that."""
-        forgotten = -1
-        while forgotten != lane.forgotten:
-            forgotten, moment = lane.forgotten, self._monotonic()
+        invalidations = -1
+        while invalidations != queue.invalidations:
+            invalidations, moment = queue.invalidations, self._monotonic()
             try:
-                item = await self._store.get(credentials_key(scope), consistent=True)
+                item = await self._store.get(client_item_key(scope), consistent=True)
             except StoreError:
                 raise Busy("secrets cannot be checked while the store is away", retry_after=5) from None
-        kept = _kept(item or {}, moment)
-        is_client = bool(kept.hashes)
-        _remember(self._kept if is_client else self._absent, scope, kept)
-        (self._absent if is_client else self._kept).pop(scope, None)
-        return kept
+        read = _parse_hashes(item or {}, moment)
+        is_client = bool(read.hashes)
+        _cache_put(self._cached if is_client else self._cached_absent, scope, read)
+        (self._cached_absent if is_client else self._cached).pop(scope, None)
+        return read
 
-    async def _is_of_one(self, scope: Scope, hashes: Sequence[bytes], secret: bytes) -> bool:
+    async def _matches_any(self, scope: Scope, hashes: Sequence[bytes], secret: bytes) -> bool:
         """First with the hashes that have a check: a flood that uses up the patience of another leaves them alone."""
         for hashed in sorted(hashes, key=lambda each: b"#" not in each):
-            is_right = self._verdict(scope, hashed, secret)
-            if is_right or (is_right is None and await self._is_of(scope, hashed, secret)):
+            is_correct = self._check_hash(scope, hashed, secret)
+            if is_correct or (is_correct is None and await self._compare(scope, hashed, secret)):
                 return True
         return False
 
-    async def _is_of(self, scope: Scope, kept: bytes, secret: bytes) -> bool:
-        hashed, _, check = kept.partition(b"#")
+    async def _compare(self, scope: Scope, stored: bytes, secret: bytes) -> bool:
+        hashed, _, check = stored.partition(b"#")
         if not check:  # without it anybody's guess comes so far
-            self._demand_patience(scope)
-        if self._clients_waiting >= CLIENTS_WAITING:
+            self._limit_failures(scope)
+        if self._queued_comparisons >= MAX_QUEUED_COMPARISONS:
             raise Busy("too many secrets are being checked", retry_after=2)
-        self._clients_waiting += 1
+        self._queued_comparisons += 1
         try:
-            async with self._comparing:
-                is_right = await asyncio.to_thread(_matches, secret, hashed)
+            async with self._comparison_slots:
+                is_correct = await asyncio.to_thread(_is_bcrypt_match, secret, hashed)
         finally:
-            self._clients_waiting -= 1
-        if is_right:
-            self._remember_right(scope, kept, secret)
+            self._queued_comparisons -= 1
+        if is_correct:
+            self._cache_correct(scope, stored, secret)
         else:
-            _remember(self._failures, scope, max(self._forgiven(scope), self._monotonic()) + FAILURE_SECONDS)
-        return is_right
+            _cache_put(self._forgiven_at, scope, max(self._read_forgiven_at(scope), self._monotonic()) + FAILED_COMPARISON_SECONDS)
+        return is_correct
 
-    def _remember_right(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
-        kept = self._kept.get(scope)
-        is_current = kept is not None and kept.read_at != _LONG_AGO
-        if kept is not None and is_current and hashed in kept.hashes:  # else it was changed during the comparison
-            marks = {each: mark for each, mark in self._right.get(scope, {}).items() if each in kept.hashes}
-            _remember(self._right, scope, {**marks, hashed: self._mark(secret)})
+    def _cache_correct(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
+        cached = self._cached.get(scope)
+        is_current = cached is not None and cached.read_at != _LONG_AGO
+        if cached is not None and is_current and hashed in cached.hashes:  # else it was changed during the comparison
+            digests = {each: mark for each, mark in self._verified_digests.get(scope, {}).items() if each in cached.hashes}
+            _cache_put(self._verified_digests, scope, {**digests, hashed: self._digest(secret)})
 
-    def _demand_patience(self, scope: Scope) -> None:
+    def _limit_failures(self, scope: Scope) -> None:
         """A bucket of failures that leaks one at a time, told by when it will be empty."""
-        wait = self._forgiven(scope) - self._monotonic() - (FAILURES - 1) * FAILURE_SECONDS
+        wait = self._read_forgiven_at(scope) - self._monotonic() - (MAX_FAILED_COMPARISONS - 1) * FAILED_COMPARISON_SECONDS
         if wait > 0:
             raise TooManyRequests("too many wrong secrets were sent for this client", retry_after=wait)
 
-    def _forgiven(self, scope: Scope) -> float:
-        full = self._monotonic() + FAILURES * FAILURE_SECONDS
-        if self._failures.get(scope, 0.0) > full:  # the clock was set back
-            self._failures[scope] = full
-        return self._failures.get(scope, 0.0)
+    def _read_forgiven_at(self, scope: Scope) -> float:
+        full = self._monotonic() + MAX_FAILED_COMPARISONS * FAILED_COMPARISON_SECONDS
+        if self._forgiven_at.get(scope, 0.0) > full:  # the clock was set back
+            self._forgiven_at[scope] = full
+        return self._forgiven_at.get(scope, 0.0)
 
 
-def credentials_key(scope: Scope) -> Key:
+def client_item_key(scope: Scope) -> Key:
     return schema.org_config_key(scope.org) if scope.app is None else schema.app_config_key(scope.org, scope.app)
 
 
-def _kept(item: Item, moment: float) -> _Kept:
+def _parse_hashes(item: Item, moment: float) -> _CachedHashes:
     """Without a newest hash there is no client, and without an end of the grace there is none."""
     newest, previous, ends = item.get(HASH), item.get(PREVIOUS_HASH), item.get(GRACE_ENDS)
     if not isinstance(newest, str):
-        return _Kept((), 0.0, moment)
-    generation = generation_of(item)
+        return _CachedHashes((), 0.0, moment)
+    generation = read_generation(item)
     if not isinstance(previous, str) or not isinstance(ends, (int, Decimal)):
-        return _Kept((newest.encode(),), 0.0, moment, generation)
-    return _Kept((newest.encode(), previous.encode()), float(ends), moment, generation)
+        return _CachedHashes((newest.encode(),), 0.0, moment, generation)
+    return _CachedHashes((newest.encode(), previous.encode()), float(ends), moment, generation)
 
 
-def generation_of(item: Item | None) -> int:
+def read_generation(item: Item | None) -> int:
     """Of a client's item. A session that was begun in an earlier one is over."""
-    found = (item or {}).get(GENERATION, 0)
-    return int(found) if isinstance(found, (int, Decimal)) else 0
+    generation = (item or {}).get(GENERATION, 0)
+    return int(generation) if isinstance(generation, (int, Decimal)) else 0
 
 
-def _matches(secret: bytes, hashed: bytes) -> bool:
+def _is_bcrypt_match(secret: bytes, hashed: bytes) -> bool:
     try:
         return bcrypt.checkpw(secret, hashed)
     except ValueError:  # what was written by hand may be no hash
         return False
 
 
-def _remember(known: dict[Scope, V], scope: Scope, value: V) -> None:
-    if len(known) >= REMEMBERED and scope not in known:
-        for oldest in list(known)[: REMEMBERED // 2]:
-            del known[oldest]
-    known[scope] = value
+def _cache_put(cache: dict[Scope, V], scope: Scope, value: V) -> None:
+    if len(cache) >= MAX_CACHED_CLIENTS and scope not in cache:
+        for oldest in list(cache)[: MAX_CACHED_CLIENTS // 2]:
+            del cache[oldest]
+    cache[scope] = value
 
 
-def _check(hashed: bytes, secret: bytes) -> bytes:
-    return hmac.digest(hashed, secret, "sha256")[:_CHECK_BYTES].hex().encode()
+def _precheck(hashed: bytes, secret: bytes) -> bytes:
+    return hmac.digest(hashed, secret, "sha256")[:_PRECHECK_BYTES].hex().encode()
 
 
-def new_secret(client_id: str = "", tagger: SecretTagger = NO_TAGS) -> str:
+def make_secret(client_id: str = "", tagger: SecretTagger = NO_TAGS) -> str:
     return base64.b64encode(tagger.make_secret(_secret_purpose(client_id))).decode()
 
 
@@ -343,4 +343,4 @@ def _secret_purpose(client_id: str) -> str:
 def hash_secret(secret: str) -> bytes:
     """As it is kept in the store: the bcrypt hash, a `#`, and the check that wrong secrets fail."""
     hashed = bcrypt.hashpw(secret.encode(), bcrypt.gensalt())
-    return b"%b#%b" % (hashed, _check(hashed, secret.encode()))
+    return b"%b#%b" % (hashed, _precheck(hashed, secret.encode()))

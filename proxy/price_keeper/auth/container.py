@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from price_keeper.answers import send_json
-from price_keeper.auth.clients import LOOKS, Clients
+from price_keeper.auth.clients import MAX_STALE_RETRIES, ClientVerifier
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.identify import AUTHORIZATION
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
@@ -99,7 +99,7 @@ class _Made:
 class ContainerCredentials(HandsOut):
     def __init__(
         self,
-        clients: Clients,
+        clients: ClientVerifier,
         tokens: TokenService,
         now: Callable[[], float],
         is_revoked: IsRevoked = _none_is,
@@ -119,8 +119,8 @@ class ContainerCredentials(HandsOut):
     async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:  # noqa: ARG002
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""
         client_id, secret = shown(authorization)
-        for _ in range(LOOKS):
-            scope, generation = await self._clients.checked(client_id, secret, address)
+        for _ in range(MAX_STALE_RETRIES):
+            scope, generation = await self._clients.verify_with_generation(client_id, secret, address)
             made = self._made.get(scope)
             if made is None or not made.is_good(self._now(), generation):
                 made = self._make(scope, generation)
@@ -129,7 +129,7 @@ class ContainerCredentials(HandsOut):
                 return made.told
             if self._made.get(scope) is made:  # else somebody else has found that out
                 del self._made[scope]
-                self._clients.forget(scope)
+                self._clients.invalidate(scope)
         raise Busy("the tokens of this client are revoked all the time; try again", retry_after=2)
 
     def _make(self, scope: Scope, generation: int) -> _Made:

@@ -20,9 +20,9 @@ from price_keeper.auth.clients import (
     GRACE_ENDS,
     HASH,
     PREVIOUS_HASH,
-    credentials_key,
+    client_item_key,
     hash_secret,
-    new_secret,
+    make_secret,
 )
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.retrieval import RETRIEVED, ROW
@@ -97,7 +97,7 @@ async def register(
         return None
     new = await _new(scope, clock, tagger)
     update = Update(
-        credentials_key(scope),
+        client_item_key(scope),
         set=new.attributes,
         remove=(PREVIOUS_HASH, GRACE_ENDS, RETRIEVED),
         condition=all_of(ItemExists(), AttributeMissing(HASH)),
@@ -160,7 +160,7 @@ def _rotation(scope: Scope, item: Item, new: _New, now: float, grace_hours: int)
     gone = tuple(name for name in (PREVIOUS_HASH, GRACE_ENDS, RETRIEVED) if name not in kept)
     ends_sessions = {} if grace_hours else {GENERATION: 1}  # without a grace the secret so far has leaked
     return Update(
-        credentials_key(scope),
+        client_item_key(scope),
         set={**new.attributes, **kept},
         add=ends_sessions,
         remove=gone,
@@ -186,7 +186,7 @@ def _waiting(item: Item) -> list[Delete]:
 
 
 async def _item(store: Store, scope: Scope) -> Item:
-    item = await store.get(credentials_key(scope), consistent=True)
+    item = await store.get(client_item_key(scope), consistent=True)
     if item is None:
         raise NotFound(f"there is no {_named(scope)}")
     return item
@@ -198,7 +198,7 @@ def _named(scope: Scope) -> str:
 
 async def _new(scope: Scope, clock: Clock, tagger: SecretTagger = NO_TAGS) -> _New:
     client_id = client_id_of(scope.org, scope.app)
-    secret = new_secret(client_id, tagger)
+    secret = make_secret(client_id, tagger)
     hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
     now = clock.now()
     sealed = retrieval.seal(scope, secret, now, tagger)
@@ -220,9 +220,9 @@ async def _is_written(
             if all(reason.code is not ReasonCode.CONDITION_FAILED for reason in failure.reasons):
                 raise
         except StoreUnavailable as failure:
-            if not failure.maybe_applied or not await _is_ours(store, credentials_key(scope), hashed):
+            if not failure.maybe_applied or not await _is_ours(store, client_item_key(scope), hashed):
                 raise
-        return await _is_ours(store, credentials_key(scope), hashed)
+        return await _is_ours(store, client_item_key(scope), hashed)
 
     try:
         return await retry_on_conflict(clock, once)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from price_keeper.auth.clients import CREATED, credentials_key
+from price_keeper.auth.clients import CREATED, client_item_key
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
@@ -88,7 +88,7 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
         raise AccessDenied(_USED)
     row, client_id, now = _derived(token, _PLACE).hex(), client_id_of(scope.org, scope.app), int(clock.now())
     await _demand_row(store, schema.retrieval_token_key(row), client_id, now)
-    await _mark(store, credentials_key(scope), row, now)
+    await _mark(store, client_item_key(scope), row, now)
     is_its = all_of(equals("client_id", client_id), above(EXPIRY_ATTRIBUTE, now))
     try:
         item = await store.delete(Delete(schema.retrieval_token_key(row), is_its))

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Final, Literal
 
 from price_keeper import telemetry as metrics
-from price_keeper.auth.clients import credentials_key, generation_of
+from price_keeper.auth.clients import client_item_key, read_generation
 from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, TokenRejected, StoreError, StoreUnavailable
@@ -216,12 +216,12 @@ class RevocationList:
         """
         keys = [Key("revoked-tokens", name) for name in names]
         if claims is not None and claims.generation is not None:
-            keys.append(credentials_key(Scope(claims.caller.org, claims.caller.app)))
+            keys.append(client_item_key(Scope(claims.caller.org, claims.caller.app)))
         found = await self._store.get_many(keys, consistent=True)
         now = self._clock.now() if claims is None else min(self._clock.now(), claims.expires - 1)
         rows = [(name, ignore_expired(item, now)) for name, item in zip(names, found, strict=False)]
         revoked = {name: _read_expiry(item) for name, item in rows if item is not None}
-        if claims is None or claims.generation is None or claims.generation >= generation_of(found[-1]):
+        if claims is None or claims.generation is None or claims.generation >= read_generation(found[-1]):
             return revoked
         return revoked | {claims.jti: claims.expires}
 

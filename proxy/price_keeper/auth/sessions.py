@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
 
-from price_keeper.auth.clients import credentials_key, generation_of
+from price_keeper.auth.clients import client_item_key, read_generation
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.session_memory import Spent
 from price_keeper.auth.session_rows import (
@@ -133,7 +133,7 @@ class Sessions:
         issued = self._issued(scope, sid, generation)
         with no_store_no_token():
             if not self._max:
-                _demand(generation, await self._store.get(credentials_key(scope), consistent=True))
+                _demand(generation, await self._store.get(client_item_key(scope), consistent=True))
                 await self._put([self._begun(client, issued, generation)], client, issued)
                 return issued
             async with self._lanes.one(client):
@@ -187,12 +187,12 @@ class Sessions:
         with no_store_no_token():
             for attempt in range(ATTEMPTS):
                 await self._writing.pause(attempt)
-                keys = [schema.session_key(client, sid), credentials_key(scope)]
+                keys = [schema.session_key(client, sid), client_item_key(scope)]
                 item, owner = await self._store.get_many(keys, consistent=True)
                 if item is None:
                     return None
                 kept = Kept(client, sid, item)
-                is_live = ignore_expired(item, self._clock.now()) is not None and kept.generation >= generation_of(owner)
+                is_live = ignore_expired(item, self._clock.now()) is not None and kept.generation >= read_generation(owner)
                 if await self._is_ended(kept, beside):
                     self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
                     return is_live
@@ -209,7 +209,7 @@ class Sessions:
             was = before.get(EXPIRY_ATTRIBUTE)
             until = max(until, was) if isinstance(was, int) else until
             try:
-                is_client = ConditionCheck(credentials_key(scope), ItemExists())
+                is_client = ConditionCheck(client_item_key(scope), ItemExists())
                 await self._writing.transact([is_client, Put(key, {EXPIRY_ATTRIBUTE: until}), *beside])
             except TransactionFailed as failure:
                 if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
@@ -237,8 +237,8 @@ class Sessions:
     async def live(self, scope: Scope) -> list[Session]:
         """The oldest first. Raises Busy."""
         with no_store_no_token():
-            owner = await self._store.get(credentials_key(scope), consistent=True)
-            found = await self._rows(client_id_of(scope.org, scope.app), generation_of(owner), self._clock.now())
+            owner = await self._store.get(client_item_key(scope), consistent=True)
+            found = await self._rows(client_id_of(scope.org, scope.app), read_generation(owner), self._clock.now())
         return [
             Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY_ATTRIBUTE))
             for kept in found
@@ -270,7 +270,7 @@ class Sessions:
         """False when there were more to end first than fit into one transaction: those are ended by now."""
         client, now = client_id_of(scope.org, scope.app), self._clock.now()
         # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
-        keys = [schema.session_head_key(client), credentials_key(scope)]
+        keys = [schema.session_head_key(client), client_item_key(scope)]
         head, owner = await self._store.get_many(keys, consistent=True)
         _demand(generation, owner)
         found = await self._rows(client, generation, now - IN_DOUBT_SECONDS)
@@ -319,7 +319,7 @@ class Sessions:
     async def _refreshable(self, claims: Claims, used: str) -> Kept:
         client, sid = claims.caller.client_id, _sid_of(claims)
         scope = Scope(claims.caller.org, claims.caller.app)
-        keys = [schema.refused_refresh_token_key(used), schema.session_key(client, sid), credentials_key(scope)]
+        keys = [schema.refused_refresh_token_key(used), schema.session_key(client, sid), client_item_key(scope)]
         refusal, item, owner = await self._store.get_many(keys, consistent=True)
         item = ignore_expired(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
@@ -332,7 +332,7 @@ class Sessions:
         if refusal is not None or item is None or item.get(HASH) != used:
             raise self._spent.refused(used, _OVER)
         kept = Kept(client, sid, item)
-        if kept.generation < generation_of(owner):  # of the time before all its client's sessions were ended
+        if kept.generation < read_generation(owner):  # of the time before all its client's sessions were ended
             raise self._spent.refused(used, _OVER)
         return kept
 
@@ -374,7 +374,7 @@ class Sessions:
 
 def _demand(generation: int, owner: Item | None) -> None:
     """Raises Outdated."""
-    if generation_of(owner) > generation:
+    if read_generation(owner) > generation:
         raise Outdated("all sessions of the client were ended meanwhile")
 
 

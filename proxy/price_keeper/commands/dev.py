@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper import app, logs
-from price_keeper.auth.clients import hash_secret, new_secret
+from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.registering import credentials
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.options import API_VARIABLE, KEY_VARIABLE
@@ -88,7 +88,7 @@ def dev(chosen: Namespace) -> int:
     release_large_blocks()
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
     _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
-    secret = _kept(folder / "demo-secret", new_secret)
+    secret = _kept(folder / "demo-secret", make_secret)
     authority, tls = _tls(folder) if chosen.tls else (None, None)
 
     async def tell(started: app.StartedServer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from price_keeper.auth.clients import LOOKS
+from price_keeper.auth.clients import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_KEY_SECONDS
 from price_keeper.auth.sessions import Issued, Outdated
 from price_keeper.control.bodies import OF_STRANGERS
@@ -32,13 +32,13 @@ REVOKE = Fields({"token": _TOKEN}, ("token",))
 async def login(parts: Parts, call: Call) -> Answer:
     given = LOGIN.read(call.body)
     _demand_key(parts)
-    for _ in range(LOOKS):
+    for _ in range(MAX_STALE_RETRIES):
         with wrong_counted(parts, call, given["client_id"]):
-            checked = await parts.clients.checked(given["client_id"], given["client_secret"], call.address)
+            checked = await parts.clients.verify_with_generation(given["client_id"], given["client_secret"], call.address)
         try:
             return _told(parts, await parts.sessions.login(*checked))
         except Outdated:  # what is known here of the client is from before that
-            parts.clients.forget(checked[0])
+            parts.clients.invalidate(checked[0])
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
 
@@ -68,12 +68,12 @@ async def credentials(parts: Parts, call: Call) -> Answer:
 
 def _login_may_be_invented(parts: Parts, call: Call) -> bool:
     given = call.body if isinstance(call.body, Mapping) else {}
-    return parts.clients.may_be_invented(str(given.get("client_id")), str(given.get("client_secret")))
+    return parts.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
 
 
 def _pair_may_be_invented(parts: Parts, call: Call) -> bool:
     client_id, _, secret = call.headers.get("Authorization", "").partition(":")
-    return parts.clients.may_be_invented(client_id, secret)
+    return parts.clients.needs_throttled_lookup(client_id, secret)
 
 
 async def jwks(parts: Parts, _: Call) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from price_keeper.auth.clients import Clients
+from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle
@@ -36,7 +36,7 @@ def parts_of(
     standings: Standings,
     tokens: TokenService,
     revocation: RevocationList,
-    clients: Clients,
+    clients: ClientVerifier,
     rates: Rates | None = None,
     leasing: RateLeaseManager | None = None,
     wrong_secrets: LoginThrottle | None = None,

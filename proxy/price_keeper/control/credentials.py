@@ -24,7 +24,7 @@ BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
 async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
     done = call.actor.did("credentials.make", scope, None, None, parts.clock.now())
-    issued = await register(parts.store, parts.clock, scope, parts.clients.forget, [done], parts.tokens.secret_tagger)
+    issued = await register(parts.store, parts.clock, scope, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     return {} if issued is None else _made(parts, issued)
 
 
@@ -33,7 +33,7 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
     done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
     try:
-        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.forget, [done], parts.tokens.secret_tagger)
+        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
             parts.sessions.all_ended()

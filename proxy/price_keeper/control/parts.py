@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from price_keeper import telemetry as metrics
-from price_keeper.auth.clients import Clients
+from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import HandsOut
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
@@ -41,7 +41,7 @@ class Parts:
     submissions: Submissions
     access: Access
     rates: Rates
-    clients: Clients
+    clients: ClientVerifier
     wrong_secrets: LoginThrottle
     credentials: HandsOut
     tokens: TokenService

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from price_keeper.auth.clients import credentials_key, hash_secret, new_secret
+from price_keeper.auth.clients import client_item_key, hash_secret, make_secret
 from price_keeper.auth.tokens import ACCESS_SECONDS
 from price_keeper.model import Scope, client_id_of
 from price_keeper.stores.contract import ItemMissing, Put
@@ -68,7 +68,7 @@ class Fleet:
 
 @contextmanager
 def fleet(folder: Path, access_seconds: int, apps: list[str]) -> Iterator[Fleet]:
-    known = {app: Known(Scope(ORG, app), new_secret()) for app in apps}
+    known = {app: Known(Scope(ORG, app), make_secret()) for app in apps}
     asyncio.run(_make(folder / DATABASE, list(known.values())))
     with ExitStack() as running:
         yield Fleet(
@@ -84,7 +84,7 @@ async def _make(file: Path, known: list[Known]) -> None:
     async with opened(file) as store:
         for each in known:
             item = {"app_name": str(each.scope.app), "client_secret_hash": hash_secret(each.secret).decode()}
-            await store.put(Put(credentials_key(each.scope), item, ItemMissing()))
+            await store.put(Put(client_item_key(each.scope), item, ItemMissing()))
 
 
 @asynccontextmanager
