@@ -15,7 +15,7 @@ from urllib.request import urlopen
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from price_keeper.auth import retrieval
-from price_keeper.auth.clients import CREATED
+from price_keeper.auth.clients import SECRET_CREATED_AT
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
@@ -173,7 +173,7 @@ async def _prepared(folder: Path, endpoint: str | None, apps: Sequence[Scope], c
                 await store.put(Put(key, {"app_name": scope.app or ""}))
                 continue
             sealed = retrieval.seal(scope, "a-secret-of-the-benchmark", now)
-            await store.put(Put(key, {"app_name": scope.app or "", retrieval.ROW: sealed.row, CREATED: int(now)}))
+            await store.put(Put(key, {"app_name": scope.app or "", retrieval.RETRIEVAL_ROW: sealed.row, SECRET_CREATED_AT: int(now)}))
             await store.put(sealed.put)
             found.append((scope, sealed.token))
         return found

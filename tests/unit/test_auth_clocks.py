@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import HASH, HASH_CACHE_SECONDS, ClientVerifier, hash_secret, make_secret
+from price_keeper.auth.clients import SECRET_HASH, HASH_CACHE_SECONDS, ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
 from price_keeper.errors import AccessDenied, TokenExpired
 from price_keeper.model import client_id_of
@@ -90,9 +90,9 @@ async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(b
     store, clock = MemoryStore(), ManualClock()
     wrong, old, new = Wrong(clock), make_secret(), make_secret()
     clients, client = ClientVerifier(store, wrong.now, None, wrong.monotonic), client_id_of(ORG, "web")  # type: ignore[arg-type]
-    await store.put(Put(schema.app_config_key(ORG, "web"), {HASH: hash_secret(old).decode()}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {SECRET_HASH: hash_secret(old).decode()}))
     await clients.verify(client, old)
-    await store.put(Put(schema.app_config_key(ORG, "web"), {HASH: hash_secret(new).decode()}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {SECRET_HASH: hash_secret(new).decode()}))
     wrong.off = -back
     await clock.advance(max(back, HASH_CACHE_SECONDS))
     with pytest.raises(AccessDenied):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import GENERATION, ClientVerifier
+from price_keeper.auth.clients import SESSIONS_GENERATION, ClientVerifier
 from price_keeper.auth.container import ContainerCredentials
 from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
@@ -68,7 +68,7 @@ async def secret(store: MemoryStore, clock: ManualClock) -> str:
 
 
 async def end_all(store: MemoryStore) -> None:
-    await store.update(Update(schema.app_config_key(ORG, "web"), add={GENERATION: 1}))
+    await store.update(Update(schema.app_config_key(ORG, "web"), add={SESSIONS_GENERATION: 1}))
 
 
 async def test_revoked_here_it_is_made_anew_at_once_and_elsewhere_within_a_minute(

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.auth.clients import _SECRET_FORMAT, HASH, ClientVerifier, client_item_key, hash_secret, make_secret
+from price_keeper.auth.clients import _SECRET_FORMAT, SECRET_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
@@ -125,4 +125,4 @@ async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
 
 async def _give(store: MemoryStore, scope: Any, hashed: str) -> None:
 
-    await store.put(Put(client_item_key(scope), {HASH: hashed}))
+    await store.put(Put(client_item_key(scope), {SECRET_HASH: hashed}))

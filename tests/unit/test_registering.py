@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import registering as module
-from price_keeper.auth.clients import CREATED, GRACE_ENDS, HASH, PREVIOUS_HASH, ClientVerifier, client_item_key
+from price_keeper.auth.clients import SECRET_CREATED_AT, GRACE_ENDS_AT, SECRET_HASH, PREVIOUS_SECRET_HASH, ClientVerifier, client_item_key
 from price_keeper.auth.registering import Issued, register, rotate
-from price_keeper.auth.retrieval import RETRIEVED, ROW, retrieve
+from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_ROW, retrieve
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import (
     AccessDenied,
@@ -86,13 +86,13 @@ async def test_a_put_and_then_credentials_once(store: Store, clock: ManualClock,
     assert issued is not None
     assert issued.client_id == client_id_of(scope.org, app)
     kept = await item_of(store, scope)
-    assert (kept["client_id"], kept[CREATED]) == (issued.client_id, int(clock.now()))
-    assert not {PREVIOUS_HASH, GRACE_ENDS, RETRIEVED} & kept.keys()
+    assert (kept["client_id"], kept[SECRET_CREATED_AT]) == (issued.client_id, int(clock.now()))
+    assert not {PREVIOUS_SECRET_HASH, GRACE_ENDS_AT, RETRIEVED_AT} & kept.keys()
     await put(store, clock, scope, "Acme the second")
     assert await register(store, clock, scope) is None
     after = await item_of(store, scope)
-    assert {name: after[name] for name in (HASH, ROW, "client_id")} == {
-        name: kept[name] for name in (HASH, ROW, "client_id")
+    assert {name: after[name] for name in (SECRET_HASH, RETRIEVAL_ROW, "client_id")} == {
+        name: kept[name] for name in (SECRET_HASH, RETRIEVAL_ROW, "client_id")
     }
     secret = await retrieve(store, clock, scope, issued.retrieval_token)
     assert await is_good(store, clock, scope, secret)
@@ -142,7 +142,7 @@ async def test_settings_and_secrets_change_at_once_and_both_are_kept(exact_store
     passing = asyncio.create_task(time_passes())
     puts = [put(exact_store, clock, scope, f"Acme {number}") for number in range(5)]
     issued, *_ = await asyncio.gather(register(exact_store, clock, scope), *puts)
-    first = (await item_of(exact_store, scope))[HASH]
+    first = (await item_of(exact_store, scope))[SECRET_HASH]
     again = [put(exact_store, clock, scope, f"Acme {number}") for number in range(5)]
     await asyncio.gather(rotate(exact_store, clock, scope, 1), *again)
     waiting = False
@@ -150,7 +150,7 @@ async def test_settings_and_secrets_change_at_once_and_both_are_kept(exact_store
     item = await item_of(exact_store, scope)
     assert issued is not None
     assert item["version"] == 11
-    assert item[HASH] != first
+    assert item[SECRET_HASH] != first
     assert item["quotas"] == BODY["quotas"]
 
 
@@ -178,12 +178,12 @@ async def test_what_is_written_beside_it_is_written_with_it(clock: ManualClock) 
 async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
     first = await registered(store, clock, scope)
-    row = (await item_of(store, scope))[ROW]
+    row = (await item_of(store, scope))[RETRIEVAL_ROW]
     second = await rotate(store, clock, scope, 24)
     assert await store.get(schema.retrieval_token_key(str(row)), consistent=True) is None
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, scope, first.retrieval_token)
-    assert PREVIOUS_HASH not in await item_of(store, scope)  # nobody ever had it
+    assert PREVIOUS_SECRET_HASH not in await item_of(store, scope)  # nobody ever had it
     assert await is_good(store, clock, scope, await retrieve(store, clock, scope, second.retrieval_token))
 
 
@@ -227,7 +227,7 @@ async def test_what_was_not_written_can_be_done_again(clock: ManualClock, troubl
     store.before["transact"] = trouble
     with pytest.raises(StoreUnavailable):
         await register(store, clock, scope)
-    assert HASH not in await item_of(memory, scope)
+    assert SECRET_HASH not in await item_of(memory, scope)
     assert await register(store, clock, scope) is not None
     store.before["transact"] = trouble
     with pytest.raises(StoreUnavailable):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import retrieval as module
 from price_keeper.auth.clients import client_item_key
-from price_keeper.auth.retrieval import RETRIEVED, SECONDS, retrieve
+from price_keeper.auth.retrieval import RETRIEVED_AT, SECONDS, retrieve
 from price_keeper.errors import AccessDenied, Busy
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
@@ -235,7 +235,7 @@ async def test_at_the_socket(engines: Engines, engine: str, fault: Fault, tmp_pa
 async def marked(store: Store, scope: Any) -> bool:
     item: Item | None = await store.get(client_item_key(scope), consistent=True)
     assert item is not None
-    return RETRIEVED in item
+    return RETRIEVED_AT in item
 
 
 async def test_a_secret_counts_as_fetched_before_it_is(clock: ManualClock) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from price_keeper.auth import revocation as module
-from price_keeper.auth.clients import GENERATION
+from price_keeper.auth.clients import SESSIONS_GENERATION
 from price_keeper.auth.identify import TokenAuthenticator
 from price_keeper.auth.revocation import STORE_RETRY_SECONDS, REVOCATION_CACHE_SECONDS, PROBE_SECONDS
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable
@@ -334,7 +334,7 @@ async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[I
 
 
 async def move_on(store: MemoryStore, generation: int) -> None:
-    await store.put(Put(schema.app_config_key(ORG, "web"), {GENERATION: generation}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {SESSIONS_GENERATION: generation}))
 
 
 async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minute(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import clients as module
-from price_keeper.auth.clients import GRACE_ENDS, HASH, PREVIOUS_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
+from price_keeper.auth.clients import GRACE_ENDS_AT, SECRET_HASH, PREVIOUS_SECRET_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.registering import MOST_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
@@ -93,7 +93,7 @@ async def test_without_a_grace_the_old_one_ends_at_once_here_and_within_a_minute
     assert await stage.good(old, new, clients=stage.here) == [False, True]
     await stage.clock.advance(module.HASH_CACHE_SECONDS)
     assert await stage.good(old, new, clients=stage.there) == [False, True]
-    assert PREVIOUS_HASH not in stage.store.items[client_item_key(stage.scope)]
+    assert PREVIOUS_SECRET_HASH not in stage.store.items[client_item_key(stage.scope)]
 
 
 async def test_of_secrets_before_the_newest_only_one_is_kept() -> None:
@@ -251,13 +251,13 @@ async def test_two_hashes_make_wrong_secrets_no_dearer(comparisons: list[bytes])
     assert comparisons == [old.encode(), new.encode()]
 
 
-@pytest.mark.parametrize("which", [HASH, PREVIOUS_HASH])
+@pytest.mark.parametrize("which", [SECRET_HASH, PREVIOUS_SECRET_HASH])
 async def test_patience_with_a_hash_without_a_check_keeps_the_other_secret_going(which: str) -> None:
     stage = Stage()
     old, new = await stage.begin(), await stage.rotate(24)
     await stage.write(**{which: str(stage.store.items[client_item_key(stage.scope)][which]).partition("#")[0]})
     assert await flood(stage, 20) == {"AccessDenied", "SlowDown"}
-    unchecked, checked = (new, old) if which == HASH else (old, new)
+    unchecked, checked = (new, old) if which == SECRET_HASH else (old, new)
     assert await stage.is_good(checked)
     stage.clock.set_wall(stage.clock.now() - 1000 * HOUR)  # which makes nobody wait for weeks
     with pytest.raises(TooManyRequests) as refused:
@@ -291,20 +291,20 @@ async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "attributes",
     [
-        {HASH: "x"},
-        {HASH: ""},
-        {HASH: 7},
-        {HASH: "$2b$12$"},
-        {HASH: "nul\0"},
-        {PREVIOUS_HASH: "x", GRACE_ENDS: 10**11},
-        {PREVIOUS_HASH: ["x"], GRACE_ENDS: 10**11},
+        {SECRET_HASH: "x"},
+        {SECRET_HASH: ""},
+        {SECRET_HASH: 7},
+        {SECRET_HASH: "$2b$12$"},
+        {SECRET_HASH: "nul\0"},
+        {PREVIOUS_SECRET_HASH: "x", GRACE_ENDS_AT: 10**11},
+        {PREVIOUS_SECRET_HASH: ["x"], GRACE_ENDS_AT: 10**11},
     ],
 )
 async def test_what_is_no_hash_lets_nobody_in_and_breaks_nothing(attributes: dict[str, Any]) -> None:
     stage = Stage()
     secret = await stage.begin()
     await stage.write(**attributes)
-    assert await stage.good(make_secret(), secret) == [False, HASH not in attributes]
+    assert await stage.good(make_secret(), secret) == [False, SECRET_HASH not in attributes]
 
 
 @pytest.mark.parametrize("ends", [None, "99999999999", True, 0])
@@ -312,8 +312,8 @@ async def test_a_previous_hash_without_an_end_is_not_good(ends: Any) -> None:
     stage = Stage()
     await stage.begin()
     forever = make_secret()
-    more = {} if ends is None else {GRACE_ENDS: ends}
-    item = {**stage.store.items[client_item_key(stage.scope)], PREVIOUS_HASH: hash_secret(forever).decode(), **more}
+    more = {} if ends is None else {GRACE_ENDS_AT: ends}
+    item = {**stage.store.items[client_item_key(stage.scope)], PREVIOUS_SECRET_HASH: hash_secret(forever).decode(), **more}
     await stage.store.put(Put(client_item_key(stage.scope), item))
     assert not await stage.is_good(forever)
 

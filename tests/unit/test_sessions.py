@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from price_keeper.auth import session_writes
-from price_keeper.auth.clients import GENERATION
+from price_keeper.auth.clients import SESSIONS_GENERATION
 from price_keeper.auth.sessions import ATTEMPTS, IN_DOUBT_SECONDS, Outdated
 from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.errors import (
@@ -145,7 +145,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
 
 
 async def move_on(store: MemoryStore, generation: int) -> None:
-    await store.put(Put(schema.app_config_key(ORG, "web"), {GENERATION: generation}))
+    await store.put(Put(schema.app_config_key(ORG, "web"), {SESSIONS_GENERATION: generation}))
 
 
 @pytest.mark.parametrize("most", [0, 3])

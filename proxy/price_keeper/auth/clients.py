@@ -36,11 +36,11 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 
 # What the store keeps of a client, on the item of the org or app that it is.
-HASH = "client_secret_hash"
-PREVIOUS_HASH = "client_secret_previous_hash"
-CREATED = "client_secret_created_at_epoch"
-GRACE_ENDS = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous one is good as well
-GENERATION = "client_sessions_generation"  # how often all sessions so far were ended at once
+SECRET_HASH = "client_secret_hash"
+PREVIOUS_SECRET_HASH = "client_secret_previous_hash"
+SECRET_CREATED_AT = "client_secret_created_at_epoch"
+GRACE_ENDS_AT = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous one is good as well
+SESSIONS_GENERATION = "client_sessions_generation"  # how often all sessions so far were ended at once
 
 MAX_CONCURRENT_COMPARISONS = 2  # at once
 MAX_QUEUED_COMPARISONS = 64  # for a comparison, each with one secret; past this the answer would come too late
@@ -299,7 +299,7 @@ def client_item_key(scope: Scope) -> Key:
 
 def _parse_hashes(item: Item, moment: float) -> _CachedHashes:
     """Without a newest hash there is no client, and without an end of the grace there is none."""
-    newest, previous, ends = item.get(HASH), item.get(PREVIOUS_HASH), item.get(GRACE_ENDS)
+    newest, previous, ends = item.get(SECRET_HASH), item.get(PREVIOUS_SECRET_HASH), item.get(GRACE_ENDS_AT)
     if not isinstance(newest, str):
         return _CachedHashes((), 0.0, moment)
     generation = read_generation(item)
@@ -310,7 +310,7 @@ def _parse_hashes(item: Item, moment: float) -> _CachedHashes:
 
 def read_generation(item: Item | None) -> int:
     """Of a client's item. A session that was begun in an earlier one is over."""
-    generation = (item or {}).get(GENERATION, 0)
+    generation = (item or {}).get(SESSIONS_GENERATION, 0)
     return int(generation) if isinstance(generation, (int, Decimal)) else 0
 
 

@@ -15,17 +15,17 @@ from decimal import Decimal
 
 from price_keeper.auth import retrieval
 from price_keeper.auth.clients import (
-    CREATED,
-    GENERATION,
-    GRACE_ENDS,
-    HASH,
-    PREVIOUS_HASH,
+    SECRET_CREATED_AT,
+    SESSIONS_GENERATION,
+    GRACE_ENDS_AT,
+    SECRET_HASH,
+    PREVIOUS_SECRET_HASH,
     client_item_key,
     hash_secret,
     make_secret,
 )
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
-from price_keeper.auth.retrieval import RETRIEVED, ROW
+from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_ROW
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidRequest, NotFound, WriteConflict, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope, client_id_of
@@ -75,8 +75,8 @@ def credentials(scope: Scope, hashed: str, now: float) -> dict[str, Value]:
     """The attributes of a client with one secret."""
     return {
         "client_id": client_id_of(scope.org, scope.app),
-        HASH: hashed,
-        CREATED: int(now),
+        SECRET_HASH: hashed,
+        SECRET_CREATED_AT: int(now),
     }
 
 
@@ -93,14 +93,14 @@ async def register(
     Safe to do again after any failure. Raises NotThere, or what a store may raise. `forget` is `Clients.forget`;
     `beside` is written in the same transaction.
     """
-    if HASH in await _item(store, scope):
+    if SECRET_HASH in await _item(store, scope):
         return None
     new = await _new(scope, clock, tagger)
     update = Update(
         client_item_key(scope),
         set=new.attributes,
-        remove=(PREVIOUS_HASH, GRACE_ENDS, RETRIEVED),
-        condition=all_of(ItemExists(), AttributeMissing(HASH)),
+        remove=(PREVIOUS_SECRET_HASH, GRACE_ENDS_AT, RETRIEVED_AT),
+        condition=all_of(ItemExists(), AttributeMissing(SECRET_HASH)),
     )
     if await _is_written(store, clock, scope, [update, new.put, *beside], new.hashed, forget):
         return new.issued
@@ -128,7 +128,7 @@ async def rotate(
     """
     check_grace(grace_hours)
     item = await _item(store, scope)
-    before = item.get(HASH)
+    before = item.get(SECRET_HASH)
     if not isinstance(before, str):
         raise NotFound(f"{_named(scope)} has no credentials to rotate; where there are none, a put makes them")
     new = await _new(scope, clock, tagger)
@@ -138,7 +138,7 @@ async def rotate(
         if await _is_written(store, clock, scope, writes, new.hashed, forget):
             return new.issued
         item = await _item(store, scope)
-        if item.get(HASH) != before:
+        if item.get(SECRET_HASH) != before:
             break
     raise WriteConflict(f"somebody else changed the credentials of {_named(scope)} at the same time, and those hold")
 
@@ -149,16 +149,16 @@ def check_grace(hours: object) -> None:
 
 
 def _rotation(scope: Scope, item: Item, new: _New, now: float, grace_hours: int) -> Update:
-    conditions: list[Condition] = [equals(HASH, str(item[HASH]))]
-    previous: Value | None = item[HASH]
+    conditions: list[Condition] = [equals(SECRET_HASH, str(item[SECRET_HASH]))]
+    previous: Value | None = item[SECRET_HASH]
     if _is_unfetched(item):
         previous = _in_grace(item, now)
-        conditions.append(AttributeMissing(RETRIEVED))
+        conditions.append(AttributeMissing(RETRIEVED_AT))
     kept: dict[str, Value] = {}
     if grace_hours and previous is not None:
-        kept = {PREVIOUS_HASH: previous, GRACE_ENDS: int(now) + grace_hours * 3600}
-    gone = tuple(name for name in (PREVIOUS_HASH, GRACE_ENDS, RETRIEVED) if name not in kept)
-    ends_sessions = {} if grace_hours else {GENERATION: 1}  # without a grace the secret so far has leaked
+        kept = {PREVIOUS_SECRET_HASH: previous, GRACE_ENDS_AT: int(now) + grace_hours * 3600}
+    gone = tuple(name for name in (PREVIOUS_SECRET_HASH, GRACE_ENDS_AT, RETRIEVED_AT) if name not in kept)
+    ends_sessions = {} if grace_hours else {SESSIONS_GENERATION: 1}  # without a grace the secret so far has leaked
     return Update(
         client_item_key(scope),
         set={**new.attributes, **kept},
@@ -170,17 +170,17 @@ def _rotation(scope: Scope, item: Item, new: _New, now: float, grace_hours: int)
 
 def _is_unfetched(item: Item) -> bool:
     """Certainly: of a secret that was written by hand nothing is known."""
-    return ROW in item and RETRIEVED not in item
+    return RETRIEVAL_ROW in item and RETRIEVED_AT not in item
 
 
 def _in_grace(item: Item, now: float) -> Value | None:
-    ends = item.get(GRACE_ENDS)
-    return item.get(PREVIOUS_HASH) if isinstance(ends, (int, Decimal)) and now < ends else None
+    ends = item.get(GRACE_ENDS_AT)
+    return item.get(PREVIOUS_SECRET_HASH) if isinstance(ends, (int, Decimal)) and now < ends else None
 
 
 def _waiting(item: Item) -> list[Delete]:
     """The secret before may be waiting to be fetched: by somebody it was not meant for, or in vain."""
-    row = item.get(ROW)
+    row = item.get(RETRIEVAL_ROW)
     is_row = isinstance(row, str) and _ROW.fullmatch(row)
     return [Delete(schema.retrieval_token_key(str(row)))] if is_row else []
 
@@ -202,7 +202,7 @@ async def _new(scope: Scope, clock: Clock, tagger: SecretTagger = NO_TAGS) -> _N
     hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
     now = clock.now()
     sealed = retrieval.seal(scope, secret, now, tagger)
-    attributes = {**credentials(scope, hashed, now), ROW: sealed.row}
+    attributes = {**credentials(scope, hashed, now), RETRIEVAL_ROW: sealed.row}
     issued = Issued(client_id, sealed.token, sealed.expires)
     return _New(issued, hashed, attributes, sealed.put)
 
@@ -234,4 +234,4 @@ async def _is_written(
 async def _is_ours(store: Store, key: Key, hashed: str) -> bool:
     """After a lost answer: nobody else knows this hash, so if it stands there we wrote it."""
     item = await store.get(key, consistent=True)
-    return item is not None and item.get(HASH) == hashed
+    return item is not None and item.get(SECRET_HASH) == hashed

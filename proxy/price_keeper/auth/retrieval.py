@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from price_keeper.auth.clients import CREATED, client_item_key
+from price_keeper.auth.clients import SECRET_CREATED_AT, client_item_key
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
@@ -33,8 +33,8 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Item, Key, Put, Store, Update, above, all_of, equals, ignore_expired
 
 # On the client's item.
-ROW = "client_secret_retrieval_row"  # of the newest secret
-RETRIEVED = "client_secret_retrieved_at_epoch"  # missing as long as nobody has fetched that one
+RETRIEVAL_ROW = "client_secret_retrieval_row"  # of the newest secret
+RETRIEVED_AT = "client_secret_retrieved_at_epoch"  # missing as long as nobody has fetched that one
 
 SECONDS = 600
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in base64 for URLs, in which it never travels
@@ -111,9 +111,9 @@ async def _demand_row(store: Store, key: Key, client_id: str, now: int) -> None:
 
 
 async def _mark(store: Store, key: Key, row: str, now: int) -> None:
-    is_live = all_of(equals(ROW, row), above(CREATED, now - SECONDS))  # too late, it will not be fetched either
+    is_live = all_of(equals(RETRIEVAL_ROW, row), above(SECRET_CREATED_AT, now - SECONDS))  # too late, it will not be fetched either
     try:
-        await store.update(Update(key, set_if_missing={RETRIEVED: now}, condition=is_live))
+        await store.update(Update(key, set_if_missing={RETRIEVED_AT: now}, condition=is_live))
     except ConditionFailed:
         pass  # the token is of no newest secret, or of none: it is for the row itself to say so
     except StoreError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from price_keeper.audit import only
-from price_keeper.auth.clients import HASH
+from price_keeper.auth.clients import SECRET_HASH
 from price_keeper.control.calls import Answer, Call, Route, Who, read, tag_of
 from price_keeper.control.credentials import made_credentials
 from price_keeper.control.parts import Parts
@@ -112,7 +112,7 @@ def _is_the_same_again(call: Call, scope: Scope, change: Change) -> bool:
     Whoever makes something else at the same time is told that it is there.
     """
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
-    is_made = change.before is None or HASH in change.before
+    is_made = change.before is None or SECRET_HASH in change.before
     is_same = only(change.before, names) == only(change.after, names)
     return is_same and not is_made and "If-Match" not in call.headers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.auth.clients import GENERATION, client_item_key
+from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
 from price_keeper.control.calls import Answer, Call, Route, Who, read
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid, not_found
@@ -44,7 +44,7 @@ async def all_ended(parts: Parts, call: Call) -> Answer:
     scope = _scope(call)
     number = len(await parts.sessions.live(scope))
     done = call.actor.did("sessions.end", scope, None, None, parts.clock.now())
-    over = Update(client_item_key(scope), add={GENERATION: 1}, condition=ItemExists())
+    over = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
 
     async def once() -> None:
         try:

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from price_keeper.auth.clients import GRACE_ENDS, client_item_key
+from price_keeper.auth.clients import GRACE_ENDS_AT, client_item_key
 from price_keeper.auth.registering import rotate
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.clock import SystemClock
@@ -176,7 +176,7 @@ async def _rotate(running: Fleet, known: Known) -> tuple[Known, float]:
         issued = await rotate(store, clock, scope, 1)
         secret = await retrieve(store, clock, scope, issued.retrieval_token)
         item = await store.get(client_item_key(scope), consistent=True)
-    ends = (item or {})[GRACE_ENDS]
+    ends = (item or {})[GRACE_ENDS_AT]
     assert isinstance(ends, (int, Decimal))
     return Known(scope, secret), float(ends)
 
