@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import bcrypt
 import pytest
-from price_keeper.auth.registering import Issued, register
+from price_keeper.auth.registering import IssuedSecret, register
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
@@ -34,7 +34,7 @@ async def made(store: Store, scope: Scope) -> Scope:
     return scope
 
 
-async def registered(store: Store, clock: Clock, scope: Scope) -> Issued:
+async def registered(store: Store, clock: Clock, scope: Scope) -> IssuedSecret:
     issued = await register(store, clock, await made(store, scope))
     assert issued is not None
     return issued

@@ -16,7 +16,7 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.registering import register
-from price_keeper.auth.retrieval import _TOKEN, is_tagged_token, retrieve, seal
+from price_keeper.auth.retrieval import _RETRIEVAL_TOKEN_FORMAT, is_tagged_token, retrieve, seal_secret
 from price_keeper.model import client_id_of
 from price_keeper.stores.contract import Put
 
@@ -76,9 +76,9 @@ def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
     marks, scope = SecretTagger([NEW]), new_scope()
     client_id = client_id_of(scope.org, scope.app)
     for _ in range(100):
-        secret, token = make_secret(client_id, marks), seal(scope, "s", 0, marks).token
+        secret, token = make_secret(client_id, marks), seal_secret(scope, "s", 0, marks).token
         assert _SECRET_FORMAT.fullmatch(secret)
-        assert _TOKEN.fullmatch(token)
+        assert _RETRIEVAL_TOKEN_FORMAT.fullmatch(token)
         assert is_tagged_token(marks, scope, token)
         assert not is_tagged_token(marks, new_scope(), token)
         assert not marks.is_tagged(f"secret of {client_id}", base64.urlsafe_b64decode(f"{token}="))

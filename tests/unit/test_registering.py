@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import registering as module
 from price_keeper.auth.clients import SECRET_CREATED_AT, GRACE_ENDS_AT, SECRET_HASH, PREVIOUS_SECRET_HASH, ClientVerifier, client_item_key
-from price_keeper.auth.registering import Issued, register, rotate
+from price_keeper.auth.registering import IssuedSecret, register, rotate
 from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_ROW, retrieve
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import (
@@ -123,8 +123,8 @@ async def test_of_many_that_rotate_at_once_one_does(exact_store: Store, clock: M
     old = await first_secret(exact_store, clock, scope)
     every = [rotate(exact_store, clock, scope, 24) for _ in range(20)]
     found = await asyncio.gather(*every, return_exceptions=True)
-    (issued,) = [each for each in found if isinstance(each, Issued)]
-    assert {type(each) for each in found} == {Issued, WriteConflict}
+    (issued,) = [each for each in found if isinstance(each, IssuedSecret)]
+    assert {type(each) for each in found} == {IssuedSecret, WriteConflict}
     new = await retrieve(exact_store, clock, scope, issued.retrieval_token)
     assert [await is_good(exact_store, clock, scope, each) for each in (old, new)] == [True, True]
 
@@ -159,7 +159,7 @@ async def test_all_or_nothing(store: Store, clock: ManualClock) -> None:
     scope = await made(store, new_scope())
     before = await item_of(store, scope)
     impossible = ConditionCheck(Key("config", f"TEST#{scope.org}", "nothing"), ItemExists())
-    assert await register(store, clock, scope, beside=[impossible]) is None
+    assert await register(store, clock, scope, extra_writes=[impossible]) is None
     assert await item_of(store, scope) == before
 
 
@@ -167,11 +167,11 @@ async def test_what_is_written_beside_it_is_written_with_it(clock: ManualClock) 
     store, scope = MemoryStore(), new_scope()
     record = Put(Key("audit", f"ORG#{scope.org}", "1"), {"action": "register"})
     await made(store, scope)
-    assert await register(store, clock, scope, beside=[record])
+    assert await register(store, clock, scope, extra_writes=[record])
     assert store.items.pop(record.key) == {"action": "register"}
-    assert await register(store, clock, scope, beside=[record]) is None
+    assert await register(store, clock, scope, extra_writes=[record]) is None
     assert record.key not in store.items
-    await rotate(store, clock, scope, 1, beside=[record])
+    await rotate(store, clock, scope, 1, extra_writes=[record])
     assert record.key in store.items
 
 
@@ -262,7 +262,7 @@ async def test_another_one_was_faster(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
     store: Any = Meddling(memory)
     await made(memory, scope)
-    theirs: list[Issued | None] = []
+    theirs: list[IssuedSecret | None] = []
 
     async def be_faster() -> None:
         theirs.append(await register(memory, clock, scope))
@@ -328,7 +328,7 @@ async def test_hashing_holds_up_nobody(clock: ManualClock, monkeypatch: pytest.M
 
 async def test_nothing_secret_is_told(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
-    new = await module._new(scope, clock)
+    new = await module._prepare_secret(scope, clock)
     assert new.hashed not in repr(new)
     assert new.issued.retrieval_token not in repr(new)
     issued = await registered(store, clock, scope)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import retrieval as module
 from price_keeper.auth.clients import client_item_key
-from price_keeper.auth.retrieval import RETRIEVED_AT, SECONDS, retrieve
+from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_SECONDS, retrieve
 from price_keeper.errors import AccessDenied, Busy
 from price_keeper.model import client_id_of
 from price_keeper.stores import schema
@@ -52,12 +52,12 @@ async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock
         await retrieve(store, clock, scope, issued.retrieval_token)
 
 
-@pytest.mark.parametrize(("waited", "is_good"), [(SECONDS - 1, True), (SECONDS, False), (10 * SECONDS, False)])
+@pytest.mark.parametrize(("waited", "is_good"), [(RETRIEVAL_SECONDS - 1, True), (RETRIEVAL_SECONDS, False), (10 * RETRIEVAL_SECONDS, False)])
 async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, waited: float, is_good: bool) -> None:
     """Expired rows are still there: no engine deletes them at once."""
     scope = new_scope()
     issued = await registered(store, clock, scope)
-    assert issued.expires == int(clock.now()) + SECONDS
+    assert issued.expires == int(clock.now()) + RETRIEVAL_SECONDS
     await clock.advance(waited)
     if is_good:
         assert await retrieve(store, clock, scope, issued.retrieval_token)
@@ -139,13 +139,13 @@ async def test_the_store_knows_neither_secret_nor_token(clock: ManualClock) -> N
     assert len(raw_token) == 32
     for known in (token, secret, repr(raw_token)[2:-1], repr(raw_secret)[2:-1], raw_token.hex(), raw_secret.hex()):
         assert known not in kept
-    assert module._derived(token, module._PLACE) != module._derived(token, module._KEY)
-    assert module._derived(token, module._KEY).hex() not in kept
+    assert module._derive(token, module._ROW_LABEL) != module._derive(token, module._KEY_LABEL)
+    assert module._derive(token, module._KEY_LABEL).hex() not in kept
 
 
 async def test_tokens_and_what_they_open_are_new_each_time(clock: ManualClock) -> None:
     scope = new_scope()
-    sealed = [module.seal(scope, "the same", clock.now()) for _ in range(100)]
+    sealed = [module.seal_secret(scope, "the same", clock.now()) for _ in range(100)]
     assert len({each.token for each in sealed}) == len({each.row for each in sealed}) == 100
     assert len({bytes(each.put.item["sealed"]) for each in sealed}) == 100  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ async def test_nothing_secret_is_told(clock: ManualClock, caplog: pytest.LogCapt
                 secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
             except (AccessDenied, Busy) as refused:
                 told += [repr(refused), str(refused), repr(refused.__cause__), repr(refused.__suppress_context__)]
-    sealed = module.seal(scope, secret, clock.now())
+    sealed = module.seal_secret(scope, secret, clock.now())
     told += [repr(issued), repr(sealed), caplog.text]
     for hidden in (secret, issued.retrieval_token, sealed.token, repr(sealed.put.item["sealed"])):
         assert all(hidden not in each for each in told)
@@ -173,7 +173,7 @@ async def test_an_invented_token_costs_one_read_and_no_write(clock: ManualClock)
     await registered(memory, clock, scope)
     store = Meddling(memory)
     with pytest.raises(AccessDenied):
-        await retrieve(store, clock, scope, module.seal(scope, "x", clock.now()).token)  # type: ignore[arg-type]
+        await retrieve(store, clock, scope, module.seal_secret(scope, "x", clock.now()).token)  # type: ignore[arg-type]
     assert store.asked == ["get"]
 
 
@@ -254,8 +254,8 @@ async def test_strangers_and_latecomers_leave_no_mark(store: Store, clock: Manua
     scope = new_scope()
     issued = await registered(store, clock, scope)
     with pytest.raises(AccessDenied):
-        await retrieve(store, clock, scope, module.seal(scope, "x", 0).token)
-    await clock.advance(SECONDS)
+        await retrieve(store, clock, scope, module.seal_secret(scope, "x", 0).token)
+    await clock.advance(RETRIEVAL_SECONDS)
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, scope, issued.retrieval_token)
     assert not await marked(store, scope)

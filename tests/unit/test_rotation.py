@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from price_keeper.auth import clients as module
 from price_keeper.auth.clients import GRACE_ENDS_AT, SECRET_HASH, PREVIOUS_SECRET_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
-from price_keeper.auth.registering import MOST_GRACE_HOURS, rotate
+from price_keeper.auth.registering import MAX_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
 from price_keeper.model import Scope, client_id_of
@@ -72,7 +72,7 @@ class Stage:
         await self.store.update(Update(client_item_key(self.scope), set=attributes))
 
 
-@pytest.mark.parametrize("grace", [1, 24, MOST_GRACE_HOURS])
+@pytest.mark.parametrize("grace", [1, 24, MAX_GRACE_HOURS])
 async def test_old_and_new_are_good_until_the_grace_ends(grace: int) -> None:
     stage = Stage()
     old = await stage.begin()
@@ -128,7 +128,7 @@ async def test_what_has_ended_is_not_brought_back() -> None:
     assert await stage.good(ended, new) == [False, True]
 
 
-@pytest.mark.parametrize("grace", [-1, MOST_GRACE_HOURS + 1, True, 1.5, "24", None])
+@pytest.mark.parametrize("grace", [-1, MAX_GRACE_HOURS + 1, True, 1.5, "24", None])
 async def test_a_grace_is_whole_hours_up_to_a_week(grace: Any) -> None:
     stage = Stage()
     old = await stage.begin()

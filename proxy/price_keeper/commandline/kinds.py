@@ -25,9 +25,9 @@ def workers(text: str) -> int:
 
 
 def hours(text: str) -> int:
-    from price_keeper.auth.registering import MOST_GRACE_HOURS
+    from price_keeper.auth.registering import MAX_GRACE_HOURS
 
-    return _whole(text, 0, MOST_GRACE_HOURS, "whole hours")
+    return _whole(text, 0, MAX_GRACE_HOURS, "whole hours")
 
 
 def changes(text: str) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from price_keeper import app, logs
 from price_keeper.auth.clients import hash_secret, make_secret
-from price_keeper.auth.registering import credentials
+from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.options import API_VARIABLE, KEY_VARIABLE
 from price_keeper.commands.run import leave_no_core, run_until_stopped
@@ -197,7 +197,7 @@ async def _make_demo_client(store: Store, secret: str) -> None:
     key = schema.app_config_key(ORG, APP)
     if await store.get(key, consistent=True) is None:
         hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
-        made = credentials(Scope(ORG, APP), hashed, SystemClock().now())
+        made = build_secret_attributes(Scope(ORG, APP), hashed, SystemClock().now())
         await store.transact(
             [
                 Put(key, {"app_name": "demo", **made}, ItemMissing()),

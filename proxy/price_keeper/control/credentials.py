@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from price_keeper.auth.registering import MOST_GRACE_HOURS, Issued, register, rotate
+from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, register, rotate
 from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import SMALL_BYTES
@@ -18,7 +18,7 @@ from price_keeper.errors import AccessDenied
 from price_keeper.model import Scope, client_id_of
 from price_keeper.reporting.settings_shown import utc
 
-BODY = Fields({"grace_hours": Whole(0, MOST_GRACE_HOURS)}, ())
+BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
 
 
 async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:
     return secret
 
 
-def _made(parts: Parts, issued: Issued) -> dict[str, Any]:
+def _made(parts: Parts, issued: IssuedSecret) -> dict[str, Any]:
     parts.retrieval_tokens["made"] += 1
     return {
         "client_id": issued.client_id,
