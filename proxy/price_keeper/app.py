@@ -15,11 +15,11 @@ from price_keeper.alerts.composed import add_to as add_alerts
 from price_keeper.alerts.composed import opened_alerts
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.container import ContainerCredentials, HandsOut
+from price_keeper.auth.container import LocalCredentialIssuer, CredentialIssuer
 from price_keeper.auth.control_service import control_service
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle
-from price_keeper.auth.relayed import RelayedCredentials
+from price_keeper.auth.relayed import CredentialRelay
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
@@ -367,13 +367,13 @@ def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) ->
     return checks if data_port is None else checks | {"bedrock": data_port.forwarder.health.check}
 
 
-async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: AsyncExitStack) -> HandsOut:
+async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: AsyncExitStack) -> CredentialIssuer:
     is_revoked = core.revocation_list.is_revoked
     if role != "sidecar":
-        return ContainerCredentials(core.client_verifier, core.token_service, core.clock.now, is_revoked, core.login_throttle)
+        return LocalCredentialIssuer(core.client_verifier, core.token_service, core.clock.now, is_revoked, core.login_throttle)
     url = core.config.auth.control_url
     ask_control_service = None if url is None else await exit_stack.enter_async_context(control_service(url))
-    return RelayedCredentials(ask_control_service, core.token_service, core.clock, is_revoked, core.login_throttle)
+    return CredentialRelay(ask_control_service, core.token_service, core.clock, is_revoked, core.login_throttle)
 
 
 async def _open_bedrock_access(

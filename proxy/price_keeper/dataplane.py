@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from price_keeper import memory
 from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.container import ContainerCredentials, HandsOut
+from price_keeper.auth.container import LocalCredentialIssuer, CredentialIssuer
 from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator, Authenticator
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.revocation import RevocationList
@@ -201,7 +201,7 @@ def build_handler(
     tasks: Tasks,
     rate_limiter: RateLimiter,
     hard_budgets: HardBudgets,
-    credential_issuer: HandsOut | None = None,
+    credential_issuer: CredentialIssuer | None = None,
 ) -> RequestHandler:
     request_stats = RequestStats((*config.labels, *PSEUDO_LABELS))
     retry_joiner = RetryJoiner(clock.monotonic)
@@ -215,7 +215,7 @@ def build_handler(
         forwarder=forwarder,
         retry_joiner=retry_joiner,
         credential_issuer=credential_issuer
-        or ContainerCredentials(
+        or LocalCredentialIssuer(
             ClientVerifier(store, clock.now, monotonic=clock.monotonic), tokens, clock.now, revocation.is_revoked
         ),
         simulated_prefix=bedrock.simulated_prefix,

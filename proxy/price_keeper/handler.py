@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from price_keeper.answers import send_error, send_json
-from price_keeper.auth.container import HandsOut
+from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.identify import Authenticator
 from price_keeper.choosing import LABEL_TOLD, LARGE_BYTES, Choosing, Chosen, Route, Told, off_the_loop
 from price_keeper.errors import Refusal, UnknownOperation
@@ -55,7 +55,7 @@ class RequestHandler:
         label_selector: Choosing,
         forwarder: Forwarder,
         retry_joiner: RetryJoiner,
-        credential_issuer: HandsOut,
+        credential_issuer: CredentialIssuer,
         simulated_prefix: bytes | None,
         adds_request_metadata: bool,
         request_stats: RequestStats,
@@ -223,7 +223,7 @@ class RequestHandler:
         if request.method != b"GET":
             raise UnknownOperation("credentials are fetched with GET")
         await switch_to_task()
-        await self._credential_issuer.answer(request, boundary.responder, tuple(boundary.response_headers))
+        await self._credential_issuer.respond(request, boundary.responder, tuple(boundary.response_headers))
         self.request_stats.get_stats(_CREDENTIALS_ENDPOINT, "").count_local_response(200)
 
     async def _list_inference_profiles(self, request: Request, boundary: _ErrorBoundary) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.auth.container import IsRevoked
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.relayed import RelayedCredentials, Reply
+from price_keeper.auth.relayed import CredentialRelay, Reply
 from price_keeper.auth.tokens import Claims, TokenService
 
 from tests.support.clock import ManualClock
@@ -61,7 +61,7 @@ def told_by(revoked: set[str]) -> IsRevoked:
     return is_revoked
 
 
-def sidecar(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
+def sidecar(control: ControlService, clock: ManualClock, revoked: set[str]) -> CredentialRelay:
     """One that verifies what it makes."""
     verifying = TokenService([SigningKey("k1", "HS256", KEY, None)], "price-keeper", clock.now)
-    return RelayedCredentials(control, verifying, clock, told_by(revoked))
+    return CredentialRelay(control, verifying, clock, told_by(revoked))

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from price_keeper.auth import clients as module
 from price_keeper.auth.clients import ClientVerifier, hash_secret, make_secret
-from price_keeper.auth.container import ContainerCredentials
+from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreUnavailable
@@ -282,10 +282,10 @@ class Kept:
         self.is_finished = True
 
 
-async def _fetch(container: ContainerCredentials, authorization: bytes) -> dict[str, str]:
+async def _fetch(container: LocalCredentialIssuer, authorization: bytes) -> dict[str, str]:
     responder = Kept()
     request = Request(b"GET", b"/credentials", {b"authorization": authorization}, frozenset())
-    await container.answer(request, responder)  # type: ignore[arg-type]
+    await container.respond(request, responder)  # type: ignore[arg-type]
     assert responder.is_finished
     assert responder.status == 200
     assert responder.headers[b"cache-control"] == b"no-store"
@@ -295,7 +295,7 @@ async def _fetch(container: ContainerCredentials, authorization: bytes) -> dict[
 
 async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: SqliteStore, time: Time) -> None:
     tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
-    container = ContainerCredentials(ClientVerifier(store, time), tokens, time)
+    container = LocalCredentialIssuer(ClientVerifier(store, time), tokens, time)
     authorization = f"{WEB}:{SECRET}".encode()
     first = await _fetch(container, authorization)
     assert set(first) == {"AccessKeyId", "SecretAccessKey", "Token", "Expiration"}
@@ -315,7 +315,7 @@ async def test_credentials_carry_a_token_that_lasts_for_half_its_life(store: Sql
 async def test_no_credentials_for_strangers(store: SqliteStore, time: Time, authorization: bytes) -> None:
     tokens = TokenService([SigningKey("k1", "HS256", KEY, KEY)], "price-keeper", time)
     with pytest.raises(AccessDenied):
-        await _fetch(ContainerCredentials(ClientVerifier(store, time), tokens, time), authorization)
+        await _fetch(LocalCredentialIssuer(ClientVerifier(store, time), tokens, time), authorization)
 
 
 def test_what_the_store_keeps_costs_who_guesses_a_fifth_of_a_second_each(monkeypatch: pytest.MonkeyPatch) -> None:

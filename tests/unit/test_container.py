@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth.clients import SESSIONS_GENERATION, ClientVerifier
-from price_keeper.auth.container import ContainerCredentials
+from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
 from price_keeper.model import client_id_of
@@ -45,12 +45,12 @@ class Served:
         self.instance = instance
         self.clients = ClientVerifier(instance.line, clock.now)  # type: ignore[arg-type]
         wrong = LoginThrottle(clock.monotonic)
-        self._made = ContainerCredentials(
+        self._made = LocalCredentialIssuer(
             self.clients, instance.tokens, clock.now, instance.revocation.is_revoked, wrong
         )
 
     async def token(self, secret: str) -> str:
-        return (await self._made.told_to("127.0.0.1", f"{CLIENT}:{secret}"))["Token"]
+        return (await self._made.issue_throttled("127.0.0.1", f"{CLIENT}:{secret}"))["Token"]
 
     async def is_welcome(self, token: str) -> bool:
         return await self.instance.is_welcome(token)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import relayed as module
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, NoAnswer, RelayedCredentials, Reply
+from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, NoAnswer, CredentialRelay, Reply
 from price_keeper.auth.waiting import Places
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
@@ -34,104 +34,104 @@ def revoked() -> set[str]:
 
 
 @pytest.fixture
-def relayed(control: ControlService, clock: ManualClock, revoked: set[str]) -> RelayedCredentials:
+def relayed(control: ControlService, clock: ManualClock, revoked: set[str]) -> CredentialRelay:
     return sidecar(control, clock, revoked)
 
 
 async def test_asked_once_until_half_the_life_is_gone(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
-    first = await relayed.told(SHOWN)
+    first = await relayed.issue(SHOWN)
     await clock.advance(1790)
-    assert await relayed.told(SHOWN) == first
+    assert await relayed.issue(SHOWN) == first
     assert control.asked[SHOWN] == 1
     await clock.advance(11)
-    assert await relayed.told(SHOWN) != first
+    assert await relayed.issue(SHOWN) != first
     assert control.asked[SHOWN] == 2
 
 
 async def test_half_the_life_is_the_tokens_own_however_late_it_was_fetched(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     control.answer = control.made("web")
     await clock.advance(1500)
-    await relayed.told(SHOWN)
+    await relayed.issue(SHOWN)
     await clock.advance(301)
-    await relayed.told(SHOWN)
+    await relayed.issue(SHOWN)
     assert control.asked[SHOWN] == 2
 
 
-async def test_many_at_once_ask_once(relayed: RelayedCredentials, control: ControlService) -> None:
-    found = await asyncio.gather(*(relayed.told(SHOWN) for _ in range(200)))
+async def test_many_at_once_ask_once(relayed: CredentialRelay, control: ControlService) -> None:
+    found = await asyncio.gather(*(relayed.issue(SHOWN) for _ in range(200)))
     assert control.asked[SHOWN] == 1
     assert all(each == found[0] for each in found)
     assert len(relayed._asking) == 0
 
 
 async def test_another_secret_of_the_same_client_gets_nothing_that_is_kept(
-    relayed: RelayedCredentials, control: ControlService
+    relayed: CredentialRelay, control: ControlService
 ) -> None:
-    await relayed.told(SHOWN)
+    await relayed.issue(SHOWN)
     control.answer = REFUSED
     with pytest.raises(AccessDenied):
-        await relayed.told(f"{WEB}:another")
+        await relayed.issue(f"{WEB}:another")
     assert SHOWN not in repr(relayed.__dict__)
     assert "the-secret-of-web" not in repr(relayed.__dict__)
 
 
 async def test_a_refusal_ends_what_is_kept(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
-    await relayed.told(SHOWN)
+    await relayed.issue(SHOWN)
     await clock.advance(1801)
     control.answer = REFUSED
     with pytest.raises(AccessDenied, match="the client id or its secret is wrong"):
-        await relayed.told(SHOWN)
+        await relayed.issue(SHOWN)
     await clock.advance(AGAIN_SECONDS)
     control.answer = NoAnswer("away")
     with pytest.raises(Busy):  # though the token has not expired
-        await relayed.told(SHOWN)
+        await relayed.issue(SHOWN)
 
 
 @pytest.mark.parametrize("trouble", [NoAnswer("away"), Reply(503, b""), Reply(302, b""), Reply(404, b"{}")])
 async def test_without_the_control_service_what_is_kept_is_good_until_it_expires(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, trouble: Any
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock, trouble: Any
 ) -> None:
-    first = await relayed.told(SHOWN)
+    first = await relayed.issue(SHOWN)
     control.answer = trouble
     await clock.advance(1801)
-    assert await relayed.told(SHOWN) == first
+    assert await relayed.issue(SHOWN) == first
     await clock.advance(1798)
-    assert await relayed.told(SHOWN) == first
+    assert await relayed.issue(SHOWN) == first
     await clock.advance(2)
     with pytest.raises(Busy) as caught:
-        await relayed.told(SHOWN)
+        await relayed.issue(SHOWN)
     assert caught.value.retry_after == AGAIN_SECONDS
 
 
 async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
-    first = await relayed.told(SHOWN)
+    first = await relayed.issue(SHOWN)
     control.hangs = True
     await clock.advance(1801)
-    assert await asyncio.gather(*(relayed.told(SHOWN) for _ in range(50))) == [first] * 50
+    assert await asyncio.gather(*(relayed.issue(SHOWN) for _ in range(50))) == [first] * 50
     assert control.asked[SHOWN] == 2
 
 
 async def test_who_gave_no_answer_is_left_alone_for_a_moment(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     control.answer = NoAnswer("away", is_away=True)
     with caplog.at_level(logging.WARNING, "price_keeper.auth"):
         for _ in range(50):
             with pytest.raises(Busy):
-                await relayed.told(SHOWN)
+                await relayed.issue(SHOWN)
         assert control.asked[SHOWN] == 1
         await clock.advance(AGAIN_SECONDS)
         control.answer = None
-        await relayed.told(SHOWN)
+        await relayed.issue(SHOWN)
     assert [record.getMessage() for record in caplog.records] == [
         "no new credentials can be had from the control service: away",
         "the control service makes credentials again",
@@ -139,30 +139,30 @@ async def test_who_gave_no_answer_is_left_alone_for_a_moment(
 
 
 async def test_a_token_that_was_revoked_is_not_handed_out_again(
-    relayed: RelayedCredentials, control: ControlService, revoked: set[str]
+    relayed: CredentialRelay, control: ControlService, revoked: set[str]
 ) -> None:
-    first = await relayed.told(SHOWN)
+    first = await relayed.issue(SHOWN)
     revoked.add(control.tokens.verify_access(first["Token"]).jti)
-    assert await relayed.told(SHOWN) != first
+    assert await relayed.issue(SHOWN) != first
     assert control.asked[SHOWN] == 2
 
 
-async def test_slowing_down_is_passed_on(relayed: RelayedCredentials, control: ControlService) -> None:
+async def test_slowing_down_is_passed_on(relayed: CredentialRelay, control: ControlService) -> None:
     control.answer = Reply(429, b"{}", 6.0)
     with pytest.raises(TooManyRequests) as caught:
-        await relayed.told(SHOWN)
+        await relayed.issue(SHOWN)
     assert caught.value.retry_after == 6.0
 
 
 async def test_an_answer_that_is_none_is_not_handed_out(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     foreign = ControlService(clock, "x" * 40).made("web")
     answers = [foreign, control.made("bot"), control.made("web", Token=7), Reply(200, b"[" * 99_999), Reply(200, b"{}")]
     for answer in answers:
         control.answer = answer
         with pytest.raises(Busy):
-            await relayed.told(SHOWN)
+            await relayed.issue(SHOWN)
         await clock.advance(AGAIN_SECONDS)
     assert relayed._kept == {}
     assert "eyJ" not in caplog.text
@@ -171,24 +171,24 @@ async def test_an_answer_that_is_none_is_not_handed_out(
 
 @pytest.mark.parametrize("shown", ["", "nonsense", f"{WEB}:", f"{WEB}:a b", f"{WEB}:a\r\nX: y", "x:y", f"{WEB}:\xff"])
 async def test_what_can_be_no_secret_is_not_sent_on(
-    relayed: RelayedCredentials, control: ControlService, shown: str
+    relayed: CredentialRelay, control: ControlService, shown: str
 ) -> None:
     with pytest.raises(AccessDenied):
-        await relayed.told(shown)
+        await relayed.issue(shown)
     assert not control.asked
 
 
 async def test_what_is_kept_and_who_waits_is_bounded(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 10)
     relayed._places = Places(20, 20)
     for number in range(100):
-        await relayed.told(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
+        await relayed.issue(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
         await clock.advance(1)
         assert len(relayed._kept) <= 10
     control.answer = NoAnswer("away")
-    found = await asyncio.gather(*(relayed.told(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
+    found = await asyncio.gather(*(relayed.issue(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
     assert Counter(str(each) for each in found)["too many callers wait for credentials"] == 30
     assert (relayed._places.taken, len(relayed._asking)) == (0, 0)
     assert len(relayed._in_vain) <= 10
@@ -196,68 +196,68 @@ async def test_what_is_kept_and_who_waits_is_bounded(
 
 async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, control: ControlService) -> None:
     with pytest.raises(AccessDenied, match=r"auth\.control_url"):
-        await RelayedCredentials(None, control.tokens, clock, told_by(set())).told(SHOWN)
+        await CredentialRelay(None, control.tokens, clock, told_by(set())).issue(SHOWN)
 
 
 async def test_nor_is_anybody_taken_for_a_guesser_there(clock: ManualClock, control: ControlService) -> None:
-    nowhere = RelayedCredentials(None, control.tokens, clock, told_by(set()))
+    nowhere = CredentialRelay(None, control.tokens, clock, told_by(set()))
     for _ in range(FAILURE_BURST + 5):
         with pytest.raises(AccessDenied, match=r"auth\.control_url"):
-            await nowhere.told_to("127.0.0.1", SHOWN)
+            await nowhere.issue_throttled("127.0.0.1", SHOWN)
 
 
 async def test_asked_to_slow_down_it_hands_out_what_is_kept_and_asks_later(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
-    first = await relayed.told(SHOWN)
+    first = await relayed.issue(SHOWN)
     await clock.advance(1801)
     control.answer = Reply(429, b"{}", 6.0)
     for _ in range(20):
-        assert await relayed.told(SHOWN) == first
+        assert await relayed.issue(SHOWN) == first
     assert control.asked[SHOWN] == 2
     control.answer = None
     await clock.advance(6)
-    assert await relayed.told(SHOWN) != first
+    assert await relayed.issue(SHOWN) != first
 
 
 async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_not_kept(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock, revoked: set[str]
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock, revoked: set[str]
 ) -> None:
     control.answer = control.made("web")
-    revoked.add(control.tokens.verify_access((await relayed.told(SHOWN))["Token"]).jti)
+    revoked.add(control.tokens.verify_access((await relayed.issue(SHOWN))["Token"]).jti)
     for _ in range(3):
         with pytest.raises(Busy, match="was revoked") as refused:
-            await relayed.told(SHOWN)
+            await relayed.issue(SHOWN)
         assert refused.value.retry_after
     assert relayed._kept == {}
     control.answer = None  # by now it knows, and makes another
-    assert control.tokens.verify_access((await relayed.told(SHOWN))["Token"]).jti not in revoked
+    assert control.tokens.verify_access((await relayed.issue(SHOWN))["Token"]).jti not in revoked
 
 
 async def test_wrong_secrets_are_counted_here_by_who_sent_them(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
-    right = await relayed.told_to("127.0.0.1", SHOWN)
+    right = await relayed.issue_throttled("127.0.0.1", SHOWN)
     control.answer = REFUSED
     found = Counter[type[Exception]]()
     for number in range(FAILURE_BURST + 5):
         with pytest.raises((AccessDenied, TooManyRequests)) as refused:
-            await relayed.told_to("127.0.0.1", f"org-{ORG}-app-a{number}:guess")
+            await relayed.issue_throttled("127.0.0.1", f"org-{ORG}-app-a{number}:guess")
         found[refused.type] += 1
     assert found == {AccessDenied: FAILURE_BURST, TooManyRequests: 5}
     assert refused.value.retry_after == FAILURE_INTERVAL_SECONDS
-    assert await relayed.told_to("127.0.0.1", SHOWN) == right
+    assert await relayed.issue_throttled("127.0.0.1", SHOWN) == right
     control.answer = None  # who is right is served, and be he new here and a neighbour of the guesser
-    assert await relayed.told_to("127.0.0.1", f"org-{ORG}-app-job:secret")
+    assert await relayed.issue_throttled("127.0.0.1", f"org-{ORG}-app-job:secret")
     with pytest.raises(AccessDenied):
-        await relayed.told_to("127.0.0.1", "no pair")
+        await relayed.issue_throttled("127.0.0.1", "no pair")
 
 
 async def test_a_flood_of_guesses_reaches_the_control_service_at_a_pace(
-    relayed: RelayedCredentials, control: ControlService, clock: ManualClock
+    relayed: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     control.answer = REFUSED
-    guesses = [relayed.told_to("127.0.0.1", f"{WEB}:guess{number}") for number in range(200)]
+    guesses = [relayed.issue_throttled("127.0.0.1", f"{WEB}:guess{number}") for number in range(200)]
     flood = asyncio.gather(*guesses, return_exceptions=True)
     await clock.advance(1)
     assert control.asked.total() <= RELAY_RATE_PER_ADDRESS.burst + RELAY_RATE_PER_ADDRESS.per_second + 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import control_service, lookups, relayed
 from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, WAITING_OF_ONE, NoAnswer, RelayedCredentials, Reply
+from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, WAITING_OF_ONE, NoAnswer, CredentialRelay, Reply
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock, settle
@@ -34,12 +34,12 @@ def control(clock: ManualClock) -> ControlService:
 
 
 @pytest.fixture
-def here(control: ControlService, clock: ManualClock) -> RelayedCredentials:
+def here(control: ControlService, clock: ManualClock) -> CredentialRelay:
     return sidecar(control, clock, set())
 
 
-def flood(here: RelayedCredentials, shown: list[str], address: str = "10.9.9.9") -> list[asyncio.Task[Any]]:
-    return [asyncio.create_task(here.told_to(address, each)) for each in shown]
+def flood(here: CredentialRelay, shown: list[str], address: str = "10.9.9.9") -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(here.issue_throttled(address, each)) for each in shown]
 
 
 async def outcomes(tasks: list[asyncio.Task[Any]]) -> Counter[type[object]]:
@@ -47,7 +47,7 @@ async def outcomes(tasks: list[asyncio.Task[Any]]) -> Counter[type[object]]:
 
 
 async def test_all_who_show_the_same_wrong_pair_share_one_refusal(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock
+    here: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     control.answer = REFUSED
     found = await outcomes(flood(here, [EVIL] * 200) + flood(here, [EVIL] * 50, "10.8.8.8"))
@@ -55,44 +55,44 @@ async def test_all_who_show_the_same_wrong_pair_share_one_refusal(
     assert control.asked[EVIL] == 1
     for _ in range(5):  # nor is it asked again a moment later
         with pytest.raises((AccessDenied, TooManyRequests)):
-            await here.told_to("10.7.7.7", EVIL)
+            await here.issue_throttled("10.7.7.7", EVIL)
     assert control.asked[EVIL] == 1
     await clock.advance(AGAIN_SECONDS)
     control.answer = None
-    await here.told_to("10.7.7.7", EVIL)
+    await here.issue_throttled("10.7.7.7", EVIL)
 
 
 @pytest.mark.parametrize("is_one_pair", [True, False])
 async def test_a_flood_from_one_address_keeps_nobody_else_from_his_own(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock, is_one_pair: bool
+    here: CredentialRelay, control: ControlService, clock: ManualClock, is_one_pair: bool
 ) -> None:
-    first = await here.told_to("10.0.0.1", SHOWN)
+    first = await here.issue_throttled("10.0.0.1", SHOWN)
     await clock.advance(1801)
     control.right = {SHOWN, *map(new, range(30))}
     guesses = flood(here, [EVIL if is_one_pair else f"{EVIL}{number}" for number in range(1500)])
     await settle()
-    assert await here.told_to("10.0.0.1", SHOWN) != first
+    assert await here.issue_throttled("10.0.0.1", SHOWN) != first
     for number in range(20):
-        await here.told_to("10.0.0.2", new(number))
+        await here.issue_throttled("10.0.0.2", new(number))
     await clock.advance(20)
     assert (await outcomes(guesses))[Busy] >= 1500 - WAITING_OF_ONE
 
 
 async def test_of_those_with_a_good_token_one_asks_and_nobody_waits_for_him(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock
+    here: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
-    first = await here.told(SHOWN)
+    first = await here.issue(SHOWN)
     control.hangs = True
     await clock.advance(1801)
-    asking = asyncio.create_task(here.told(SHOWN))
+    asking = asyncio.create_task(here.issue(SHOWN))
     await settle()
     for _ in range(300):
-        assert await asyncio.wait_for(here.told(SHOWN), 0.5) == first
+        assert await asyncio.wait_for(here.issue(SHOWN), 0.5) == first
     assert not asking.done()
     asking.cancel()
 
 
-async def test_if_the_first_goes_away_the_next_one_asks(here: RelayedCredentials, control: ControlService) -> None:
+async def test_if_the_first_goes_away_the_next_one_asks(here: CredentialRelay, control: ControlService) -> None:
     control.hangs = True
     asking = flood(here, [SHOWN] * 3)
     await settle()
@@ -103,11 +103,11 @@ async def test_if_the_first_goes_away_the_next_one_asks(here: RelayedCredentials
 
 
 async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock
+    here: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     filling = flood(here, [new(n) for n in range(RELAY_RATE_PER_ADDRESS.burst)])
-    alone = asyncio.create_task(here.told_to("10.9.9.9", EVIL, lambda: True))  # type: ignore[arg-type]
-    gone = asyncio.create_task(here.told_to("10.9.9.9", SHOWN, lambda: True))  # type: ignore[arg-type]
+    alone = asyncio.create_task(here.issue_throttled("10.9.9.9", EVIL, lambda: True))  # type: ignore[arg-type]
+    gone = asyncio.create_task(here.issue_throttled("10.9.9.9", SHOWN, lambda: True))  # type: ignore[arg-type]
     await settle()
     (stays,) = flood(here, [SHOWN])
     await clock.advance(1)
@@ -118,7 +118,7 @@ async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
 
 
 async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_address(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock
+    here: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     granted = lookups.LOOKUP_RATE_PER_ADDRESS
     control.answer = REFUSED
@@ -132,17 +132,17 @@ async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_a
 
 
 async def test_strangers_leave_connections_for_those_with_something_kept(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    here: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relayed, "ROOM_SECONDS", 0.01)
-    await here.told(SHOWN)
+    await here.issue(SHOWN)
     control.hangs = True
     tasks = flood(here, [new(n) for n in range(40)], "10.2.2.2")
     await clock.advance(4)
     assert control.asked.total() - 1 == relayed.STRANGERS_AT_ONCE < control_service.AT_ONCE
     control.hangs = False
     await clock.advance(1801)
-    first = await here.told(SHOWN)
+    first = await here.issue(SHOWN)
     assert control.asked[SHOWN] == 2
     assert first
     for task in tasks:
@@ -150,81 +150,81 @@ async def test_strangers_leave_connections_for_those_with_something_kept(
 
 
 async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock
+    here: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     for number in range(FAILURE_BURST):
         control.answer = problem(429, "too_many_requests", 6.0)
         with pytest.raises(TooManyRequests, match="asks to slow down"):
-            await here.told_to("10.9.9.9", f"{EVIL}{number}")
+            await here.issue_throttled("10.9.9.9", f"{EVIL}{number}")
     control.answer = REFUSED
     with pytest.raises(TooManyRequests, match="one more wrong secret"):
-        await here.told_to("10.9.9.9", f"{EVIL}-another")
+        await here.issue_throttled("10.9.9.9", f"{EVIL}-another")
     control.answer = Reply(429, HTML)  # of something before the control service, which knows nothing of secrets
     for number in range(FAILURE_BURST + 1):
         with pytest.raises(TooManyRequests, match="asks to slow down"):
-            await here.told_to("10.9.9.8", new(number))
+            await here.issue_throttled("10.9.9.8", new(number))
 
 
 @pytest.mark.parametrize("trouble", [Reply(503, b""), Reply(403, HTML), NoAnswer("its answer is too large")])
 async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
-    here: RelayedCredentials, control: ControlService, trouble: Any
+    here: CredentialRelay, control: ControlService, trouble: Any
 ) -> None:
     control.answer = trouble
     for _ in range(3):
         with pytest.raises(Busy):
-            await here.told_to("10.0.0.1", EVIL)
+            await here.issue_throttled("10.0.0.1", EVIL)
     assert control.asked[EVIL] == 1
     control.answer = None
-    assert await here.told_to("10.0.0.1", SHOWN)
+    assert await here.issue_throttled("10.0.0.1", SHOWN)
 
 
 async def test_impatience_is_for_nobody_else(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    here: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relayed, "PATIENCE_SECONDS", 0.01)
-    first = await here.told(SHOWN)
+    first = await here.issue(SHOWN)
     await clock.advance(1801)
     control.hangs = True
     for _ in range(5):
-        assert await here.told(SHOWN) == first
+        assert await here.issue(SHOWN) == first
     assert control.asked[SHOWN] == 2
     control.hangs = False
-    assert await here.told(new(1))
+    assert await here.issue(new(1))
 
 
-async def test_what_is_away_is_away_for_all(here: RelayedCredentials, control: ControlService) -> None:
+async def test_what_is_away_is_away_for_all(here: CredentialRelay, control: ControlService) -> None:
     control.answer = NoAnswer("no connection", is_away=True)
     with pytest.raises(Busy):
-        await here.told(SHOWN)
+        await here.issue(SHOWN)
     control.answer = None
     with pytest.raises(Busy):
-        await here.told(new(1))
+        await here.issue(new(1))
 
 
 @pytest.mark.parametrize(
     "page", [Reply(403, HTML), Reply(401, HTML), Reply(401, b"{}"), Reply(401, b"[]"), problem(403, "forbidden")]
 )
 async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock, page: Reply
+    here: CredentialRelay, control: ControlService, clock: ManualClock, page: Reply
 ) -> None:
-    first = await here.told_to("10.0.0.1", SHOWN)
+    first = await here.issue_throttled("10.0.0.1", SHOWN)
     await clock.advance(1801)
     control.answer = page
     for _ in range(FAILURE_BURST + 5):
-        assert await here.told_to("10.0.0.1", SHOWN) == first
+        assert await here.issue_throttled("10.0.0.1", SHOWN) == first
         with pytest.raises(Busy):
-            await here.told_to("10.0.0.1", EVIL)
+            await here.issue_throttled("10.0.0.1", EVIL)
         await clock.advance(AGAIN_SECONDS)
 
 
 async def test_with_a_clock_that_is_ahead_it_does_not_ask_all_the_time(
-    here: RelayedCredentials, control: ControlService, clock: ManualClock
+    here: CredentialRelay, control: ControlService, clock: ManualClock
 ) -> None:
     control.answer = control.made("web")
-    await here.told(SHOWN)
+    await here.issue(SHOWN)
     await clock.advance(1801)
     for _ in range(120):
-        await here.told(SHOWN)
+        await here.issue(SHOWN)
         await clock.advance(0.5)
     assert 2 < control.asked[SHOWN] <= 7
 

@@ -16,37 +16,37 @@ from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder
 from price_keeper.model import Scope
 
-REMEMBERED = 10_000  # tokens handed out that have more than half their life before them
+MAX_CACHED_CREDENTIALS = 10_000  # tokens handed out that have more than half their life before them
 
 # An SDK signs with these because it must; the signature proves nothing here, and the token everything.
 _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
-NO_KEY_SECONDS = 60  # before asking again; it takes another configuration
-_NO_KEY = "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
-_NO_PAIR = "the container authorization token is client_id:client_secret"
-_NOT_KEPT = (b"cache-control", b"no-store")
+NO_SIGNING_KEY_RETRY_SECONDS = 60  # before asking again; it takes another configuration
+_NO_SIGNING_KEY = "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
+_MALFORMED_PAIR = "the container authorization token is client_id:client_secret"
+_NO_STORE = (b"cache-control", b"no-store")
 
 
 IsRevoked = Callable[[Claims], Awaitable[bool]]  # as far as it can be told
 
 
-class Suspected(TooManyRequests):
+class ProbableWrongSecret(TooManyRequests):
     """In all likelihood for a wrong secret: so it is counted as one."""
 
 
-IsGone = Callable[[], bool]  # who asked: then it is not found out for him alone
+IsDisconnected = Callable[[], bool]  # who asked: then it is not found out for him alone
 
 
-def stays() -> bool:
+def is_never_disconnected() -> bool:
     """Of whom it is not known."""
     return False
 
 
-async def _none_is(_: Claims) -> bool:
+async def _is_never_revoked(_: Claims) -> bool:
     return False
 
 
-class HandsOut(ABC):
+class CredentialIssuer(ABC):
     """Credentials for a client's id and secret, whoever makes them."""
 
     def __init__(self, login_throttle: LoginThrottle | None) -> None:
@@ -54,55 +54,55 @@ class HandsOut(ABC):
         self._login_throttle = login_throttle
 
     @abstractmethod
-    async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:
+    async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
         """Raises AccessDenied, or what says that it cannot be told now."""
 
     @abstractmethod
-    def demand_source(self) -> None:
+    def require_available(self) -> None:
         """Raises where nobody is told anything, whatever he shows."""
 
-    async def told_to(self, address: str, authorization: str, is_gone: IsGone = stays) -> Mapping[str, str]:
+    async def issue_throttled(self, address: str, authorization: str, is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
         """As `told`, to somebody at this address. Raises SlowDown for too many wrong ones."""
         if self._login_throttle is None:
-            return await self.told(authorization, address, is_gone)
+            return await self.issue(authorization, address, is_disconnected)
         client_id, is_pair, _ = authorization.partition(":")
         if not is_pair:
             self._login_throttle.count_malformed(address)
-            raise AccessDenied(_NO_PAIR)
-        self.demand_source()
+            raise AccessDenied(_MALFORMED_PAIR)
+        self.require_available()
         try:
-            return await self.told(authorization, address, is_gone)
-        except (AccessDenied, Suspected):
+            return await self.issue(authorization, address, is_disconnected)
+        except (AccessDenied, ProbableWrongSecret):
             self._login_throttle.count_failure(client_id, address)
             raise
 
-    async def answer(self, request: Request, responder: Responder, more: tuple[Header, ...] = ()) -> None:
+    async def respond(self, request: Request, responder: Responder, response_headers: tuple[Header, ...] = ()) -> None:
         """As `told`."""
         if AUTHORIZATION in request.repeated:
             raise AccessDenied("a header that says who calls comes only once")
         authorization = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
-        told = await self.told_to(request.peer, authorization, lambda: responder.is_disconnected)
-        send_json(responder, told, (_NOT_KEPT, *more))
+        credentials = await self.issue_throttled(request.peer, authorization, lambda: responder.is_disconnected)
+        send_json(responder, credentials, (_NO_STORE, *response_headers))
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    told: Mapping[str, str] = field(repr=False)
+class _IssuedCredentials:
+    credentials: Mapping[str, str] = field(repr=False)
     claims: Claims
 
-    def is_good(self, now: float, generation: int) -> bool:
+    def is_reusable(self, now: float, generation: int) -> bool:
         """Also where the clock was set back: a token from the future is good nowhere on this machine."""
-        half = (self.claims.issued + self.claims.expires) / 2
-        return self.claims.issued <= now + SKEW_SECONDS and now < half and self.claims.generation == generation
+        half_life_at = (self.claims.issued + self.claims.expires) / 2
+        return self.claims.issued <= now + SKEW_SECONDS and now < half_life_at and self.claims.generation == generation
 
 
-class ContainerCredentials(HandsOut):
+class LocalCredentialIssuer(CredentialIssuer):
     def __init__(
         self,
         clients: ClientVerifier,
         tokens: TokenService,
         now: Callable[[], float],
-        is_revoked: IsRevoked = _none_is,
+        is_revoked: IsRevoked = _is_never_revoked,
         login_throttle: LoginThrottle | None = None,
     ) -> None:
         super().__init__(login_throttle)
@@ -110,46 +110,46 @@ class ContainerCredentials(HandsOut):
         self._tokens = tokens
         self._is_revoked = is_revoked
         self._now = now
-        self._made: dict[Scope, _Made] = {}
+        self._issued: dict[Scope, _IssuedCredentials] = {}
 
-    def demand_source(self) -> None:
+    def require_available(self) -> None:
         if not self._tokens.can_mint:
-            raise Busy(_NO_KEY, retry_after=NO_KEY_SECONDS)
+            raise Busy(_NO_SIGNING_KEY, retry_after=NO_SIGNING_KEY_RETRY_SECONDS)
 
-    async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:  # noqa: ARG002
+    async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:  # noqa: ARG002
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""
-        client_id, secret = shown(authorization)
+        client_id, secret = parse_authorization(authorization)
         for _ in range(MAX_STALE_RETRIES):
             scope, generation = await self._clients.verify_with_generation(client_id, secret, address)
-            made = self._made.get(scope)
-            if made is None or not made.is_good(self._now(), generation):
-                made = self._make(scope, generation)
+            issued = self._issued.get(scope)
+            if issued is None or not issued.is_reusable(self._now(), generation):
+                issued = self._mint(scope, generation)
             # A new one too: what is known here of the client's generation may be a minute old.
-            if not await self._is_revoked(made.claims):
-                return made.told
-            if self._made.get(scope) is made:  # else somebody else has found that out
-                del self._made[scope]
+            if not await self._is_revoked(issued.claims):
+                return issued.credentials
+            if self._issued.get(scope) is issued:  # else somebody else has found that out
+                del self._issued[scope]
                 self._clients.invalidate(scope)
         raise Busy("the tokens of this client are revoked all the time; try again", retry_after=2)
 
-    def _make(self, scope: Scope, generation: int) -> _Made:
+    def _mint(self, scope: Scope, generation: int) -> _IssuedCredentials:
         minted = self._tokens.mint_access(scope.org, scope.app, generation=generation)
         expiration = datetime.fromtimestamp(minted.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        told = {
+        credentials = {
             "AccessKeyId": _ACCESS_KEY,
             "SecretAccessKey": _SECRET_KEY,
             "Token": minted.token,
             "Expiration": expiration,
         }
-        if len(self._made) >= REMEMBERED:
-            self._made.clear()
-        made = self._made[scope] = _Made(told, minted.claims)
-        return made
+        if len(self._issued) >= MAX_CACHED_CREDENTIALS:
+            self._issued.clear()
+        issued = self._issued[scope] = _IssuedCredentials(credentials, minted.claims)
+        return issued
 
 
-def shown(authorization: str) -> tuple[str, str]:
+def parse_authorization(authorization: str) -> tuple[str, str]:
     """A client's id and secret. Raises AccessDenied."""
     client_id, colon, secret = authorization.partition(":")
     if not colon:
-        raise AccessDenied(_NO_PAIR)
+        raise AccessDenied(_MALFORMED_PAIR)
     return client_id, secret

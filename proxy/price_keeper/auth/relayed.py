@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from price_keeper.auth.container import HandsOut, IsGone, IsRevoked, Suspected, shown, stays
+from price_keeper.auth.container import CredentialIssuer, IsDisconnected, IsRevoked, ProbableWrongSecret, parse_authorization, is_never_disconnected
 from price_keeper.auth.failures import LoginThrottle, network_of
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.tokens import Claims, TokenService
@@ -101,7 +101,7 @@ class _Wanted:
     authorization: str = field(repr=False)
 
 
-class RelayedCredentials(HandsOut):
+class CredentialRelay(CredentialIssuer):
     def __init__(
         self,
         ask: Ask | None,
@@ -128,21 +128,21 @@ class RelayedCredentials(HandsOut):
         self._odd_until = 0.0
         self._is_away = False
 
-    def demand_source(self) -> None:
+    def require_available(self) -> None:
         if self._ask is None:
             raise AccessDenied(_NONE)
 
-    async def told(self, authorization: str, address: str = "", is_gone: IsGone = stays) -> Mapping[str, str]:
+    async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
         if self._ask is None:
             raise AccessDenied(_NONE)
-        client_id, secret = shown(authorization)
+        client_id, secret = parse_authorization(authorization)
         if scope_of_client(client_id) is None or not _SECRET.fullmatch(secret):
             raise AccessDenied(_BAD)
         mark = hmac.digest(self._key, authorization.encode(), "sha256")
         wanted = _Wanted(self._ask, mark, client_id, authorization)
         kept = await self._good(mark)
         if kept is None:
-            return (await self._of_stranger(wanted, address, is_gone)).told
+            return (await self._of_stranger(wanted, address, is_disconnected)).told
         if not self._is_due(kept) or mark in self._asking:
             return kept.told
         return (await self._asking.told(mark, lambda: self._made(wanted, is_patient=False))).told
@@ -162,7 +162,7 @@ class RelayedCredentials(HandsOut):
 
     # Who has nothing kept.
 
-    async def _of_stranger(self, wanted: _Wanted, address: str, is_gone: IsGone) -> _Kept:
+    async def _of_stranger(self, wanted: _Wanted, address: str, is_gone: IsDisconnected) -> _Kept:
         self._demand_hope(wanted.mark)
         about = (wanted.mark, network_of(address))
         with self._places.one(*about):
@@ -171,7 +171,7 @@ class RelayedCredentials(HandsOut):
             except _Gone:  # others who show the same go on
                 raise Busy("nobody is left to be told", retry_after=AGAIN_SECONDS) from None
 
-    async def _in_turn(self, wanted: _Wanted, address: str, is_gone: IsGone) -> _Kept:
+    async def _in_turn(self, wanted: _Wanted, address: str, is_gone: IsDisconnected) -> _Kept:
         """Whose turn it was is known by the address; the answer is for all who show the same, from wherever."""
         await self._lookup_throttle.wait_for_address(address)
         if is_gone():
@@ -229,7 +229,7 @@ class RelayedCredentials(HandsOut):
     async def _slowed(self, mark: bytes, reply: Reply) -> _Kept:
         """It says that to wrong secrets, of which there were too many: so to who is not known here, with reason."""
         wait = reply.wait or AGAIN_SECONDS
-        kind = Suspected if _is_ours(reply, 429, "too_many_requests") else TooManyRequests
+        kind = ProbableWrongSecret if _is_ours(reply, 429, "too_many_requests") else TooManyRequests
         refusal = kind("the control service asks to slow down", retry_after=wait)
         return await self._rested(mark, min(wait, LONGEST_REST_SECONDS), refusal)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from price_keeper.auth.clients import MAX_STALE_RETRIES
-from price_keeper.auth.container import NO_KEY_SECONDS
+from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.sessions import Issued, Outdated
 from price_keeper.control.bodies import OF_STRANGERS
 from price_keeper.control.calls import Answer, Call, Route, Who, read
@@ -63,7 +63,7 @@ async def credentials(parts: Parts, call: Call) -> Answer:
     authorization = call.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
     with wrong_counted(parts, call, client_id):
-        return Answer(dict(await parts.credentials.told(authorization, call.address)))
+        return Answer(dict(await parts.credentials.issue(authorization, call.address)))
 
 
 def _login_may_be_invented(parts: Parts, call: Call) -> bool:
@@ -84,7 +84,7 @@ def _demand_key(parts: Parts) -> None:
     """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
     if not parts.tokens.can_mint:
         message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
-        raise Problem(503, ERRORS[503], message, wait=NO_KEY_SECONDS)
+        raise Problem(503, ERRORS[503], message, wait=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
 def _told(parts: Parts, issued: Issued) -> Answer:

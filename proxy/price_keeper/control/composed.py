@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.container import ContainerCredentials
+from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.page_sessions import PageSessions
@@ -56,7 +56,7 @@ def parts_of(
         rates=rates or _rates(clock, leasing),
         clients=clients,
         wrong_secrets=wrong_secrets,
-        credentials=ContainerCredentials(clients, tokens, clock.now, revocation.is_revoked),
+        credentials=LocalCredentialIssuer(clients, tokens, clock.now, revocation.is_revoked),
         tokens=tokens,
         sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
         page_sessions=page_sessions,

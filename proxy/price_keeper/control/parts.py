@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.container import HandsOut
+from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.page_sessions import PageSessions
@@ -43,7 +43,7 @@ class Parts:
     rates: Rates
     clients: ClientVerifier
     wrong_secrets: LoginThrottle
-    credentials: HandsOut
+    credentials: CredentialIssuer
     tokens: TokenService
     sessions: Sessions
     page_sessions: PageSessions

@@ -8,7 +8,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
-from price_keeper.auth.container import shown
+from price_keeper.auth.container import parse_authorization
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import SKEW_SECONDS, TokenService
 from price_keeper.errors import AccessDenied, TokenExpired
@@ -106,7 +106,7 @@ def _made(reader: Reader, *, is_nearly_good: bool) -> None:
 
 def _pair(text: str) -> None:
     try:
-        client, secret = shown(text)
+        client, secret = parse_authorization(text)
     except AccessDenied:
         holds(":" not in text, "a pair that is refused")
         return
