@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import aiohttp.connector
 import pytest
 from price_keeper.auth.control_service import control_service
-from price_keeper.auth.relayed import NoAnswer
+from price_keeper.auth.relayed import ControlServiceFailed
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
 from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, Forwarder, UpstreamTarget
@@ -73,7 +73,7 @@ async def _web_identity(host: str, port: int) -> None:
 
 async def _control_service(host: str, port: int) -> None:
     async with control_service(f"https://{host}:{port}") as asking:
-        with pytest.raises(NoAnswer):
+        with pytest.raises(ControlServiceFailed):
             await asking("client:secret")
 
 

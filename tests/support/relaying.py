@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.auth.container import IsRevoked
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.relayed import CredentialRelay, Reply
+from price_keeper.auth.relayed import CredentialRelay, ControlReply
 from price_keeper.auth.tokens import Claims, TokenService
 
 from tests.support.clock import ManualClock
@@ -20,10 +20,10 @@ SHOWN = f"{WEB}:the-secret-of-web"
 KEY = "k" * 40
 
 
-def problem(status: int, error: str, wait: float | None = None) -> Reply:
+def problem(status: int, error: str, wait: float | None = None) -> ControlReply:
     """As the control API tells it."""
     told = {"error": error, "message": "x", "details": [], "timestamp": "2026-11-18T12:00:00Z", "request_id": "r1"}
-    return Reply(status, json.dumps(told).encode(), wait)
+    return ControlReply(status, json.dumps(told).encode(), wait)
 
 
 REFUSED = problem(401, "unauthorized")
@@ -35,11 +35,11 @@ class ControlService:
     def __init__(self, clock: ManualClock, key: str = KEY) -> None:
         self.tokens = TokenService([SigningKey("k1", "HS256", key, key)], "price-keeper", clock.now)
         self.asked = Counter[str]()
-        self.answer: Reply | Exception | None = None
+        self.answer: ControlReply | Exception | None = None
         self.hangs = False
         self.right: set[str] | None = None  # who is refused nothing; None is everybody
 
-    async def __call__(self, authorization: str) -> Reply:
+    async def __call__(self, authorization: str) -> ControlReply:
         self.asked[authorization] += 1
         await (asyncio.Event().wait() if self.hangs else asyncio.sleep(0))
         if isinstance(self.answer, Exception):
@@ -48,10 +48,10 @@ class ControlService:
             return REFUSED
         return self.answer or self.made(authorization.partition(":")[0].rpartition("-app-")[2])
 
-    def made(self, app: str, **more: Any) -> Reply:
+    def made(self, app: str, **more: Any) -> ControlReply:
         token = self.tokens.mint_access(ORG, app).token
         told = {"AccessKeyId": "A", "SecretAccessKey": "S", "Token": token, "Expiration": "2027-01-01T00:00:00Z"}
-        return Reply(200, json.dumps(told | more).encode())
+        return ControlReply(200, json.dumps(told | more).encode())
 
 
 def told_by(revoked: set[str]) -> IsRevoked:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import relayed as module
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, NoAnswer, CredentialRelay, Reply
+from price_keeper.auth.relayed import CONTROL_RETRY_SECONDS, RELAY_RATE_PER_ADDRESS, ControlServiceFailed, CredentialRelay, ControlReply
 from price_keeper.auth.waiting import Places
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
@@ -65,7 +65,7 @@ async def test_many_at_once_ask_once(relayed: CredentialRelay, control: ControlS
     found = await asyncio.gather(*(relayed.issue(SHOWN) for _ in range(200)))
     assert control.asked[SHOWN] == 1
     assert all(each == found[0] for each in found)
-    assert len(relayed._asking) == 0
+    assert len(relayed._single_flight) == 0
 
 
 async def test_another_secret_of_the_same_client_gets_nothing_that_is_kept(
@@ -87,13 +87,13 @@ async def test_a_refusal_ends_what_is_kept(
     control.answer = REFUSED
     with pytest.raises(AccessDenied, match="the client id or its secret is wrong"):
         await relayed.issue(SHOWN)
-    await clock.advance(AGAIN_SECONDS)
-    control.answer = NoAnswer("away")
+    await clock.advance(CONTROL_RETRY_SECONDS)
+    control.answer = ControlServiceFailed("away")
     with pytest.raises(Busy):  # though the token has not expired
         await relayed.issue(SHOWN)
 
 
-@pytest.mark.parametrize("trouble", [NoAnswer("away"), Reply(503, b""), Reply(302, b""), Reply(404, b"{}")])
+@pytest.mark.parametrize("trouble", [ControlServiceFailed("away"), ControlReply(503, b""), ControlReply(302, b""), ControlReply(404, b"{}")])
 async def test_without_the_control_service_what_is_kept_is_good_until_it_expires(
     relayed: CredentialRelay, control: ControlService, clock: ManualClock, trouble: Any
 ) -> None:
@@ -106,13 +106,13 @@ async def test_without_the_control_service_what_is_kept_is_good_until_it_expires
     await clock.advance(2)
     with pytest.raises(Busy) as caught:
         await relayed.issue(SHOWN)
-    assert caught.value.retry_after == AGAIN_SECONDS
+    assert caught.value.retry_after == CONTROL_RETRY_SECONDS
 
 
 async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
     relayed: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT_SECONDS", 0.01)
     first = await relayed.issue(SHOWN)
     control.hangs = True
     await clock.advance(1801)
@@ -123,13 +123,13 @@ async def test_for_a_slow_answer_nobody_waits_long_who_has_one_that_is_good(
 async def test_who_gave_no_answer_is_left_alone_for_a_moment(
     relayed: CredentialRelay, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    control.answer = NoAnswer("away", is_away=True)
+    control.answer = ControlServiceFailed("away", is_away=True)
     with caplog.at_level(logging.WARNING, "price_keeper.auth"):
         for _ in range(50):
             with pytest.raises(Busy):
                 await relayed.issue(SHOWN)
         assert control.asked[SHOWN] == 1
-        await clock.advance(AGAIN_SECONDS)
+        await clock.advance(CONTROL_RETRY_SECONDS)
         control.answer = None
         await relayed.issue(SHOWN)
     assert [record.getMessage() for record in caplog.records] == [
@@ -148,7 +148,7 @@ async def test_a_token_that_was_revoked_is_not_handed_out_again(
 
 
 async def test_slowing_down_is_passed_on(relayed: CredentialRelay, control: ControlService) -> None:
-    control.answer = Reply(429, b"{}", 6.0)
+    control.answer = ControlReply(429, b"{}", 6.0)
     with pytest.raises(TooManyRequests) as caught:
         await relayed.issue(SHOWN)
     assert caught.value.retry_after == 6.0
@@ -158,13 +158,13 @@ async def test_an_answer_that_is_none_is_not_handed_out(
     relayed: CredentialRelay, control: ControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     foreign = ControlService(clock, "x" * 40).made("web")
-    answers = [foreign, control.made("bot"), control.made("web", Token=7), Reply(200, b"[" * 99_999), Reply(200, b"{}")]
+    answers = [foreign, control.made("bot"), control.made("web", Token=7), ControlReply(200, b"[" * 99_999), ControlReply(200, b"{}")]
     for answer in answers:
         control.answer = answer
         with pytest.raises(Busy):
             await relayed.issue(SHOWN)
-        await clock.advance(AGAIN_SECONDS)
-    assert relayed._kept == {}
+        await clock.advance(CONTROL_RETRY_SECONDS)
+    assert relayed._cached == {}
     assert "eyJ" not in caplog.text
     assert "compare auth.keys" in caplog.text
 
@@ -181,17 +181,17 @@ async def test_what_can_be_no_secret_is_not_sent_on(
 async def test_what_is_kept_and_who_waits_is_bounded(
     relayed: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 10)
-    relayed._places = Places(20, 20)
+    monkeypatch.setattr(module, "MAX_CACHED_CALLERS", 10)
+    relayed._waiters = Places(20, 20)
     for number in range(100):
         await relayed.issue(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
         await clock.advance(1)
-        assert len(relayed._kept) <= 10
-    control.answer = NoAnswer("away")
+        assert len(relayed._cached) <= 10
+    control.answer = ControlServiceFailed("away")
     found = await asyncio.gather(*(relayed.issue(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
     assert Counter(str(each) for each in found)["too many callers wait for credentials"] == 30
-    assert (relayed._places.taken, len(relayed._asking)) == (0, 0)
-    assert len(relayed._in_vain) <= 10
+    assert (relayed._waiters.taken, len(relayed._single_flight)) == (0, 0)
+    assert len(relayed._recent_refusals) <= 10
 
 
 async def test_without_a_control_url_nothing_is_handed_out(clock: ManualClock, control: ControlService) -> None:
@@ -211,7 +211,7 @@ async def test_asked_to_slow_down_it_hands_out_what_is_kept_and_asks_later(
 ) -> None:
     first = await relayed.issue(SHOWN)
     await clock.advance(1801)
-    control.answer = Reply(429, b"{}", 6.0)
+    control.answer = ControlReply(429, b"{}", 6.0)
     for _ in range(20):
         assert await relayed.issue(SHOWN) == first
     assert control.asked[SHOWN] == 2
@@ -229,7 +229,7 @@ async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_n
         with pytest.raises(Busy, match="was revoked") as refused:
             await relayed.issue(SHOWN)
         assert refused.value.retry_after
-    assert relayed._kept == {}
+    assert relayed._cached == {}
     control.answer = None  # by now it knows, and makes another
     assert control.tokens.verify_access((await relayed.issue(SHOWN))["Token"]).jti not in revoked
 

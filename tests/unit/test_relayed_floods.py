@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import control_service, lookups, relayed
 from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.relayed import AGAIN_SECONDS, RELAY_RATE_PER_ADDRESS, WAITING_OF_ONE, NoAnswer, CredentialRelay, Reply
+from price_keeper.auth.relayed import CONTROL_RETRY_SECONDS, RELAY_RATE_PER_ADDRESS, MAX_WAITERS_PER_KEY, ControlServiceFailed, CredentialRelay, ControlReply
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock, settle
@@ -57,7 +57,7 @@ async def test_all_who_show_the_same_wrong_pair_share_one_refusal(
         with pytest.raises((AccessDenied, TooManyRequests)):
             await here.issue_throttled("10.7.7.7", EVIL)
     assert control.asked[EVIL] == 1
-    await clock.advance(AGAIN_SECONDS)
+    await clock.advance(CONTROL_RETRY_SECONDS)
     control.answer = None
     await here.issue_throttled("10.7.7.7", EVIL)
 
@@ -75,7 +75,7 @@ async def test_a_flood_from_one_address_keeps_nobody_else_from_his_own(
     for number in range(20):
         await here.issue_throttled("10.0.0.2", new(number))
     await clock.advance(20)
-    assert (await outcomes(guesses))[Busy] >= 1500 - WAITING_OF_ONE
+    assert (await outcomes(guesses))[Busy] >= 1500 - MAX_WAITERS_PER_KEY
 
 
 async def test_of_those_with_a_good_token_one_asks_and_nobody_waits_for_him(
@@ -134,12 +134,12 @@ async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_a
 async def test_strangers_leave_connections_for_those_with_something_kept(
     here: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relayed, "ROOM_SECONDS", 0.01)
+    monkeypatch.setattr(relayed, "SLOT_TIMEOUT_SECONDS", 0.01)
     await here.issue(SHOWN)
     control.hangs = True
     tasks = flood(here, [new(n) for n in range(40)], "10.2.2.2")
     await clock.advance(4)
-    assert control.asked.total() - 1 == relayed.STRANGERS_AT_ONCE < control_service.AT_ONCE
+    assert control.asked.total() - 1 == relayed.MAX_FIRST_FETCHES < control_service.AT_ONCE
     control.hangs = False
     await clock.advance(1801)
     first = await here.issue(SHOWN)
@@ -159,13 +159,13 @@ async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
     control.answer = REFUSED
     with pytest.raises(TooManyRequests, match="one more wrong secret"):
         await here.issue_throttled("10.9.9.9", f"{EVIL}-another")
-    control.answer = Reply(429, HTML)  # of something before the control service, which knows nothing of secrets
+    control.answer = ControlReply(429, HTML)  # of something before the control service, which knows nothing of secrets
     for number in range(FAILURE_BURST + 1):
         with pytest.raises(TooManyRequests, match="asks to slow down"):
             await here.issue_throttled("10.9.9.8", new(number))
 
 
-@pytest.mark.parametrize("trouble", [Reply(503, b""), Reply(403, HTML), NoAnswer("its answer is too large")])
+@pytest.mark.parametrize("trouble", [ControlReply(503, b""), ControlReply(403, HTML), ControlServiceFailed("its answer is too large")])
 async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
     here: CredentialRelay, control: ControlService, trouble: Any
 ) -> None:
@@ -181,7 +181,7 @@ async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
 async def test_impatience_is_for_nobody_else(
     here: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relayed, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(relayed, "REFRESH_TIMEOUT_SECONDS", 0.01)
     first = await here.issue(SHOWN)
     await clock.advance(1801)
     control.hangs = True
@@ -193,7 +193,7 @@ async def test_impatience_is_for_nobody_else(
 
 
 async def test_what_is_away_is_away_for_all(here: CredentialRelay, control: ControlService) -> None:
-    control.answer = NoAnswer("no connection", is_away=True)
+    control.answer = ControlServiceFailed("no connection", is_away=True)
     with pytest.raises(Busy):
         await here.issue(SHOWN)
     control.answer = None
@@ -202,10 +202,10 @@ async def test_what_is_away_is_away_for_all(here: CredentialRelay, control: Cont
 
 
 @pytest.mark.parametrize(
-    "page", [Reply(403, HTML), Reply(401, HTML), Reply(401, b"{}"), Reply(401, b"[]"), problem(403, "forbidden")]
+    "page", [ControlReply(403, HTML), ControlReply(401, HTML), ControlReply(401, b"{}"), ControlReply(401, b"[]"), problem(403, "forbidden")]
 )
 async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
-    here: CredentialRelay, control: ControlService, clock: ManualClock, page: Reply
+    here: CredentialRelay, control: ControlService, clock: ManualClock, page: ControlReply
 ) -> None:
     first = await here.issue_throttled("10.0.0.1", SHOWN)
     await clock.advance(1801)
@@ -214,7 +214,7 @@ async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
         assert await here.issue_throttled("10.0.0.1", SHOWN) == first
         with pytest.raises(Busy):
             await here.issue_throttled("10.0.0.1", EVIL)
-        await clock.advance(AGAIN_SECONDS)
+        await clock.advance(CONTROL_RETRY_SECONDS)
 
 
 async def test_with_a_clock_that_is_ahead_it_does_not_ask_all_the_time(
@@ -246,7 +246,7 @@ async def test_only_without_a_connection_it_is_away(size: int | None, is_away: b
     if size is None:
         server.close()
     async with control_service.control_service(f"http://127.0.0.1:{port}") as ask:
-        with pytest.raises(NoAnswer) as refused:
+        with pytest.raises(ControlServiceFailed) as refused:
             await ask(SHOWN)
     assert refused.value.is_away == is_away
     server.close()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from price_keeper.auth.relayed import Ask, NoAnswer, Reply
+from price_keeper.auth.relayed import AskControlService, ControlServiceFailed, ControlReply
 
 SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
 AT_ONCE = 32  # connections: more than strangers are given by `relayed.py`
@@ -15,7 +15,7 @@ MOST_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
 
 
 @asynccontextmanager
-async def control_service(url: str) -> AsyncIterator[Ask]:
+async def control_service(url: str) -> AsyncIterator[AskControlService]:
     """It follows no redirection and asks no proxy: what is sent there is a secret."""
     session = aiohttp.ClientSession(
         # No connection is kept: aiohttp takes what comes on an idle one for the next answer, which would be credentials
@@ -27,16 +27,16 @@ async def control_service(url: str) -> AsyncIterator[Ask]:
         trust_env=False,
     )
 
-    async def ask(authorization: str) -> Reply:
+    async def ask(authorization: str) -> ControlReply:
         headers = {"Authorization": authorization, "Accept-Encoding": "identity"}
         try:
             async with session.get(f"{url}/credentials", headers=headers, allow_redirects=False) as answer:
-                return Reply(answer.status, await _body(answer), _seconds(answer.headers.get("Retry-After", "")))
+                return ControlReply(answer.status, await _body(answer), _seconds(answer.headers.get("Retry-After", "")))
         except TimeoutError:
-            raise NoAnswer(f"{url} gave no answer within {SECONDS:g} s", is_away=True) from None
+            raise ControlServiceFailed(f"{url} gave no answer within {SECONDS:g} s", is_away=True) from None
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             is_away = isinstance(failure, aiohttp.ClientConnectionError | OSError)
-            raise NoAnswer(f"{url}: {_why(failure)}", is_away=is_away) from None
+            raise ControlServiceFailed(f"{url}: {_why(failure)}", is_away=is_away) from None
 
     try:
         yield ask

@@ -31,72 +31,72 @@ from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TooManyRequests, TokenExpired
 from price_keeper.model import scope_of_client
 
-REMEMBERED = 10_000  # callers, and as many whose asking was in vain
-WAITING = 1000  # who have nothing kept, for the control service; past this the answer would come too late
-WAITING_OF_ONE = 250  # from one address, or with the same pair
-STRANGERS_AT_ONCE = 24  # asked for; the other connections are for those who have something kept
-ROOM_SECONDS = 1.0  # for one of those
-PATIENCE_SECONDS = 1.0  # for a new one where an older one is still good: some SDKs wait for two
-AGAIN_SECONDS = 2.0  # after it gave no answer, or refused, before it is asked once more
-SLOW_REST_SECONDS = 10.0  # after patience was over, before the same caller's is asked for once more
-STALE_REST_SECONDS = 15.0  # after it gave one past half its life, as where the clocks differ
-LONGEST_REST_SECONDS = 60.0  # after it asked to slow down
-ODD_SECONDS = 60.0  # between two lines in the log about answers that are none
-TOLD = ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
+MAX_CACHED_CALLERS = 10_000  # callers, and as many whose asking was in vain
+MAX_WAITERS = 1000  # who have nothing kept, for the control service; past this the answer would come too late
+MAX_WAITERS_PER_KEY = 250  # from one address, or with the same pair
+MAX_FIRST_FETCHES = 24  # asked for; the other connections are for those who have something kept
+SLOT_TIMEOUT_SECONDS = 1.0  # for one of those
+REFRESH_TIMEOUT_SECONDS = 1.0  # for a new one where an older one is still good: some SDKs wait for two
+CONTROL_RETRY_SECONDS = 2.0  # after it gave no answer, or refused, before it is asked once more
+SLOW_REFRESH_PAUSE_SECONDS = 10.0  # after patience was over, before the same caller's is asked for once more
+STALE_REFRESH_PAUSE_SECONDS = 15.0  # after it gave one past half its life, as where the clocks differ
+MAX_REFRESH_PAUSE_SECONDS = 60.0  # after it asked to slow down
+FAILURE_LOG_SECONDS = 60.0  # between two lines in the log about answers that are none
+CREDENTIAL_FIELDS = ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
 
 # To the control service this sidecar is one address, which is granted 50 at once and 50 a second.
 RELAY_RATE_PER_ADDRESS, RELAY_RATE_TOTAL = LookupRate(20, 10.0), LookupRate(40, 40.0)
 
-_SECRET = re.compile(r"[!-~]{1,128}")
-_BAD = "the client id or its secret is wrong"
-_AWAY = "the control service, which makes credentials, cannot be reached; try again"
-_REVOKED = "the token that the control service hands out was revoked, which it does not know yet; try again"
-_NONE = "this sidecar hands out no credentials: auth.control_url does not say where they are made"
+_SHOWN_SECRET_FORMAT = re.compile(r"[!-~]{1,128}")
+_WRONG_SECRET = "the client id or its secret is wrong"
+_CONTROL_AWAY = "the control service, which makes credentials, cannot be reached; try again"
+_TOKEN_REVOKED = "the token that the control service hands out was revoked, which it does not know yet; try again"
+_NOT_CONFIGURED = "this sidecar hands out no credentials: auth.control_url does not say where they are made"
 
 V = TypeVar("V")
 
 _log = logging.getLogger("price_keeper.auth")
 
 
-class NoAnswer(PriceKeeperError):
+class ControlServiceFailed(PriceKeeperError):
     """The control service is not itself, as the message says, or not there at all: `is_away`."""
 
-    def __init__(self, why: str, *, is_away: bool = False) -> None:
+    def __init__(self, reason: str, *, is_away: bool = False) -> None:
         self.is_away = is_away
-        super().__init__(why)
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ControlReply:
     status: int
     body: bytes = field(repr=False)
-    wait: float | None = None
+    retry_after: float | None = None
 
 
-Ask = Callable[[str], Awaitable[Reply]]  # with what the caller showed; raises NoAnswer
+AskControlService = Callable[[str], Awaitable[ControlReply]]  # with what the caller showed; raises NoAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    told: Mapping[str, str] = field(repr=False)
+class _RelayedCredentials:
+    credentials: Mapping[str, str] = field(repr=False)
     claims: Claims
     rests_until: float = 0.0  # of the monotonic clock; until then no newer one is asked for
 
     @property
-    def half(self) -> float:
+    def half_life_at(self) -> float:
         return (self.claims.issued + self.claims.expires) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class _InVain:
+class _RecentRefusal:
     refusal: Refusal
     until: float  # of the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    ask: Ask
-    mark: bytes
+class _RelayRequest:
+    ask: AskControlService
+    cache_key: bytes
     client_id: str
     authorization: str = field(repr=False)
 
@@ -104,7 +104,7 @@ class _Wanted:
 class CredentialRelay(CredentialIssuer):
     def __init__(
         self,
-        ask: Ask | None,
+        ask: AskControlService | None,
         tokens: TokenService,
         clock: Clock,
         is_revoked: IsRevoked,
@@ -118,199 +118,199 @@ class CredentialRelay(CredentialIssuer):
         self._tokens = tokens
         self._clock = clock
         self._is_revoked = is_revoked
-        self._key = secrets.token_bytes(32)
-        self._kept: dict[bytes, _Kept] = {}
-        self._in_vain: dict[bytes, _InVain] = {}
-        self._asking = Shared[_Kept]()
-        self._places = Places(WAITING, WAITING_OF_ONE)
-        self._room = asyncio.Semaphore(STRANGERS_AT_ONCE)
+        self._digest_key = secrets.token_bytes(32)
+        self._cached: dict[bytes, _RelayedCredentials] = {}
+        self._recent_refusals: dict[bytes, _RecentRefusal] = {}
+        self._single_flight = Shared[_RelayedCredentials]()
+        self._waiters = Places(MAX_WAITERS, MAX_WAITERS_PER_KEY)
+        self._first_fetch_slots = asyncio.Semaphore(MAX_FIRST_FETCHES)
         self._away_until = 0.0  # of the monotonic clock
-        self._odd_until = 0.0
+        self._quiet_until = 0.0
         self._is_away = False
 
     def require_available(self) -> None:
         if self._ask is None:
-            raise AccessDenied(_NONE)
+            raise AccessDenied(_NOT_CONFIGURED)
 
     async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
         if self._ask is None:
-            raise AccessDenied(_NONE)
+            raise AccessDenied(_NOT_CONFIGURED)
         client_id, secret = parse_authorization(authorization)
-        if scope_of_client(client_id) is None or not _SECRET.fullmatch(secret):
-            raise AccessDenied(_BAD)
-        mark = hmac.digest(self._key, authorization.encode(), "sha256")
-        wanted = _Wanted(self._ask, mark, client_id, authorization)
-        kept = await self._good(mark)
-        if kept is None:
-            return (await self._of_stranger(wanted, address, is_disconnected)).told
-        if not self._is_due(kept) or mark in self._asking:
-            return kept.told
-        return (await self._asking.told(mark, lambda: self._made(wanted, is_patient=False))).told
+        if scope_of_client(client_id) is None or not _SHOWN_SECRET_FORMAT.fullmatch(secret):
+            raise AccessDenied(_WRONG_SECRET)
+        cache_key = hmac.digest(self._digest_key, authorization.encode(), "sha256")
+        wanted_request = _RelayRequest(self._ask, cache_key, client_id, authorization)
+        cached = await self._get_cached(cache_key)
+        if cached is None:
+            return (await self._fetch_first(wanted_request, address, is_disconnected)).credentials
+        if not self._needs_refresh(cached) or cache_key in self._single_flight:
+            return cached.credentials
+        return (await self._single_flight.told(cache_key, lambda: self._fetch(wanted_request, is_patient=False))).credentials
 
-    async def _good(self, mark: bytes) -> _Kept | None:
-        kept = self._kept.get(mark)
-        if kept is None:
+    async def _get_cached(self, cache_key: bytes) -> _RelayedCredentials | None:
+        cached = self._cached.get(cache_key)
+        if cached is None:
             return None
-        if self._clock.now() >= kept.claims.expires or await self._is_revoked(kept.claims):
-            if self._kept.get(mark) is kept:
-                del self._kept[mark]
+        if self._clock.now() >= cached.claims.expires or await self._is_revoked(cached.claims):
+            if self._cached.get(cache_key) is cached:
+                del self._cached[cache_key]
             return None
-        return kept
+        return cached
 
-    def _is_due(self, kept: _Kept) -> bool:
-        return self._clock.now() >= kept.half and self._clock.monotonic() >= kept.rests_until
+    def _needs_refresh(self, cached: _RelayedCredentials) -> bool:
+        return self._clock.now() >= cached.half_life_at and self._clock.monotonic() >= cached.rests_until
 
     # Who has nothing kept.
 
-    async def _of_stranger(self, wanted: _Wanted, address: str, is_gone: IsDisconnected) -> _Kept:
-        self._demand_hope(wanted.mark)
-        about = (wanted.mark, network_of(address))
-        with self._places.one(*about):
+    async def _fetch_first(self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected) -> _RelayedCredentials:
+        self._raise_recent_refusal(wanted_request.cache_key)
+        flight_key = (wanted_request.cache_key, network_of(address))
+        with self._waiters.one(*flight_key):
             try:
-                return await self._asking.told(about, lambda: self._in_turn(wanted, address, is_gone))
-            except _Gone:  # others who show the same go on
-                raise Busy("nobody is left to be told", retry_after=AGAIN_SECONDS) from None
+                return await self._single_flight.told(flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected))
+            except _Disconnected:  # others who show the same go on
+                raise Busy("nobody is left to be told", retry_after=CONTROL_RETRY_SECONDS) from None
 
-    async def _in_turn(self, wanted: _Wanted, address: str, is_gone: IsDisconnected) -> _Kept:
+    async def _fetch_throttled(self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected) -> _RelayedCredentials:
         """Whose turn it was is known by the address; the answer is for all who show the same, from wherever."""
         await self._lookup_throttle.wait_for_address(address)
-        if is_gone():
-            raise _Gone
-        kept = await self._good(wanted.mark)
-        if kept is not None:
-            return kept
-        self._demand_hope(wanted.mark)
-        return await self._asking.told(wanted.mark, lambda: self._with_room(wanted))
+        if is_disconnected():
+            raise _Disconnected
+        cached = await self._get_cached(wanted_request.cache_key)
+        if cached is not None:
+            return cached
+        self._raise_recent_refusal(wanted_request.cache_key)
+        return await self._single_flight.told(wanted_request.cache_key, lambda: self._fetch_with_slot(wanted_request))
 
-    async def _with_room(self, wanted: _Wanted) -> _Kept:
+    async def _fetch_with_slot(self, wanted_request: _RelayRequest) -> _RelayedCredentials:
         try:
-            async with asyncio.timeout(ROOM_SECONDS):
-                await self._room.acquire()
+            async with asyncio.timeout(SLOT_TIMEOUT_SECONDS):
+                await self._first_fetch_slots.acquire()
         except TimeoutError:
             raise Busy("the control service is asked for too many at once; try again", retry_after=2) from None
         try:
-            return await self._made(wanted, is_patient=True)
+            return await self._fetch(wanted_request, is_patient=True)
         finally:
-            self._room.release()
+            self._first_fetch_slots.release()
 
-    def _demand_hope(self, mark: bytes) -> None:
+    def _raise_recent_refusal(self, cache_key: bytes) -> None:
         """Raises what the same was answered a moment ago."""
         if self._clock.monotonic() < self._away_until:
-            raise Busy(_AWAY, retry_after=AGAIN_SECONDS)
-        found = self._in_vain.get(mark)
-        if found is not None and self._clock.monotonic() < found.until:
-            raise found.refusal.with_traceback(None)
+            raise Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS)
+        recent = self._recent_refusals.get(cache_key)
+        if recent is not None and self._clock.monotonic() < recent.until:
+            raise recent.refusal.with_traceback(None)
 
     # Asking.
 
-    async def _made(self, wanted: _Wanted, *, is_patient: bool) -> _Kept:
+    async def _fetch(self, wanted_request: _RelayRequest, *, is_patient: bool) -> _RelayedCredentials:
         if self._clock.monotonic() < self._away_until:
-            return await self._rested(wanted.mark, 0.0, Busy(_AWAY, retry_after=AGAIN_SECONDS))
+            return await self._fall_back_to_cached(wanted_request.cache_key, 0.0, Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS))
         try:
-            reply = await (wanted.ask(wanted.authorization) if is_patient else _soon(wanted))
+            reply = await (wanted_request.ask(wanted_request.authorization) if is_patient else _ask_with_short_timeout(wanted_request))
             if reply.status == 429:
-                return await self._slowed(wanted.mark, reply)
-            if _is_ours(reply, 401, "unauthorized"):
-                self._kept.pop(wanted.mark, None)
-                raise self._noted(wanted.mark, AccessDenied(_BAD))
-            made = self._understood(reply, wanted.client_id)
-        except NoAnswer as failure:
-            self._note_trouble(failure)
-            seconds = SLOW_REST_SECONDS if isinstance(failure, _TooSlow) else AGAIN_SECONDS
-            return await self._rested(wanted.mark, seconds, Busy(_AWAY, retry_after=AGAIN_SECONDS))
-        self._note_back()
-        if await self._is_revoked(made.claims):
-            raise Busy(_REVOKED, retry_after=AGAIN_SECONDS)
-        if self._is_due(made):
-            made = replace(made, rests_until=self._clock.monotonic() + STALE_REST_SECONDS)
-        _remember(self._kept, wanted.mark, made)
-        return made
+                return await self._handle_slow_down(wanted_request.cache_key, reply)
+            if _is_from_control_service(reply, 401, "unauthorized"):
+                self._cached.pop(wanted_request.cache_key, None)
+                raise self._remember_refusal(wanted_request.cache_key, AccessDenied(_WRONG_SECRET))
+            fetched = self._parse_reply(reply, wanted_request.client_id)
+        except ControlServiceFailed as failure:
+            self._note_failure(failure)
+            seconds = SLOW_REFRESH_PAUSE_SECONDS if isinstance(failure, _ReplyTimeout) else CONTROL_RETRY_SECONDS
+            return await self._fall_back_to_cached(wanted_request.cache_key, seconds, Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS))
+        self._note_recovery()
+        if await self._is_revoked(fetched.claims):
+            raise Busy(_TOKEN_REVOKED, retry_after=CONTROL_RETRY_SECONDS)
+        if self._needs_refresh(fetched):
+            fetched = replace(fetched, rests_until=self._clock.monotonic() + STALE_REFRESH_PAUSE_SECONDS)
+        _cache_put(self._cached, wanted_request.cache_key, fetched)
+        return fetched
 
-    async def _slowed(self, mark: bytes, reply: Reply) -> _Kept:
+    async def _handle_slow_down(self, cache_key: bytes, reply: ControlReply) -> _RelayedCredentials:
         """It says that to wrong secrets, of which there were too many: so to who is not known here, with reason."""
-        wait = reply.wait or AGAIN_SECONDS
-        kind = ProbableWrongSecret if _is_ours(reply, 429, "too_many_requests") else TooManyRequests
+        wait = reply.retry_after or CONTROL_RETRY_SECONDS
+        kind = ProbableWrongSecret if _is_from_control_service(reply, 429, "too_many_requests") else TooManyRequests
         refusal = kind("the control service asks to slow down", retry_after=wait)
-        return await self._rested(mark, min(wait, LONGEST_REST_SECONDS), refusal)
+        return await self._fall_back_to_cached(cache_key, min(wait, MAX_REFRESH_PAUSE_SECONDS), refusal)
 
-    async def _rested(self, mark: bytes, seconds: float, refusal: Refusal) -> _Kept:
+    async def _fall_back_to_cached(self, cache_key: bytes, seconds: float, refusal: Refusal) -> _RelayedCredentials:
         """What is kept, for who has something: no newer one is asked for meanwhile. Raises the refusal for others."""
-        kept = await self._good(mark)
-        if kept is None:
-            raise self._noted(mark, refusal)
-        rested = replace(kept, rests_until=self._clock.monotonic() + seconds)
-        _remember(self._kept, mark, rested)
+        cached = await self._get_cached(cache_key)
+        if cached is None:
+            raise self._remember_refusal(cache_key, refusal)
+        rested = replace(cached, rests_until=self._clock.monotonic() + seconds)
+        _cache_put(self._cached, cache_key, rested)
         return rested
 
-    def _noted(self, mark: bytes, refusal: Refusal) -> Refusal:
+    def _remember_refusal(self, cache_key: bytes, refusal: Refusal) -> Refusal:
         """For whoever shows the same in a moment."""
-        _remember(self._in_vain, mark, _InVain(refusal, self._clock.monotonic() + AGAIN_SECONDS))
+        _cache_put(self._recent_refusals, cache_key, _RecentRefusal(refusal, self._clock.monotonic() + CONTROL_RETRY_SECONDS))
         return refusal
 
-    def _understood(self, reply: Reply, client_id: str) -> _Kept:
+    def _parse_reply(self, reply: ControlReply, client_id: str) -> _RelayedCredentials:
         """Raises NoAnswer. Nothing of the answer is told: it may be a token."""
         if reply.status != 200:
-            raise NoAnswer(f"it answered {reply.status}")
+            raise ControlServiceFailed(f"it answered {reply.status}")
         try:
-            found = json.loads(reply.body)
-            told = {name: found[name] for name in TOLD}
-            claims = self._tokens.verify_access(told["Token"])
+            document = json.loads(reply.body)
+            credentials = {name: document[name] for name in CREDENTIAL_FIELDS}
+            claims = self._tokens.verify_access(credentials["Token"])
         except (AccessDenied, TokenExpired):
-            raise NoAnswer(
+            raise ControlServiceFailed(
                 "it makes tokens that are not good here: compare auth.keys, auth.issuer and the clocks"
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise NoAnswer("its answer is no credentials") from None
+            raise ControlServiceFailed("its answer is no credentials") from None
         if claims.caller.client_id != client_id:
-            raise NoAnswer("its answer is for another client")
-        return _Kept(told, claims)
+            raise ControlServiceFailed("its answer is for another client")
+        return _RelayedCredentials(credentials, claims)
 
-    def _note_trouble(self, failure: NoAnswer) -> None:
+    def _note_failure(self, failure: ControlServiceFailed) -> None:
         moment = self._clock.monotonic()
         if failure.is_away:
-            self._away_until = moment + AGAIN_SECONDS
+            self._away_until = moment + CONTROL_RETRY_SECONDS
             if not self._is_away:
                 _log.warning("no new credentials can be had from the control service: %s", failure)
             self._is_away = True
-        elif moment >= self._odd_until:
-            self._odd_until = moment + ODD_SECONDS
+        elif moment >= self._quiet_until:
+            self._quiet_until = moment + FAILURE_LOG_SECONDS
             _log.warning("the control service was asked for credentials in vain: %s", failure)
 
-    def _note_back(self) -> None:
+    def _note_recovery(self) -> None:
         if self._is_away:
             _log.warning("the control service makes credentials again")
         self._is_away = False
 
 
-class _Gone(Exception):
+class _Disconnected(Exception):
     """Whoever asked first."""
 
 
-class _TooSlow(NoAnswer):
+class _ReplyTimeout(ControlServiceFailed):
     """For who has something that is good."""
 
 
-async def _soon(wanted: _Wanted) -> Reply:
+async def _ask_with_short_timeout(wanted_request: _RelayRequest) -> ControlReply:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await wanted.ask(wanted.authorization)
+        async with asyncio.timeout(REFRESH_TIMEOUT_SECONDS):
+            return await wanted_request.ask(wanted_request.authorization)
     except TimeoutError:
-        raise _TooSlow(f"no answer within {PATIENCE_SECONDS:g} s") from None
+        raise _ReplyTimeout(f"no answer within {REFRESH_TIMEOUT_SECONDS:g} s") from None
 
 
-def _is_ours(reply: Reply, status: int, error: str) -> bool:
+def _is_from_control_service(reply: ControlReply, status: int, error: str) -> bool:
     """Whether the control service itself says so: what stands before it may refuse with any page of its own."""
     if reply.status != status:
         return False
     try:
-        found = json.loads(reply.body)
+        document = json.loads(reply.body)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("error") == error and isinstance(found.get("request_id"), str)
+    return isinstance(document, dict) and document.get("error") == error and isinstance(document.get("request_id"), str)
 
 
-def _remember(known: dict[bytes, V], mark: bytes, value: V) -> None:
-    if len(known) >= REMEMBERED and mark not in known:
-        for oldest in list(known)[: REMEMBERED // 2]:
-            del known[oldest]
-    known[mark] = value
+def _cache_put(cache: dict[bytes, V], cache_key: bytes, value: V) -> None:
+    if len(cache) >= MAX_CACHED_CALLERS and cache_key not in cache:
+        for oldest in list(cache)[: MAX_CACHED_CALLERS // 2]:
+            del cache[oldest]
+    cache[cache_key] = value
