@@ -11,7 +11,7 @@ import pytest
 from price_keeper.auth import relayed as module
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.relayed import CONTROL_RETRY_SECONDS, RELAY_RATE_PER_ADDRESS, ControlServiceFailed, CredentialRelay, ControlReply
-from price_keeper.auth.waiting import Places
+from price_keeper.auth.waiting import WaiterLimit
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock
@@ -182,7 +182,7 @@ async def test_what_is_kept_and_who_waits_is_bounded(
     relayed: CredentialRelay, control: ControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CACHED_CALLERS", 10)
-    relayed._waiters = Places(20, 20)
+    relayed._waiters = WaiterLimit(20, 20)
     for number in range(100):
         await relayed.issue(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
         await clock.advance(1)
@@ -190,7 +190,7 @@ async def test_what_is_kept_and_who_waits_is_bounded(
     control.answer = ControlServiceFailed("away")
     found = await asyncio.gather(*(relayed.issue(f"{WEB}:s{n}") for n in range(50)), return_exceptions=True)
     assert Counter(str(each) for each in found)["too many callers wait for credentials"] == 30
-    assert (relayed._waiters.taken, len(relayed._single_flight)) == (0, 0)
+    assert (relayed._waiters.waiting, len(relayed._single_flight)) == (0, 0)
     assert len(relayed._recent_refusals) <= 10
 
 

@@ -26,7 +26,7 @@ from price_keeper.auth.container import CredentialIssuer, IsDisconnected, IsRevo
 from price_keeper.auth.failures import LoginThrottle, network_of
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.tokens import Claims, TokenService
-from price_keeper.auth.waiting import Places, Shared
+from price_keeper.auth.waiting import WaiterLimit, SingleFlight
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TooManyRequests, TokenExpired
 from price_keeper.model import scope_of_client
@@ -121,8 +121,8 @@ class CredentialRelay(CredentialIssuer):
         self._digest_key = secrets.token_bytes(32)
         self._cached: dict[bytes, _RelayedCredentials] = {}
         self._recent_refusals: dict[bytes, _RecentRefusal] = {}
-        self._single_flight = Shared[_RelayedCredentials]()
-        self._waiters = Places(MAX_WAITERS, MAX_WAITERS_PER_KEY)
+        self._single_flight = SingleFlight[_RelayedCredentials]()
+        self._waiters = WaiterLimit(MAX_WAITERS, MAX_WAITERS_PER_KEY)
         self._first_fetch_slots = asyncio.Semaphore(MAX_FIRST_FETCHES)
         self._away_until = 0.0  # of the monotonic clock
         self._quiet_until = 0.0
@@ -145,7 +145,7 @@ class CredentialRelay(CredentialIssuer):
             return (await self._fetch_first(wanted_request, address, is_disconnected)).credentials
         if not self._needs_refresh(cached) or cache_key in self._single_flight:
             return cached.credentials
-        return (await self._single_flight.told(cache_key, lambda: self._fetch(wanted_request, is_patient=False))).credentials
+        return (await self._single_flight.get_or_load(cache_key, lambda: self._fetch(wanted_request, is_patient=False))).credentials
 
     async def _get_cached(self, cache_key: bytes) -> _RelayedCredentials | None:
         cached = self._cached.get(cache_key)
@@ -165,9 +165,9 @@ class CredentialRelay(CredentialIssuer):
     async def _fetch_first(self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected) -> _RelayedCredentials:
         self._raise_recent_refusal(wanted_request.cache_key)
         flight_key = (wanted_request.cache_key, network_of(address))
-        with self._waiters.one(*flight_key):
+        with self._waiters.hold(*flight_key):
             try:
-                return await self._single_flight.told(flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected))
+                return await self._single_flight.get_or_load(flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected))
             except _Disconnected:  # others who show the same go on
                 raise Busy("nobody is left to be told", retry_after=CONTROL_RETRY_SECONDS) from None
 
@@ -180,7 +180,7 @@ class CredentialRelay(CredentialIssuer):
         if cached is not None:
             return cached
         self._raise_recent_refusal(wanted_request.cache_key)
-        return await self._single_flight.told(wanted_request.cache_key, lambda: self._fetch_with_slot(wanted_request))
+        return await self._single_flight.get_or_load(wanted_request.cache_key, lambda: self._fetch_with_slot(wanted_request))
 
     async def _fetch_with_slot(self, wanted_request: _RelayRequest) -> _RelayedCredentials:
         try:

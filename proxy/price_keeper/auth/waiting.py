@@ -13,66 +13,66 @@ from price_keeper.errors import Busy, Refusal
 T = TypeVar("T")
 
 
-class _Question(Generic[T]):
+class _SharedLoad(Generic[T]):
     def __init__(self) -> None:
-        self.is_over = asyncio.Event()
-        self.found: list[T] = []
+        self.done = asyncio.Event()
+        self.results: list[T] = []
         self.refusal: Refusal | None = None
 
 
-class Shared(Generic[T]):
+class SingleFlight(Generic[T]):
     """The first who asks about something finds it out for all who ask meanwhile, also that it is refused."""
 
     def __init__(self) -> None:
-        self._asked: dict[Hashable, _Question[T]] = {}
+        self._loads: dict[Hashable, _SharedLoad[T]] = {}
 
-    def __contains__(self, about: Hashable) -> bool:
-        return about in self._asked
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._loads
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._loads)
 
-    async def told(self, about: Hashable, find_out: Callable[[], Awaitable[T]]) -> T:
-        while (asked := self._asked.get(about)) is not None:
-            await asked.is_over.wait()
-            if asked.refusal is not None:
-                raise asked.refusal.with_traceback(None)
-            if asked.found:
-                return asked.found[0]
+    async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
+        while (running := self._loads.get(key)) is not None:
+            await running.done.wait()
+            if running.refusal is not None:
+                raise running.refusal.with_traceback(None)
+            if running.results:
+                return running.results[0]
             # Else the first went away, or failed for no reason that is to be told: the next one tries.
-        question = self._asked[about] = _Question()
+        load_state = self._loads[key] = _SharedLoad()
         try:
-            question.found.append(await find_out())
+            load_state.results.append(await load())
         except Refusal as refusal:
-            question.refusal = refusal
+            load_state.refusal = refusal
             raise
         finally:
-            del self._asked[about]
-            question.is_over.set()
-        return question.found[0]
+            del self._loads[key]
+            load_state.done.set()
+        return load_state.results[0]
 
 
-class Places:
+class WaiterLimit:
     """So many for those who wait."""
 
-    def __init__(self, in_all: int, of_one: int) -> None:
-        self._in_all = in_all
-        self._of_one = of_one
-        self._taken = Counter[Hashable]()
-        self.taken = 0
+    def __init__(self, total: int, per_key: int) -> None:
+        self._max_total = total
+        self._max_per_key = per_key
+        self._count_by_key = Counter[Hashable]()
+        self.waiting = 0
 
     @contextmanager
-    def one(self, *whose: Hashable) -> Iterator[None]:
+    def hold(self, *keys: Hashable) -> Iterator[None]:
         """It counts for each of these. Raises Busy."""
-        if self.taken >= self._in_all or any(self._taken[each] >= self._of_one for each in whose):
+        if self.waiting >= self._max_total or any(self._count_by_key[each] >= self._max_per_key for each in keys):
             raise Busy("too many callers wait for credentials", retry_after=2)
-        self.taken += 1
-        self._taken.update(whose)
+        self.waiting += 1
+        self._count_by_key.update(keys)
         try:
             yield
         finally:
-            self.taken -= 1
-            self._taken.subtract(whose)
-            for each in whose:
-                if not self._taken[each]:
-                    del self._taken[each]
+            self.waiting -= 1
+            self._count_by_key.subtract(keys)
+            for each in keys:
+                if not self._count_by_key[each]:
+                    del self._count_by_key[each]
