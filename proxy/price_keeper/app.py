@@ -16,7 +16,7 @@ from price_keeper.alerts.composed import opened_alerts
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import LocalCredentialIssuer, CredentialIssuer
-from price_keeper.auth.control_service import control_service
+from price_keeper.auth.control_service import open_control_service
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.relayed import CredentialRelay
@@ -372,7 +372,7 @@ async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: 
     if role != "sidecar":
         return LocalCredentialIssuer(core.client_verifier, core.token_service, core.clock.now, is_revoked, core.login_throttle)
     url = core.config.auth.control_url
-    ask_control_service = None if url is None else await exit_stack.enter_async_context(control_service(url))
+    ask_control_service = None if url is None else await exit_stack.enter_async_context(open_control_service(url))
     return CredentialRelay(ask_control_service, core.token_service, core.clock, is_revoked, core.login_throttle)
 
 

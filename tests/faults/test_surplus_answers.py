@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from price_keeper.auth.control_service import control_service
+from price_keeper.auth.control_service import open_control_service
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Key, Put, Update
 from price_keeper.stores.dynamodb import DynamoStore
@@ -128,7 +128,7 @@ async def test_nobody_is_given_the_credentials_of_another() -> None:
         await quiet(0.02)
         await exchange.send(plain(whose))
 
-    async with upstream(script) as server, control_service(f"http://127.0.0.1:{server.port}") as ask_for:
+    async with upstream(script) as server, open_control_service(f"http://127.0.0.1:{server.port}") as ask_for:
         for name in ("one", "another"):
             assert (await ask_for(name)).body.endswith(name.encode())
             await quiet()

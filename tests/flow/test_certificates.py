@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import aiohttp.connector
 import pytest
-from price_keeper.auth.control_service import control_service
+from price_keeper.auth.control_service import open_control_service
 from price_keeper.auth.relayed import ControlServiceFailed
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
@@ -72,7 +72,7 @@ async def _web_identity(host: str, port: int) -> None:
 
 
 async def _control_service(host: str, port: int) -> None:
-    async with control_service(f"https://{host}:{port}") as asking:
+    async with open_control_service(f"https://{host}:{port}") as asking:
         with pytest.raises(ControlServiceFailed):
             await asking("client:secret")
 

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 from aiohttp import web
-from price_keeper.auth.control_service import control_service
+from price_keeper.auth.control_service import open_control_service
 
 BOMB = 30_000_000  # bytes of nothing, which are 30 kB on the way
 
@@ -25,7 +25,7 @@ async def test_an_answer_of_the_control_service(coding: str, packed: bytes) -> N
     await site.start()
     host, port = runner.addresses[0][:2]
     try:
-        async with control_service(f"http://{host}:{port}") as ask:
+        async with open_control_service(f"http://{host}:{port}") as ask:
             assert (await ask("client:secret")).body == packed
     finally:
         await runner.cleanup()

@@ -9,20 +9,20 @@ import aiohttp
 
 from price_keeper.auth.relayed import AskControlService, ControlServiceFailed, ControlReply
 
-SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
-AT_ONCE = 32  # connections: more than strangers are given by `relayed.py`
-MOST_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
+REPLY_TIMEOUT_SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
+MAX_CONNECTIONS = 32  # connections: more than strangers are given by `relayed.py`
+MAX_REPLY_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
 
 
 @asynccontextmanager
-async def control_service(url: str) -> AsyncIterator[AskControlService]:
+async def open_control_service(url: str) -> AsyncIterator[AskControlService]:
     """It follows no redirection and asks no proxy: what is sent there is a secret."""
     session = aiohttp.ClientSession(
         # No connection is kept: aiohttp takes what comes on an idle one for the next answer, which would be credentials
         # of somebody else's. They are fetched twice an hour.
-        connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True),
+        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=SECONDS),
+        timeout=aiohttp.ClientTimeout(total=REPLY_TIMEOUT_SECONDS),
         auto_decompress=False,  # what is inflated is larger than what was read
         trust_env=False,
     )
@@ -31,12 +31,12 @@ async def control_service(url: str) -> AsyncIterator[AskControlService]:
         headers = {"Authorization": authorization, "Accept-Encoding": "identity"}
         try:
             async with session.get(f"{url}/credentials", headers=headers, allow_redirects=False) as answer:
-                return ControlReply(answer.status, await _body(answer), _seconds(answer.headers.get("Retry-After", "")))
+                return ControlReply(answer.status, await _read_body(answer), _parse_retry_after(answer.headers.get("Retry-After", "")))
         except TimeoutError:
-            raise ControlServiceFailed(f"{url} gave no answer within {SECONDS:g} s", is_away=True) from None
+            raise ControlServiceFailed(f"{url} gave no answer within {REPLY_TIMEOUT_SECONDS:g} s", is_away=True) from None
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             is_away = isinstance(failure, aiohttp.ClientConnectionError | OSError)
-            raise ControlServiceFailed(f"{url}: {_why(failure)}", is_away=is_away) from None
+            raise ControlServiceFailed(f"{url}: {_describe_failure(failure)}", is_away=is_away) from None
 
     try:
         yield ask
@@ -44,20 +44,20 @@ async def control_service(url: str) -> AsyncIterator[AskControlService]:
         await session.close()
 
 
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
+async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
     body = b""
-    async for part in answer.content.iter_chunked(MOST_BYTES):
+    async for part in answer.content.iter_chunked(MAX_REPLY_BYTES):
         body += part
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_REPLY_BYTES:
             raise ValueError("its answer is too large")
     return body
 
 
-def _seconds(text: str) -> float | None:
+def _parse_retry_after(text: str) -> float | None:
     return float(text) if text.isascii() and text.isdecimal() and len(text) < 6 else None
 
 
-def _why(failure: Exception) -> str:
+def _describe_failure(failure: Exception) -> str:
     """Without what was sent, which some messages quote."""
     if isinstance(failure, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not trusted"
