@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from price_keeper.auth.sessions import Issued, _hash
+from price_keeper.auth.sessions import TokenPair, _hash_token
 from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, SessionLimitRace
 from price_keeper.model import Scope
@@ -27,7 +27,7 @@ def scope() -> Scope:
     return Scope(str(uuid4()), "web")
 
 
-async def logged_in(instance: Instance, scope: Scope) -> Issued:
+async def logged_in(instance: Instance, scope: Scope) -> TokenPair:
     """As a client would, that is told to try again."""
     while True:
         try:
@@ -36,13 +36,13 @@ async def logged_in(instance: Instance, scope: Scope) -> Issued:
             await asyncio.sleep(0.2)
 
 
-async def all_is_well(store: Store, instance: Instance, scope: Scope, issued: list[Issued]) -> None:
+async def all_is_well(store: Store, instance: Instance, scope: Scope, issued: list[TokenPair]) -> None:
     """Exactly so many live, each with the token that was handed out last, and every other token is refused."""
     kept = await rows(store, scope)
     assert len(kept) == MOST
     assert kept.keys() <= {each.sid for each in issued}
     for each in issued:
-        refused = await store.get(schema.refused_refresh_token_key(_hash(each.refresh.token)), consistent=True)
+        refused = await store.get(schema.refused_refresh_token_key(_hash_token(each.refresh.token)), consistent=True)
         assert (refused is None) == (each.sid in kept)
         if refused is not None:
             assert refused["expires_at_epoch"] == each.refresh.expires
@@ -72,10 +72,10 @@ async def test_refresh_against_eviction_has_one_winner(exact_store: Store, scope
             issued = await one.sessions.login(scope)
             work = (one.sessions.refresh(issued.refresh.token), other.sessions.login(scope))
             refreshed, new = await asyncio.gather(*work, return_exceptions=True)
-            assert isinstance(new, Issued)
+            assert isinstance(new, TokenPair)
             assert list(await rows(exact_store, scope)) == [new.sid]
             for each in (issued, refreshed):
-                if isinstance(each, Issued):
+                if isinstance(each, TokenPair):
                     with pytest.raises(AccessDenied):
                         await one.sessions.refresh(each.refresh.token)
                 else:
@@ -89,8 +89,8 @@ async def test_of_many_refreshes_at_once_one_wins(exact_store: Store, scope: Sco
         found: list[Any] = await asyncio.gather(
             *(each.sessions.refresh(issued.refresh.token) for each in fleet), return_exceptions=True
         )
-        assert sum(isinstance(each, Issued) for each in found) == 1
-        assert all(isinstance(each, (Issued, AccessDenied, Busy)) for each in found)
+        assert sum(isinstance(each, TokenPair) for each in found) == 1
+        assert all(isinstance(each, (TokenPair, AccessDenied, Busy)) for each in found)
 
 
 async def test_logins_and_revocations_at_once_leave_no_more_than_the_limit(exact_store: Store, scope: Scope) -> None:
@@ -111,7 +111,7 @@ async def test_whichever_write_fails_nobody_is_evicted(
     store: Store, scope: Scope, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head, the session that goes, its refresh token, the new session."""
-    monkeypatch.setattr("price_keeper.auth.sessions.ATTEMPTS", 2)
+    monkeypatch.setattr("price_keeper.auth.sessions.MAX_ATTEMPTS", 2)
     async with instances(store, CLOCK, 2, MOST) as (one, other):
         oldest, *_ = [await one.sessions.login(scope) for _ in range(MOST)]
         before, told = await rows(store, scope), []
@@ -126,7 +126,7 @@ async def test_whichever_write_fails_nobody_is_evicted(
             await one.sessions.login(scope)
         assert set(told) == {4}
         assert await rows(store, scope) == before
-        assert await store.get(schema.refused_refresh_token_key(_hash(oldest.refresh.token)), consistent=True) is None
+        assert await store.get(schema.refused_refresh_token_key(_hash_token(oldest.refresh.token)), consistent=True) is None
         await other.sessions.refresh(oldest.refresh.token)
 
 
@@ -136,7 +136,7 @@ async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, s
         key = schema.session_key(f"org-{scope.org}-app-web", issued[2].sid)
         await store.update(Update(key, set={EXPIRY_ATTRIBUTE: int(CLOCK.now())}))
         issued.append(await one.sessions.login(scope))
-        assert [each.sid for each in await one.sessions.live(scope)] == [
+        assert [each.sid for each in await one.sessions.list_live(scope)] == [
             each.sid for each in issued if each is not issued[2]
         ]
         with pytest.raises(AccessDenied):
@@ -146,7 +146,7 @@ async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, s
 async def test_a_race_without_end_is_told_with_the_stores_reasons(
     store: Store, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("price_keeper.auth.sessions.ATTEMPTS", 2)
+    monkeypatch.setattr("price_keeper.auth.sessions.MAX_ATTEMPTS", 2)
     async with instances(store, CLOCK, 2, MOST) as (one, other):
         for _ in range(MOST):
             await one.sessions.login(scope)

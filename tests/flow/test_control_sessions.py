@@ -15,7 +15,7 @@ import pytest
 from price_keeper.auth.clients import REREAD_SECONDS, ClientVerifier, make_secret
 from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
-from price_keeper.auth.sessions import Outdated
+from price_keeper.auth.sessions import StaleGeneration
 from price_keeper.control.calls import Call, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN
 from price_keeper.control.credentials import fetched as fetched_by
@@ -100,7 +100,7 @@ async def test_no_other_process_begins_a_session_by_the_old_secret(api: Rig) -> 
     shown = (given["client_id"], given["client_secret"])
     await late.verify(*shown)
     await rotated(api, 0)
-    with pytest.raises(Outdated):
+    with pytest.raises(StaleGeneration):
         await api.parts.sessions.login(*await late.verify_with_generation(*shown))
 
 

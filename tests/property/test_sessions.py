@@ -13,7 +13,7 @@ from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.auth.sessions import RACE_SECONDS, Issued
+from price_keeper.auth.sessions import REUSE_GRACE_SECONDS, TokenPair
 from price_keeper.errors import AccessDenied, TokenExpired
 
 from tests.support.clock import ManualClock
@@ -36,7 +36,7 @@ class Known:
     is_over: bool = False
     is_revoked: bool = False
 
-    def take(self, issued: Issued) -> None:
+    def take(self, issued: TokenPair) -> None:
         self.refresh, self.until = issued.refresh.token, issued.refresh.expires
         self.access.append((issued.access.token, issued.access.expires))
 
@@ -52,7 +52,7 @@ class Oracle:
     def live(self) -> list[Known]:
         return [each for each in self.all if not each.is_over and self.clock.now() < each.until]
 
-    def login(self, issued: Issued, most: int) -> None:
+    def login(self, issued: TokenPair, most: int) -> None:
         live = self.live()
         for each in live[: max(0, len(live) - most + 1)] if most else []:
             each.is_over = True
@@ -94,7 +94,7 @@ class World:
         if known is None or not known.used:
             return
         token, until = known.used[which % len(known.used)]
-        await self.clock.advance(RACE_SECONDS)  # before that it only came second
+        await self.clock.advance(REUSE_GRACE_SECONDS)  # before that it only came second
         is_known_as_used = self.clock.now() < until
         try:
             await at.sessions.refresh(token)
@@ -111,7 +111,7 @@ class World:
 
     async def compare(self, at: Instance) -> None:
         """A minute later everybody knows all of it."""
-        assert [each.sid for each in await at.sessions.live(WEB)] == [each.sid for each in self.oracle.live()]
+        assert [each.sid for each in await at.sessions.list_live(WEB)] == [each.sid for each in self.oracle.live()]
         for known in self.oracle.all:
             for token, until in known.access:
                 is_good = not known.is_revoked and self.clock.now() < until
@@ -177,7 +177,7 @@ async def _played_at_once(whats: list[str], most: int) -> None:
     clock = ManualClock()
     async with instances(MemoryStore(), clock, 3, most=most) as fleet:
         first = [await fleet[0].sessions.login(WEB) for _ in range(most)]
-        work: list[asyncio.Future[Issued | None]] = []
+        work: list[asyncio.Future[TokenPair | None]] = []
         for number, what in enumerate(whats):
             at, each = fleet[number % 3].sessions, first[number % most]
             match what:
@@ -192,7 +192,7 @@ async def _played_at_once(whats: list[str], most: int) -> None:
         failures = [task.exception() for task in work if task.exception()]
         assert all(isinstance(each, AccessDenied) for each in failures)
         issued = [*first, *(task.result() for task in work if not task.exception())]
-        live = {each.sid for each in await fleet[0].sessions.live(WEB)}
+        live = {each.sid for each in await fleet[0].sessions.list_live(WEB)}
         assert len(live) <= most
         if set(whats) == {"login"}:
             assert len(live) == most

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.sessions import Sessions
+from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, StoreError, StoreUnavailable
@@ -83,7 +83,7 @@ class Instance:
     line: Line
     tokens: TokenService
     revocation: RevocationList
-    sessions: Sessions
+    sessions: RefreshSessions
 
     async def is_welcome(self, token: str) -> bool:
         """As `identify` asks: without waiting where that can be."""
@@ -107,13 +107,13 @@ async def instances(
             line = Line(store)
             tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
             revoked = RevocationList(line, clock, tasks, **revocation)  # type: ignore[arg-type]
-            made.append(Instance(line, tokens, revoked, Sessions(line, tokens, revoked, clock, most)))  # type: ignore[arg-type]
+            made.append(Instance(line, tokens, revoked, RefreshSessions(line, tokens, revoked, clock, most)))  # type: ignore[arg-type]
         yield made
 
 
 def with_limit(instance: Instance, clock: Clock, most: int) -> Instance:
     """The same, started again with another limit."""
-    sessions = Sessions(instance.line, instance.tokens, instance.revocation, clock, most)  # type: ignore[arg-type]
+    sessions = RefreshSessions(instance.line, instance.tokens, instance.revocation, clock, most)  # type: ignore[arg-type]
     return Instance(instance.line, instance.tokens, instance.revocation, sessions)
 
 

@@ -81,7 +81,7 @@ async def test_a_login_by_a_wrong_clock_leaves_no_more_sessions_than_there_may_b
         issued += [await other.sessions.login(WEB) for _ in range(2)]
         wrong.off = 0.0
         assert await alive(right, [each.refresh.token for each in issued]) <= MOST
-        assert len(await right.sessions.live(WEB)) <= MOST
+        assert len(await right.sessions.list_live(WEB)) <= MOST
 
 
 @pytest.mark.parametrize("back", [30.0, HOUR])
@@ -148,7 +148,7 @@ class Story:
         if self.issued:
             one = self.dice.choice(self.issued)
             try:
-                await self.anybody.sessions.give_back(self.dice.choice((one.access.token, one.refresh.token)))
+                await self.anybody.sessions.revoke_by_token(self.dice.choice((one.access.token, one.refresh.token)))
             except (AccessDenied, TokenExpired):
                 return
             self.revoked.setdefault(one.access.token, self.clock.monotonic())
@@ -170,7 +170,7 @@ class Story:
                 is_known = since is not None and self.clock.monotonic() - since >= REVOCATION_CACHE_SECONDS
                 assert not (is_welcome and is_known), "a revoked token gets through"
                 assert not (is_welcome and now >= expires), "an expired one gets through"
-        assert len(await self.right.sessions.live(WEB)) <= MOST
+        assert len(await self.right.sessions.list_live(WEB)) <= MOST
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

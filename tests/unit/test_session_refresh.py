@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import session_memory
-from price_keeper.auth.sessions import RACE_SECONDS
+from price_keeper.auth.sessions import REUSE_GRACE_SECONDS
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable, TokenExpired
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Write
@@ -61,7 +61,7 @@ async def test_a_refresh_rotates_the_token_and_keeps_the_place(
         "client_id": CLIENT,
         "sid": first.sid,
     }
-    assert [session.sid for session in await here.sessions.live(WEB)] == [first.sid, *(each.sid for each in others)]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [first.sid, *(each.sid for each in others)]
     await here.sessions.refresh(second.refresh.token)
 
 
@@ -71,19 +71,19 @@ async def test_a_refresh_token_used_twice_ends_the_session_everywhere(
     here, there = two
     (first,) = await logins(here, clock, 1)
     second = await here.sessions.refresh(first.refresh.token)
-    await clock.advance(RACE_SECONDS)
+    await clock.advance(REUSE_GRACE_SECONDS)
     with caplog.at_level(logging.DEBUG), pytest.raises(AccessDenied, match="used before"):
         await there.sessions.refresh(first.refresh.token)
     for each in (second, first):
         with pytest.raises(AccessDenied):
             await here.sessions.refresh(each.refresh.token)
         assert not await there.is_welcome(each.access.token)
-    assert await here.sessions.live(WEB) == []
+    assert await here.sessions.list_live(WEB) == []
     assert first.sid in caplog.text
     assert first.refresh.token[-20:] not in caplog.text
 
 
-@pytest.mark.parametrize("wait", [0, 1, RACE_SECONDS - 1])
+@pytest.mark.parametrize("wait", [0, 1, REUSE_GRACE_SECONDS - 1])
 async def test_whoever_comes_second_with_a_token_ends_nothing(
     two: list[Instance], clock: ManualClock, wait: float
 ) -> None:
@@ -103,7 +103,7 @@ async def test_a_token_from_before_the_last_refresh_is_a_thiefs_however_new_that
 ) -> None:
     (first,) = await logins(here, clock, 1)
     second = await here.sessions.refresh(first.refresh.token)
-    await clock.advance(RACE_SECONDS)
+    await clock.advance(REUSE_GRACE_SECONDS)
     third = await here.sessions.refresh(second.refresh.token)
     with pytest.raises(TokenRejected, match="used before"):
         await here.sessions.refresh(first.refresh.token)
@@ -118,7 +118,7 @@ async def test_a_refresh_whose_answers_are_lost_is_told_by_its_row(
     (first,) = await logins(here, clock, 1)
     here.line.lost_answers = lost
     second = await passing(clock, here.sessions.refresh(first.refresh.token))
-    await clock.advance(RACE_SECONDS)
+    await clock.advance(REUSE_GRACE_SECONDS)
     await here.sessions.refresh(second.refresh.token)
 
 
@@ -132,7 +132,7 @@ async def test_a_refresh_that_was_not_carried_out_can_be_repeated(here: Instance
     with pytest.raises(Busy):
         await passing(clock, here.sessions.refresh(first.refresh.token))
     here.line.before_transact = None
-    await clock.advance(RACE_SECONDS)
+    await clock.advance(REUSE_GRACE_SECONDS)
     await here.sessions.refresh(first.refresh.token)
 
 
@@ -295,12 +295,12 @@ async def test_a_session_refreshed_while_it_is_revoked_is_revoked(two: list[Inst
 
 async def test_a_token_given_back_is_good_no_more(here: Instance, clock: ManualClock) -> None:
     first, second = await logins(here, clock, 2)
-    await here.sessions.give_back(first.access.token)
+    await here.sessions.revoke_by_token(first.access.token)
     assert not await here.is_welcome(first.access.token)
     first = await here.sessions.refresh(first.refresh.token)
-    await here.sessions.give_back(first.refresh.token)
+    await here.sessions.revoke_by_token(first.refresh.token)
     assert not await here.is_welcome(first.access.token)
-    assert [session.sid for session in await here.sessions.live(WEB)] == [second.sid]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [second.sid]
 
 
 async def test_a_dead_sessions_token_given_back_again_writes_nothing(
@@ -309,13 +309,13 @@ async def test_a_dead_sessions_token_given_back_again_writes_nothing(
     """Be it here or elsewhere, and however often."""
     here, there = two
     first, *_ = await logins(here, clock, 4)  # evicted
-    await here.sessions.give_back(first.refresh.token)
+    await here.sessions.revoke_by_token(first.refresh.token)
     row = store.items[schema.revoked_session_key(first.sid)]
     here.line.asked.clear()
     for _ in range(20):
         await clock.advance(1)
-        await here.sessions.give_back(first.refresh.token)
-        await there.sessions.give_back(first.refresh.token)
+        await here.sessions.revoke_by_token(first.refresh.token)
+        await there.sessions.revoke_by_token(first.refresh.token)
     assert store.items[schema.revoked_session_key(first.sid)] == row
     assert here.line.asked == []
     assert len(there.line.asked) == 2
@@ -323,10 +323,10 @@ async def test_a_dead_sessions_token_given_back_again_writes_nothing(
 
 async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(here: Instance, clock: ManualClock) -> None:
     (first,) = await logins(here, clock, 1)
-    await here.sessions.give_back(first.refresh.token)
+    await here.sessions.revoke_by_token(first.refresh.token)
     here.line.asked.clear()
     for _ in range(20):
-        await here.sessions.give_back(first.refresh.token)
+        await here.sessions.revoke_by_token(first.refresh.token)
     assert here.line.asked == []
 
 
@@ -338,7 +338,7 @@ async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: Instance, c
         with pytest.raises(TokenRejected, match="a moment ago"):
             await here.sessions.refresh(first.refresh.token)
     assert len(here.line.asked) == 1
-    await clock.advance(RACE_SECONDS)
+    await clock.advance(REUSE_GRACE_SECONDS)
     with pytest.raises(TokenRejected, match="used before"):
         await here.sessions.refresh(first.refresh.token)
     with pytest.raises(TokenRejected, match="is over"):
@@ -359,5 +359,5 @@ async def test_what_is_remembered_of_dead_tokens_is_bounded(
         stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token
         with pytest.raises(TokenRejected):
             await here.sessions.refresh(stranger)
-        assert len(here.sessions._spent._known) <= 10
+        assert len(here.sessions._refusals._known) <= 10
     await here.sessions.refresh(first.refresh.token)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from price_keeper.auth import session_writes
 from price_keeper.auth.clients import SESSIONS_GENERATION
-from price_keeper.auth.sessions import ATTEMPTS, IN_DOUBT_SECONDS, Outdated
+from price_keeper.auth.sessions import MAX_ATTEMPTS, EXPIRY_DOUBT_SECONDS, StaleGeneration
 from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.errors import (
     AccessDenied,
@@ -73,7 +73,7 @@ async def test_a_login_issues_a_pair_and_one_row(here: Instance, store: MemorySt
 
 async def test_the_oldest_goes_when_there_are_too_many(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
     issued = await logins(here, clock, 5)
-    assert [session.sid for session in await here.sessions.live(WEB)] == [each.sid for each in issued[2:]]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in issued[2:]]
     for evicted in issued[:2]:
         assert blocked(store, evicted.refresh.token)["expires_at_epoch"] == evicted.refresh.expires
         with pytest.raises(AccessDenied):
@@ -94,27 +94,27 @@ async def test_who_logs_in_last_is_the_newest_by_any_clock(
     clock.set_wall(clock.now() + 3)
     for _ in range(2):
         await there.sessions.login(WEB)
-    assert (await here.sessions.live(WEB))[0].sid == late.sid
+    assert (await here.sessions.list_live(WEB))[0].sid == late.sid
 
 
 async def test_clients_do_not_share_sessions(here: Instance, clock: ManualClock) -> None:
     await logins(here, clock, 3)
     for scope in (Scope(ORG), Scope(ORG, "job")):
         await here.sessions.login(scope)
-        assert len(await here.sessions.live(scope)) == 1
-    assert len(await here.sessions.live(WEB)) == 3
+        assert len(await here.sessions.list_live(scope)) == 1
+    assert len(await here.sessions.list_live(WEB)) == 3
 
 
 async def test_an_expired_row_that_nobody_deleted_does_not_count(
     here: Instance, store: MemoryStore, clock: ManualClock
 ) -> None:
     first = await here.sessions.login(WEB)
-    await clock.advance(IN_DOUBT_SECONDS + 1)
+    await clock.advance(EXPIRY_DOUBT_SECONDS + 1)
     await logins(here, clock, 2)
-    await clock.leap(first.refresh.expires + IN_DOUBT_SECONDS - clock.now())  # over by every clock
+    await clock.leap(first.refresh.expires + EXPIRY_DOUBT_SECONDS - clock.now())  # over by every clock
     await here.sessions.login(WEB)
     assert len(await rows(store)) == 4
-    assert len(await here.sessions.live(WEB)) == 3
+    assert len(await here.sessions.list_live(WEB)) == 3
 
 
 @pytest.mark.parametrize("left", [0.5, 3.0, 4.9])
@@ -136,7 +136,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
         new = await fast.sessions.login(WEB)
         with pytest.raises(TokenRejected):
             await slow.sessions.refresh(first.refresh.token)
-        assert len(await slow.sessions.live(WEB)) == 3  # nobody else had to go
+        assert len(await slow.sessions.list_live(WEB)) == 3  # nobody else had to go
         assert blocked(store, first.refresh.token)["why"] == "evicted"
         await slow.sessions.refresh(new.refresh.token)
 
@@ -154,7 +154,7 @@ async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_se
 ) -> None:
     at = with_limit(here, clock, most)
     await move_on(store, 1)
-    with pytest.raises(Outdated):
+    with pytest.raises(StaleGeneration):
         await at.sessions.login(WEB, 0)
     assert await rows(store) == {}
     issued = await at.sessions.login(WEB, 1)
@@ -169,9 +169,9 @@ async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
     for _ in range(3):
         await here.sessions.login(WEB, 0)
     await move_on(store, 1)
-    assert await here.sessions.live(WEB) == []
+    assert await here.sessions.list_live(WEB) == []
     new = [await here.sessions.login(WEB, 1) for _ in range(3)]
-    assert [session.sid for session in await here.sessions.live(WEB)] == [each.sid for each in new]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in new]
     assert len(await rows(store)) == 6  # nobody had to be evicted for them
 
 
@@ -180,7 +180,7 @@ async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
 ) -> None:
     unlimited = with_limit(here, clock, 0)
     await asyncio.gather(*(unlimited.sessions.login(WEB) for _ in range(200)))
-    assert len(await here.sessions.live(WEB)) == 200
+    assert len(await here.sessions.list_live(WEB)) == 200
     assert Counter(here.line.asked[:400]) == {"get": 200, "transact": 200}
 
 
@@ -190,7 +190,7 @@ async def test_a_lower_limit_holds_after_the_next_login(
 ) -> None:
     issued = await logins(with_limit(here, clock, 0), clock, before)
     new = await passing(clock, here.sessions.login(WEB))
-    kept = [session.sid for session in await here.sessions.live(WEB)]
+    kept = [session.sid for session in await here.sessions.list_live(WEB)]
     assert kept == [*(each.sid for each in issued[-2:]), new.sid]
     assert all(blocked(store, each.refresh.token)["why"] == "evicted" for each in issued[:-2])
 
@@ -216,9 +216,9 @@ class _Meddling:
 async def test_a_lost_race_is_tried_again(two: list[Instance], clock: ManualClock, before: int) -> None:
     here, there = two
     await logins(here, clock, before)
-    here.line.before_transact = _Meddling(there, ATTEMPTS - 1)
+    here.line.before_transact = _Meddling(there, MAX_ATTEMPTS - 1)
     new = await passing(clock, here.sessions.login(WEB))
-    sids = [session.sid for session in await there.sessions.live(WEB)]
+    sids = [session.sid for session in await there.sessions.list_live(WEB)]
     assert new.sid in sids
     assert len(sids) == 3
 
@@ -234,7 +234,7 @@ async def test_nobody_is_evicted_for_a_place_that_became_free(two: list[Instance
 
     here.line.before_transact = cut_in
     new = await passing(clock, here.sessions.login(WEB))
-    assert [session.sid for session in await here.sessions.live(WEB)] == [oldest.sid, newest.sid, new.sid]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [oldest.sid, newest.sid, new.sid]
 
 
 async def test_a_login_between_the_two_readings_is_not_overlooked(
@@ -252,7 +252,7 @@ async def test_a_login_between_the_two_readings_is_not_overlooked(
 
     monkeypatch.setattr(here.line, "_pass", cut_in)
     await passing(clock, here.sessions.login(WEB))
-    assert len(await there.sessions.live(WEB)) == 3
+    assert len(await there.sessions.list_live(WEB)) == 3
 
 
 async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[Instance], clock: ManualClock) -> None:
@@ -265,7 +265,7 @@ async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[I
     assert lost.value.retry_after
     assert ReasonCode.CONDITION_FAILED in {reason.code for reason in lost.value.reasons}
     assert 0.3 < clock.monotonic() - began < 10  # with waits between, so that the others get out of the way
-    assert len(await there.sessions.live(WEB)) == 3
+    assert len(await there.sessions.list_live(WEB)) == 3
 
 
 @pytest.mark.parametrize(
@@ -321,8 +321,8 @@ async def test_without_the_store_there_are_no_tokens(here: Instance, clock: Manu
         with_limit(here, clock, 0).sessions.login(WEB),
         here.sessions.refresh(issued.refresh.token),
         here.sessions.revoke(WEB, issued.sid),
-        here.sessions.give_back(issued.access.token),
-        here.sessions.live(WEB),
+        here.sessions.revoke_by_token(issued.access.token),
+        here.sessions.list_live(WEB),
     ):
         with pytest.raises(Busy) as refused:
             await passing(clock, work)
@@ -350,4 +350,4 @@ async def test_too_many_logins_at_once_are_turned_away(here: Instance, monkeypat
     monkeypatch.setattr(session_writes, "WAITING", 10)
     found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
     assert [type(each) for each in found].count(Busy) == 20
-    assert here.sessions._lanes._lanes == {}
+    assert here.sessions._locks._lanes == {}

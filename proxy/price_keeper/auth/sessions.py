@@ -70,27 +70,27 @@ from price_keeper.stores.contract import (
     ignore_expired,
 )
 
-ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
-ENDED_AT_ONCE = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
-ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
-MICROS = 1_000_000
-AGAIN_SECONDS = 1  # when what was refused may do
-SECOND_SECONDS = 1.0  # so long one that came second is not looked up again
-RACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
+MAX_ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
+MAX_ENDED_PER_TRANSACTION = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
+MAX_EVICTION_ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
+MICROS_PER_SECOND = 1_000_000
+RETRY_AFTER_SECONDS = 1  # when what was refused may do
+REUSE_CACHE_SECONDS = 1.0  # so long one that came second is not looked up again
+REUSE_GRACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
 # After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment; or
 # it is ours that is wrong, by an hour or a zone.
-IN_DOUBT_SECONDS = 86_400.0
+EXPIRY_DOUBT_SECONDS = 86_400.0
 
-_OVER = "the session is over: log in again"
-_USED = "the refresh token was used before, so its session is over: log in again"
-_SECOND = "the refresh token was used a moment ago: go on with the pair that came of it, or log in again"
-_UNSURE = "the store's answer was lost, and perhaps the refresh with it: log in again"
+_SESSION_ENDED = "the session is over: log in again"
+_TOKEN_REUSED = "the refresh token was used before, so its session is over: log in again"
+_TOKEN_JUST_USED = "the refresh token was used a moment ago: go on with the pair that came of it, or log in again"
+_REFRESH_UNCERTAIN = "the store's answer was lost, and perhaps the refresh with it: log in again"
 
 _log = logging.getLogger("price_keeper.auth")
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class TokenPair:
     """What a client is given. Its access token may be revoked with the session, by `sid`."""
 
     access: MintedToken
@@ -98,11 +98,11 @@ class Issued:
     sid: str
 
 
-class Outdated(PriceKeeperError):
+class StaleGeneration(PriceKeeperError):
     """All sessions of the client were ended since its secret was checked, so it has to be checked again."""
 
 
-class Sessions:
+class RefreshSessions:
     def __init__(
         self,
         store: Store,
@@ -117,51 +117,51 @@ class Sessions:
         self._tokens = tokens
         self._revocation = revocation
         self._clock = clock
-        self._max = max_sessions
-        self._writing = Writing(store, clock, chance)
-        self._lanes = Lanes()
-        self._spent = Spent(clock)
+        self._max_sessions = max_sessions
+        self._writer = Writing(store, clock, chance)
+        self._locks = Lanes()
+        self._refusals = Spent(clock)
 
     # What clients ask for.
 
-    async def login(self, scope: Scope, generation: int = 0) -> Issued:
+    async def login(self, scope: Scope, generation: int = 0) -> TokenPair:
         """For a client whose secret was checked. Raises SessionLimitRace, or Busy, also where none can mint.
 
         `generation` is the client's, as it was with that secret. Raises Outdated if it is over by now.
         """
         client, sid = client_id_of(scope.org, scope.app), str(uuid4())
-        issued = self._issued(scope, sid, generation)
+        issued = self._mint_pair(scope, sid, generation)
         with no_store_no_token():
-            if not self._max:
-                _demand(generation, await self._store.get(client_item_key(scope), consistent=True))
-                await self._put([self._begun(client, issued, generation)], client, issued)
+            if not self._max_sessions:
+                _require_generation(generation, await self._store.get(client_item_key(scope), consistent=True))
+                await self._write_session([self._build_new_row(client, issued, generation)], client, issued)
                 return issued
-            async with self._lanes.one(client):
-                await self._make_room_and_begin(scope, issued, generation)
+            async with self._locks.one(client):
+                await self._evict_and_begin(scope, issued, generation)
             return issued
 
-    async def refresh(self, token: str) -> Issued:
+    async def refresh(self, token: str) -> TokenPair:
         """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
         claims = self._tokens.verify_refresh(token)
-        caller, sid, used = claims.caller, _sid_of(claims), _hash(token)
-        self._spent.demand_hope(used)
-        issued: Issued | None = None
+        caller, sid, token_hash = claims.caller, _sid_of(claims), _hash_token(token)
+        self._refusals.demand_hope(token_hash)
+        issued: TokenPair | None = None
         with no_store_no_token():
-            for attempt in range(ATTEMPTS):
-                await self._writing.pause(attempt)
-                kept = await self._refreshable(claims, used)
-                issued = issued or self._issued(Scope(caller.org, caller.app), sid, kept.generation)
+            for attempt in range(MAX_ATTEMPTS):
+                await self._writer.pause(attempt)
+                row = await self._read_refreshable(claims, token_hash)
+                issued = issued or self._mint_pair(Scope(caller.org, caller.app), sid, row.generation)
                 try:
-                    await self._put(self._rotated(kept, used, claims.expires, issued), kept.client, issued)
+                    await self._write_session(self._build_rotation(row, token_hash, claims.expires, issued), row.client, issued)
                     return issued
                 except TransactionFailed as failure:
                     if is_condition(failure.reasons):
-                        raise TokenRejected(_OVER) from None  # somebody else has refreshed or ended it this moment
+                        raise TokenRejected(_SESSION_ENDED) from None  # somebody else has refreshed or ended it this moment
                 except StoreUnavailable as failure:
                     if failure.maybe_applied:  # tried again, it could pass for the token of a thief
-                        raise TokenRejected(_UNSURE) from None
+                        raise TokenRejected(_REFRESH_UNCERTAIN) from None
                     raise
-        raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+        raise Busy("the session is changed by too many at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
     async def revoke(self, scope: Scope, sid: str) -> None:
         """Ends a session, its refresh token and all access tokens made from it, at once or not at all. Raises Busy.
@@ -170,47 +170,47 @@ class Sessions:
         caller to know: from a token, or from `live`.
         """
         client = client_id_of(scope.org, scope.app)
-        if self._spent.has_ended(client, sid):
+        if self._refusals.has_ended(client, sid):
             return
         if await self.end(scope, sid) is None:
             # Of a session that is over no more tokens are made, so a row from after its end is for all of them.
-            enough = int(self._clock.now()) + self._tokens.access_seconds
-            await self._revocation.revoke_session(sid, self._longest(), enough)
-        self._spent.ended(client, sid)
+            sufficient_until = int(self._clock.now()) + self._tokens.access_seconds
+            await self._revocation.revoke_session(sid, self._compute_latest_expiry(), sufficient_until)
+        self._refusals.ended(client, sid)
 
-    async def end(self, scope: Scope, sid: str, beside: Sequence[Write] = ()) -> bool | None:
+    async def end(self, scope: Scope, sid: str, extra_writes: Sequence[Write] = ()) -> bool | None:
         """As `revoke`, with `beside` in the same transaction; None where there is no row of such a session.
 
         False of one whose row alone was left: its time was over, or all of its client's were ended.
         """
         client = client_id_of(scope.org, scope.app)
         with no_store_no_token():
-            for attempt in range(ATTEMPTS):
-                await self._writing.pause(attempt)
+            for attempt in range(MAX_ATTEMPTS):
+                await self._writer.pause(attempt)
                 keys = [schema.session_key(client, sid), client_item_key(scope)]
                 item, owner = await self._store.get_many(keys, consistent=True)
                 if item is None:
                     return None
-                kept = Kept(client, sid, item)
-                is_live = ignore_expired(item, self._clock.now()) is not None and kept.generation >= read_generation(owner)
-                if await self._is_ended(kept, beside):
+                row = Kept(client, sid, item)
+                is_live = ignore_expired(item, self._clock.now()) is not None and row.generation >= read_generation(owner)
+                if await self._try_end(row, extra_writes):
                     self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
                     return is_live
-        raise Busy("the session is changed by too many at once; try again", retry_after=AGAIN_SECONDS)
+        raise Busy("the session is changed by too many at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
-    async def revoke_tokens(self, scope: Scope, sid: str, beside: Sequence[Write]) -> bool:
+    async def revoke_tokens(self, scope: Scope, sid: str, extra_writes: Sequence[Write]) -> bool:
         """Of a session that is over, the access tokens made from it, which may live on. False if there is no client.
 
         That nobody else's session is called so is for the caller to know. Raises Busy.
         """
-        key, until = schema.revoked_session_key(sid), self._longest()
+        key, until = schema.revoked_session_key(sid), self._compute_latest_expiry()
         with no_store_no_token():
             before = await self._store.get(key, consistent=True) or {}
-            was = before.get(EXPIRY_ATTRIBUTE)
-            until = max(until, was) if isinstance(was, int) else until
+            previous_until = before.get(EXPIRY_ATTRIBUTE)
+            until = max(until, previous_until) if isinstance(previous_until, int) else until
             try:
                 is_client = ConditionCheck(client_item_key(scope), ItemExists())
-                await self._writing.transact([is_client, Put(key, {EXPIRY_ATTRIBUTE: until}), *beside])
+                await self._writer.transact([is_client, Put(key, {EXPIRY_ATTRIBUTE: until}), *extra_writes])
             except TransactionFailed as failure:
                 if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                     return False
@@ -218,15 +218,15 @@ class Sessions:
         self._revocation.note_revoked(key.pk)
         return True
 
-    def all_ended(self) -> None:
+    def note_all_ended(self) -> None:
         """For who has moved a client's generation on: here that holds at once, and elsewhere within a minute."""
         self._revocation.clear_cache()
 
-    def _longest(self) -> int:
+    def _compute_latest_expiry(self) -> int:
         """Until then no token made so far is good."""
         return int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
 
-    async def give_back(self, token: str) -> None:
+    async def revoke_by_token(self, token: str) -> None:
         """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
         claims = self._tokens.verify_any(token)
         if claims.purpose == "access":
@@ -234,74 +234,74 @@ class Sessions:
         else:
             await self.revoke(Scope(claims.caller.org, claims.caller.app), _sid_of(claims))
 
-    async def live(self, scope: Scope) -> list[Session]:
+    async def list_live(self, scope: Scope) -> list[Session]:
         """The oldest first. Raises Busy."""
         with no_store_no_token():
             owner = await self._store.get(client_item_key(scope), consistent=True)
-            found = await self._rows(client_id_of(scope.org, scope.app), read_generation(owner), self._clock.now())
+            found = await self._read_rows(client_id_of(scope.org, scope.app), read_generation(owner), self._clock.now())
         return [
-            Session(kept.sid, kept.number(BEGAN) / MICROS, kept.number(REFRESHED), kept.number(EXPIRY_ATTRIBUTE))
+            Session(kept.sid, kept.number(BEGAN) / MICROS_PER_SECOND, kept.number(REFRESHED), kept.number(EXPIRY_ATTRIBUTE))
             for kept in found
         ]
 
     # Beginning.
 
-    def _issued(self, scope: Scope, sid: str, generation: int) -> Issued:
+    def _mint_pair(self, scope: Scope, sid: str, generation: int) -> TokenPair:
         access = self._tokens.mint_access(scope.org, scope.app, sid=sid, generation=generation)
-        return Issued(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
+        return TokenPair(access, self._tokens.mint_refresh(scope.org, scope.app, sid), sid)
 
-    async def _make_room_and_begin(self, scope: Scope, issued: Issued, generation: int) -> None:
+    async def _evict_and_begin(self, scope: Scope, issued: TokenPair, generation: int) -> None:
         lost = 0
-        for _ in range(ROUNDS):
+        for _ in range(MAX_EVICTION_ROUNDS):
             try:
-                if await self._is_begun(scope, issued, generation):
+                if await self._try_begin(scope, issued, generation):
                     return
             except TransactionFailed as failure:
                 if not is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
                     raise  # the last is the new session's own, which nobody else makes
                 lost += 1
-                if lost == ATTEMPTS:
+                if lost == MAX_ATTEMPTS:
                     why = "others keep logging this client in at the same time; try again"
-                    raise SessionLimitRace(why, failure.reasons, retry_after=AGAIN_SECONDS) from None
-                await self._writing.pause(lost)
-        raise Busy("the client has more sessions than can be ended at once; try again", retry_after=AGAIN_SECONDS)
+                    raise SessionLimitRace(why, failure.reasons, retry_after=RETRY_AFTER_SECONDS) from None
+                await self._writer.pause(lost)
+        raise Busy("the client has more sessions than can be ended at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
-    async def _is_begun(self, scope: Scope, issued: Issued, generation: int) -> bool:
+    async def _try_begin(self, scope: Scope, issued: TokenPair, generation: int) -> bool:
         """False when there were more to end first than fit into one transaction: those are ended by now."""
         client, now = client_id_of(scope.org, scope.app), self._clock.now()
         # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
         keys = [schema.session_head_key(client), client_item_key(scope)]
         head, owner = await self._store.get_many(keys, consistent=True)
-        _demand(generation, owner)
-        found = await self._rows(client, generation, now - IN_DOUBT_SECONDS)
+        _require_generation(generation, owner)
+        found = await self._read_rows(client, generation, now - EXPIRY_DOUBT_SECONDS)
         alive = [kept for kept in found if ignore_expired(kept.item, now) is not None]
         in_doubt = [kept for kept in found if ignore_expired(kept.item, now) is None]
-        surplus = in_doubt + alive[: max(0, len(alive) - (self._max - 1))]
+        surplus = in_doubt + alive[: max(0, len(alive) - (self._max_sessions - 1))]
         writes: list[Write] = [moved_on(client, head)]
-        for kept in surplus[:ENDED_AT_ONCE]:
+        for kept in surplus[:MAX_ENDED_PER_TRANSACTION]:
             writes += kept.ended(EVICTED, now)
-        if len(surplus) > ENDED_AT_ONCE:
-            await self._writing.transact(writes)
+        if len(surplus) > MAX_ENDED_PER_TRANSACTION:
+            await self._writer.transact(writes)
             return False
-        begun = self._begun(client, issued, generation, alive[-1].age[0] if alive else 0)
-        await self._put([*writes, begun], client, issued)
+        begun = self._build_new_row(client, issued, generation, alive[-1].age[0] if alive else 0)
+        await self._write_session([*writes, begun], client, issued)
         return True
 
-    def _begun(self, client: str, issued: Issued, generation: int, after: int = 0) -> Put:
+    def _build_new_row(self, client: str, issued: TokenPair, generation: int, after: int = 0) -> Put:
         """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
-        began = max(int(self._clock.now() * MICROS), after + 1)
-        item = {BEGAN: began, GENERATION: generation, **self._renewed(issued)}
+        began = max(int(self._clock.now() * MICROS_PER_SECOND), after + 1)
+        item = {BEGAN: began, GENERATION: generation, **self._build_refreshed_attributes(issued)}
         return Put(schema.session_key(client, issued.sid), item, ItemMissing())
 
-    def _renewed(self, issued: Issued) -> dict[str, int | str]:
+    def _build_refreshed_attributes(self, issued: TokenPair) -> dict[str, int | str]:
         return {
-            HASH: _hash(issued.refresh.token),
+            HASH: _hash_token(issued.refresh.token),
             REFRESHED: int(self._clock.now()),
             EXPIRY_ATTRIBUTE: issued.refresh.expires,
             ACCESS_UNTIL: issued.access.expires,
         }
 
-    async def _rows(self, client: str, generation: int, since: float) -> list[Kept]:
+    async def _read_rows(self, client: str, generation: int, since: float) -> list[Kept]:
         """Those that were not over at that moment, the oldest first; none of an earlier generation.
 
         Rows whose time is over do not count, though nobody may have deleted them yet.
@@ -316,49 +316,49 @@ class Sessions:
 
     # Refreshing.
 
-    async def _refreshable(self, claims: Claims, used: str) -> Kept:
+    async def _read_refreshable(self, claims: Claims, token_hash: str) -> Kept:
         client, sid = claims.caller.client_id, _sid_of(claims)
         scope = Scope(claims.caller.org, claims.caller.app)
-        keys = [schema.refused_refresh_token_key(used), schema.session_key(client, sid), client_item_key(scope)]
+        keys = [schema.refused_refresh_token_key(token_hash), schema.session_key(client, sid), client_item_key(scope)]
         refusal, item, owner = await self._store.get_many(keys, consistent=True)
         item = ignore_expired(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
-            if was_rotated_within(RACE_SECONDS, refusal, self._clock.now()):
-                raise self._spent.refused(used, _SECOND, SECOND_SECONDS)
+            if was_rotated_within(REUSE_GRACE_SECONDS, refusal, self._clock.now()):
+                raise self._refusals.refused(token_hash, _TOKEN_JUST_USED, REUSE_CACHE_SECONDS)
             # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
             _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
             await self.revoke(scope, sid)
-            raise self._spent.refused(used, _USED)
-        if refusal is not None or item is None or item.get(HASH) != used:
-            raise self._spent.refused(used, _OVER)
-        kept = Kept(client, sid, item)
-        if kept.generation < read_generation(owner):  # of the time before all its client's sessions were ended
-            raise self._spent.refused(used, _OVER)
-        return kept
+            raise self._refusals.refused(token_hash, _TOKEN_REUSED)
+        if refusal is not None or item is None or item.get(HASH) != token_hash:
+            raise self._refusals.refused(token_hash, _SESSION_ENDED)
+        row = Kept(client, sid, item)
+        if row.generation < read_generation(owner):  # of the time before all its client's sessions were ended
+            raise self._refusals.refused(token_hash, _SESSION_ENDED)
+        return row
 
-    def _rotated(self, kept: Kept, used: str, until: int, issued: Issued) -> list[Write]:
-        is_live = all_of(equals(HASH, used), above(EXPIRY_ATTRIBUTE, int(self._clock.now())))
-        renewed = self._renewed(issued)
+    def _build_rotation(self, row: Kept, token_hash: str, until: int, issued: TokenPair) -> list[Write]:
+        is_live = all_of(equals(HASH, token_hash), above(EXPIRY_ATTRIBUTE, int(self._clock.now())))
+        renewed = self._build_refreshed_attributes(issued)
         # Those minted before may have had longer to live than those of today.
-        renewed[ACCESS_UNTIL] = max(kept.number(ACCESS_UNTIL), issued.access.expires)
+        renewed[ACCESS_UNTIL] = max(row.number(ACCESS_UNTIL), issued.access.expires)
         return [
-            Update(schema.session_key(kept.client, kept.sid), set=renewed, condition=is_live),
-            refused(used, until, ROTATED, self._clock.now(), kept.client, kept.sid),
+            Update(schema.session_key(row.client, row.sid), set=renewed, condition=is_live),
+            refused(token_hash, until, ROTATED, self._clock.now(), row.client, row.sid),
         ]
 
     # Ending.
 
-    async def _is_ended(self, kept: Kept, beside: Sequence[Write]) -> bool:
+    async def _try_end(self, row: Kept, extra_writes: Sequence[Write]) -> bool:
         """False if it was refreshed or ended meanwhile."""
-        until = max(kept.number(ACCESS_UNTIL), kept.number(EXPIRY_ATTRIBUTE))
+        until = max(row.number(ACCESS_UNTIL), row.number(EXPIRY_ATTRIBUTE))
         writes = [
-            *kept.ended(REVOKED, self._clock.now()),
-            Put(schema.revoked_session_key(kept.sid), {EXPIRY_ATTRIBUTE: until}),
-            Update(schema.session_head_key(kept.client), add={VERSION: 1}),
-            *beside,
+            *row.ended(REVOKED, self._clock.now()),
+            Put(schema.revoked_session_key(row.sid), {EXPIRY_ATTRIBUTE: until}),
+            Update(schema.session_head_key(row.client), add={VERSION: 1}),
+            *extra_writes,
         ]
         try:
-            await self._writing.transact(writes)
+            await self._writer.transact(writes)
         except TransactionFailed as failure:
             if not is_race(failure.reasons):
                 raise
@@ -367,18 +367,18 @@ class Sessions:
 
     # How it is written.
 
-    async def _put(self, writes: Sequence[Write], client: str, issued: Issued) -> None:
+    async def _write_session(self, writes: Sequence[Write], client: str, issued: TokenPair) -> None:
         """With a session's new row, which tells what became of it where all answers were lost."""
-        await self._writing.done(writes, schema.session_key(client, issued.sid), {HASH: _hash(issued.refresh.token)})
+        await self._writer.done(writes, schema.session_key(client, issued.sid), {HASH: _hash_token(issued.refresh.token)})
 
 
-def _demand(generation: int, owner: Item | None) -> None:
+def _require_generation(generation: int, owner: Item | None) -> None:
     """Raises Outdated."""
     if read_generation(owner) > generation:
-        raise Outdated("all sessions of the client were ended meanwhile")
+        raise StaleGeneration("all sessions of the client were ended meanwhile")
 
 
-def _hash(token: str) -> str:
+def _hash_token(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from price_keeper.auth.clients import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
-from price_keeper.auth.sessions import Issued, Outdated
+from price_keeper.auth.sessions import TokenPair, StaleGeneration
 from price_keeper.control.bodies import OF_STRANGERS
 from price_keeper.control.calls import Answer, Call, Route, Who, read
 from price_keeper.control.fields import Fields, Text
@@ -37,7 +37,7 @@ async def login(parts: Parts, call: Call) -> Answer:
             checked = await parts.clients.verify_with_generation(given["client_id"], given["client_secret"], call.address)
         try:
             return _told(parts, await parts.sessions.login(*checked))
-        except Outdated:  # what is known here of the client is from before that
+        except StaleGeneration:  # what is known here of the client is from before that
             parts.clients.invalidate(checked[0])
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
@@ -53,7 +53,7 @@ async def revoke(parts: Parts, call: Call) -> Answer:
     """Whoever has a token may end it, and with a refresh token its whole session."""
     given = REVOKE.read(call.body)
     with wrong_counted(parts, call):
-        await parts.sessions.give_back(given["token"])
+        await parts.sessions.revoke_by_token(given["token"])
     return Answer({"is_revoked": True})
 
 
@@ -87,7 +87,7 @@ def _demand_key(parts: Parts) -> None:
         raise Problem(503, ERRORS[503], message, wait=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
-def _told(parts: Parts, issued: Issued) -> Answer:
+def _told(parts: Parts, issued: TokenPair) -> Answer:
     told: dict[str, Any] = {
         "access_token": issued.access.token,
         "refresh_token": issued.refresh.token,

@@ -10,7 +10,7 @@ from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.sessions import Sessions
+from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
@@ -58,7 +58,7 @@ def parts_of(
         wrong_secrets=wrong_secrets,
         credentials=LocalCredentialIssuer(clients, tokens, clock.now, revocation.is_revoked),
         tokens=tokens,
-        sessions=Sessions(store, tokens, revocation, clock, config.auth.max_sessions),
+        sessions=RefreshSessions(store, tokens, revocation, clock, config.auth.max_sessions),
         page_sessions=page_sessions,
         retrieval_pace=LookupThrottle(clock, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL),
         marked_retrieval_pace=LookupThrottle(clock, RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL),

@@ -36,7 +36,7 @@ async def rotated(parts: Parts, call: Call) -> Answer:
         issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
-            parts.sessions.all_ended()
+            parts.sessions.note_all_ended()
     return Answer(_made(parts, issued))
 
 

@@ -11,7 +11,7 @@ from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.page_sessions import PageSessions
-from price_keeper.auth.sessions import Sessions
+from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
@@ -45,7 +45,7 @@ class Parts:
     wrong_secrets: LoginThrottle
     credentials: CredentialIssuer
     tokens: TokenService
-    sessions: Sessions
+    sessions: RefreshSessions
     page_sessions: PageSessions
     retrieval_pace: LookupThrottle
     marked_retrieval_pace: LookupThrottle

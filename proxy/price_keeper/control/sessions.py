@@ -21,7 +21,7 @@ async def listed(parts: Parts, call: Call) -> Answer:
             "refreshed_at": utc(session.refreshed),
             "expires_at": utc(session.expires),
         }
-        for session in await parts.sessions.live(_scope(call))
+        for session in await parts.sessions.list_live(_scope(call))
     ]
     return read({"sessions": found})
 
@@ -42,7 +42,7 @@ async def ended(parts: Parts, call: Call) -> Answer:
 async def all_ended(parts: Parts, call: Call) -> Answer:
     """In one write, which ends all refresh and access tokens of the client at once."""
     scope = _scope(call)
-    number = len(await parts.sessions.live(scope))
+    number = len(await parts.sessions.list_live(scope))
     done = call.actor.did("sessions.end", scope, None, None, parts.clock.now())
     over = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
 
@@ -58,7 +58,7 @@ async def all_ended(parts: Parts, call: Call) -> Answer:
         await retry_on_conflict(parts.clock, once)
     finally:
         parts.clients.invalidate(scope)
-        parts.sessions.all_ended()
+        parts.sessions.note_all_ended()
     return Answer({"ended": number})
 
 
