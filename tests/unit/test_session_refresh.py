@@ -353,11 +353,11 @@ async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: Instance, c
 async def test_what_is_remembered_of_dead_tokens_is_bounded(
     here: Instance, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_memory, "REMEMBERED", 10)
+    monkeypatch.setattr(session_memory, "MAX_CACHED_REFUSALS", 10)
     (first,) = await logins(here, clock, 1)
     for _ in range(50):
         stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token
         with pytest.raises(TokenRejected):
             await here.sessions.refresh(stranger)
-        assert len(here.sessions._refusals._known) <= 10
+        assert len(here.sessions._refusals._entries) <= 10
     await here.sessions.refresh(first.refresh.token)

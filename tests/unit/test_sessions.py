@@ -347,7 +347,7 @@ async def test_a_lost_answer_is_cleared_up(here: Instance, store: MemoryStore, c
 
 
 async def test_too_many_logins_at_once_are_turned_away(here: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_writes, "WAITING", 10)
+    monkeypatch.setattr(session_writes, "MAX_WAITING_LOGINS", 10)
     found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
     assert [type(each) for each in found].count(Busy) == 20
-    assert here.sessions._locks._lanes == {}
+    assert here.sessions._locks._locks == {}

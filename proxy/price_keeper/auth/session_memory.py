@@ -7,36 +7,36 @@ from collections.abc import Hashable
 from price_keeper.clock import Clock
 from price_keeper.errors import TokenRejected
 
-REMEMBERED = 10_000  # tokens and sessions
-FOR_GOOD = float("inf")
+MAX_CACHED_REFUSALS = 10_000  # tokens and sessions
+FOREVER = float("inf")
 
 
-class Spent:
+class RefusalCache:
     """Refresh tokens that will never be good again, or not in this moment, by their hash; and sessions that ended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: dict[Hashable, tuple[float, str]] = {}
+        self._entries: dict[Hashable, tuple[float, str]] = {}
 
-    def demand_hope(self, token_hash: str) -> None:
+    def raise_if_refused(self, token_hash: str) -> None:
         """Raises NoGuess as the store would have it."""
-        until, why = self._known.get(token_hash, (0.0, ""))
+        until, why = self._entries.get(token_hash, (0.0, ""))
         if self._clock.monotonic() < until:
             raise TokenRejected(why)
 
-    def refused(self, token_hash: str, why: str, seconds: float = FOR_GOOD) -> TokenRejected:
+    def remember_refusal(self, token_hash: str, why: str, seconds: float = FOREVER) -> TokenRejected:
         """Remembers that, and is what to raise."""
         self._remember(token_hash, why, self._clock.monotonic() + seconds)
         return TokenRejected(why)
 
-    def ended(self, client: str, sid: str) -> None:
-        self._remember((client, sid), "", FOR_GOOD)
+    def remember_ended(self, client: str, sid: str) -> None:
+        self._remember((client, sid), "", FOREVER)
 
     def has_ended(self, client: str, sid: str) -> bool:
-        return (client, sid) in self._known
+        return (client, sid) in self._entries
 
-    def _remember(self, what: Hashable, why: str, until: float) -> None:
-        if len(self._known) >= REMEMBERED and what not in self._known:
-            for oldest in list(self._known)[: REMEMBERED // 2]:
-                del self._known[oldest]
-        self._known[what] = (until, why)
+    def _remember(self, key: Hashable, why: str, until: float) -> None:
+        if len(self._entries) >= MAX_CACHED_REFUSALS and key not in self._entries:
+            for oldest in list(self._entries)[: MAX_CACHED_REFUSALS // 2]:
+                del self._entries[oldest]
+        self._entries[key] = (until, why)

@@ -12,15 +12,15 @@ from price_keeper.clock import Clock
 from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled
 from price_keeper.stores.contract import Key, Store, Value, Write
 
-FIRST_WAIT_SECONDS = 0.05
-LONGEST_WAIT_SECONDS = 1.0
-WAITING = 1000  # logins of one client in this process; past this the answer would come too late
-RESENDS = 3  # of a transaction whose answer was lost, under its token
+FIRST_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 1.0
+MAX_WAITING_LOGINS = 1000  # logins of one client in this process; past this the answer would come too late
+MAX_RESENDS = 3  # of a transaction whose answer was lost, under its token
 
 _log = logging.getLogger("price_keeper.auth")
 
 
-class Writing:
+class SessionWriter:
     def __init__(self, store: Store, clock: Clock, chance: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
@@ -29,20 +29,20 @@ class Writing:
     async def transact(self, writes: Sequence[Write]) -> None:
         """Sent again under the same token after a lost answer, so that it is not left in doubt what became of it."""
         token, is_unsure = str(uuid4()), False
-        for attempt in range(1, RESENDS + 1):
+        for attempt in range(1, MAX_RESENDS + 1):
             try:
                 await self._store.transact(writes, token=token)
             except (StoreUnavailable, StoreThrottled) as failure:
                 is_unsure = is_unsure or (isinstance(failure, StoreUnavailable) and failure.maybe_applied)
                 if not is_unsure:
                     raise
-                if attempt == RESENDS:  # that the last one was not carried out says nothing of the first
+                if attempt == MAX_RESENDS:  # that the last one was not carried out says nothing of the first
                     raise StoreUnavailable(str(failure), maybe_applied=True) from None
-                await self.pause(attempt)
+                await self.back_off(attempt)
             else:
                 return
 
-    async def done(self, writes: Sequence[Write], key: Key, carries: Mapping[str, Value]) -> None:
+    async def transact_confirmed(self, writes: Sequence[Write], key: Key, expected: Mapping[str, Value]) -> None:
         """As `transact`. If all answers are lost the item tells, which carries what nobody else can have written.
 
         Raises StoreUnavailable with `maybe_applied` only where that cannot be read either.
@@ -56,44 +56,44 @@ class Writing:
                 item = await self._store.get(key, consistent=True) or {}
             except StoreError:
                 raise failure from None
-            if any(item.get(name) != value for name, value in carries.items()):
+            if any(item.get(name) != value for name, value in expected.items()):
                 raise StoreUnavailable(str(failure)) from None
 
-    async def pause(self, attempt: int) -> None:
+    async def back_off(self, attempt: int) -> None:
         """Full jitter, so that those who lost do not meet again."""
         if attempt:
-            longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+            longest = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
             await self._clock.sleep(longest * self._chance())
 
 
-class Lanes:
+class ClientLocks:
     """One login of a client at a time of this process: more could only make each other lose."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane] = {}
+        self._locks: dict[str, _ClientLock] = {}
 
     @asynccontextmanager
-    async def one(self, client: str) -> AsyncIterator[None]:
-        lane = self._lanes.setdefault(client, _Lane())
-        if lane.waiting >= WAITING:
+    async def hold(self, client: str) -> AsyncIterator[None]:
+        client_lock = self._locks.setdefault(client, _ClientLock())
+        if client_lock.waiters >= MAX_WAITING_LOGINS:
             raise Busy("too many logins of this client are under way", retry_after=1)
-        lane.waiting += 1
+        client_lock.waiters += 1
         try:
-            async with lane.turn:
+            async with client_lock.lock:
                 yield
         finally:
-            lane.waiting -= 1
-            if not lane.waiting:
-                del self._lanes[client]
+            client_lock.waiters -= 1
+            if not client_lock.waiters:
+                del self._locks[client]
 
 
-class _Lane:
+class _ClientLock:
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.waiting = 0
+        self.lock = asyncio.Lock()
+        self.waiters = 0
 
 
-def is_condition(reasons: Sequence[CancellationReason]) -> bool:
+def is_condition_failure(reasons: Sequence[CancellationReason]) -> bool:
     return any(reason.code is ReasonCode.CONDITION_FAILED for reason in reasons)
 
 
@@ -104,7 +104,7 @@ def is_race(reasons: Sequence[CancellationReason]) -> bool:
 
 
 @contextmanager
-def no_store_no_token() -> Iterator[None]:
+def translate_store_errors() -> Iterator[None]:
     try:
         yield
     except StoreError as failure:

@@ -20,24 +20,24 @@ from uuid import uuid4
 
 from price_keeper.auth.clients import client_item_key, read_generation
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.session_memory import Spent
+from price_keeper.auth.session_memory import RefusalCache
 from price_keeper.auth.session_rows import (
     ACCESS_UNTIL,
     BEGAN,
     EVICTED,
     GENERATION,
-    HASH,
+    REFRESH_HASH,
     REFRESHED,
     REVOKED,
     ROTATED,
     VERSION,
-    Kept,
+    SessionRow,
     Session,
-    moved_on,
-    refused,
+    build_version_bump,
+    build_refusal,
     was_rotated_within,
 )
-from price_keeper.auth.session_writes import Lanes, Writing, is_condition, is_race, no_store_no_token
+from price_keeper.auth.session_writes import ClientLocks, SessionWriter, is_condition_failure, is_race, translate_store_errors
 from price_keeper.auth.tokens import Claims, MintedToken, TokenService
 from price_keeper.clock import Clock
 from price_keeper.errors import (
@@ -118,9 +118,9 @@ class RefreshSessions:
         self._revocation = revocation
         self._clock = clock
         self._max_sessions = max_sessions
-        self._writer = Writing(store, clock, chance)
-        self._locks = Lanes()
-        self._refusals = Spent(clock)
+        self._writer = SessionWriter(store, clock, chance)
+        self._locks = ClientLocks()
+        self._refusals = RefusalCache(clock)
 
     # What clients ask for.
 
@@ -131,12 +131,12 @@ class RefreshSessions:
         """
         client, sid = client_id_of(scope.org, scope.app), str(uuid4())
         issued = self._mint_pair(scope, sid, generation)
-        with no_store_no_token():
+        with translate_store_errors():
             if not self._max_sessions:
                 _require_generation(generation, await self._store.get(client_item_key(scope), consistent=True))
                 await self._write_session([self._build_new_row(client, issued, generation)], client, issued)
                 return issued
-            async with self._locks.one(client):
+            async with self._locks.hold(client):
                 await self._evict_and_begin(scope, issued, generation)
             return issued
 
@@ -144,18 +144,18 @@ class RefreshSessions:
         """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
         claims = self._tokens.verify_refresh(token)
         caller, sid, token_hash = claims.caller, _sid_of(claims), _hash_token(token)
-        self._refusals.demand_hope(token_hash)
+        self._refusals.raise_if_refused(token_hash)
         issued: TokenPair | None = None
-        with no_store_no_token():
+        with translate_store_errors():
             for attempt in range(MAX_ATTEMPTS):
-                await self._writer.pause(attempt)
+                await self._writer.back_off(attempt)
                 row = await self._read_refreshable(claims, token_hash)
                 issued = issued or self._mint_pair(Scope(caller.org, caller.app), sid, row.generation)
                 try:
                     await self._write_session(self._build_rotation(row, token_hash, claims.expires, issued), row.client, issued)
                     return issued
                 except TransactionFailed as failure:
-                    if is_condition(failure.reasons):
+                    if is_condition_failure(failure.reasons):
                         raise TokenRejected(_SESSION_ENDED) from None  # somebody else has refreshed or ended it this moment
                 except StoreUnavailable as failure:
                     if failure.maybe_applied:  # tried again, it could pass for the token of a thief
@@ -176,7 +176,7 @@ class RefreshSessions:
             # Of a session that is over no more tokens are made, so a row from after its end is for all of them.
             sufficient_until = int(self._clock.now()) + self._tokens.access_seconds
             await self._revocation.revoke_session(sid, self._compute_latest_expiry(), sufficient_until)
-        self._refusals.ended(client, sid)
+        self._refusals.remember_ended(client, sid)
 
     async def end(self, scope: Scope, sid: str, extra_writes: Sequence[Write] = ()) -> bool | None:
         """As `revoke`, with `beside` in the same transaction; None where there is no row of such a session.
@@ -184,14 +184,14 @@ class RefreshSessions:
         False of one whose row alone was left: its time was over, or all of its client's were ended.
         """
         client = client_id_of(scope.org, scope.app)
-        with no_store_no_token():
+        with translate_store_errors():
             for attempt in range(MAX_ATTEMPTS):
-                await self._writer.pause(attempt)
+                await self._writer.back_off(attempt)
                 keys = [schema.session_key(client, sid), client_item_key(scope)]
                 item, owner = await self._store.get_many(keys, consistent=True)
                 if item is None:
                     return None
-                row = Kept(client, sid, item)
+                row = SessionRow(client, sid, item)
                 is_live = ignore_expired(item, self._clock.now()) is not None and row.generation >= read_generation(owner)
                 if await self._try_end(row, extra_writes):
                     self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
@@ -204,7 +204,7 @@ class RefreshSessions:
         That nobody else's session is called so is for the caller to know. Raises Busy.
         """
         key, until = schema.revoked_session_key(sid), self._compute_latest_expiry()
-        with no_store_no_token():
+        with translate_store_errors():
             before = await self._store.get(key, consistent=True) or {}
             previous_until = before.get(EXPIRY_ATTRIBUTE)
             until = max(until, previous_until) if isinstance(previous_until, int) else until
@@ -236,11 +236,11 @@ class RefreshSessions:
 
     async def list_live(self, scope: Scope) -> list[Session]:
         """The oldest first. Raises Busy."""
-        with no_store_no_token():
+        with translate_store_errors():
             owner = await self._store.get(client_item_key(scope), consistent=True)
             found = await self._read_rows(client_id_of(scope.org, scope.app), read_generation(owner), self._clock.now())
         return [
-            Session(kept.sid, kept.number(BEGAN) / MICROS_PER_SECOND, kept.number(REFRESHED), kept.number(EXPIRY_ATTRIBUTE))
+            Session(kept.sid, kept.read_int(BEGAN) / MICROS_PER_SECOND, kept.read_int(REFRESHED), kept.read_int(EXPIRY_ATTRIBUTE))
             for kept in found
         ]
 
@@ -263,7 +263,7 @@ class RefreshSessions:
                 if lost == MAX_ATTEMPTS:
                     why = "others keep logging this client in at the same time; try again"
                     raise SessionLimitRace(why, failure.reasons, retry_after=RETRY_AFTER_SECONDS) from None
-                await self._writer.pause(lost)
+                await self._writer.back_off(lost)
         raise Busy("the client has more sessions than can be ended at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
     async def _try_begin(self, scope: Scope, issued: TokenPair, generation: int) -> bool:
@@ -277,9 +277,9 @@ class RefreshSessions:
         alive = [kept for kept in found if ignore_expired(kept.item, now) is not None]
         in_doubt = [kept for kept in found if ignore_expired(kept.item, now) is None]
         surplus = in_doubt + alive[: max(0, len(alive) - (self._max_sessions - 1))]
-        writes: list[Write] = [moved_on(client, head)]
+        writes: list[Write] = [build_version_bump(client, head)]
         for kept in surplus[:MAX_ENDED_PER_TRANSACTION]:
-            writes += kept.ended(EVICTED, now)
+            writes += kept.build_end_writes(EVICTED, now)
         if len(surplus) > MAX_ENDED_PER_TRANSACTION:
             await self._writer.transact(writes)
             return False
@@ -295,20 +295,20 @@ class RefreshSessions:
 
     def _build_refreshed_attributes(self, issued: TokenPair) -> dict[str, int | str]:
         return {
-            HASH: _hash_token(issued.refresh.token),
+            REFRESH_HASH: _hash_token(issued.refresh.token),
             REFRESHED: int(self._clock.now()),
             EXPIRY_ATTRIBUTE: issued.refresh.expires,
             ACCESS_UNTIL: issued.access.expires,
         }
 
-    async def _read_rows(self, client: str, generation: int, since: float) -> list[Kept]:
+    async def _read_rows(self, client: str, generation: int, since: float) -> list[SessionRow]:
         """Those that were not over at that moment, the oldest first; none of an earlier generation.
 
         Rows whose time is over do not count, though nobody may have deleted them yet.
         """
         query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
         found = [
-            Kept(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
+            SessionRow(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
             async for row in iterate_rows(self._store, query)
             if ignore_expired(row.item, since) is not None
         ]
@@ -316,7 +316,7 @@ class RefreshSessions:
 
     # Refreshing.
 
-    async def _read_refreshable(self, claims: Claims, token_hash: str) -> Kept:
+    async def _read_refreshable(self, claims: Claims, token_hash: str) -> SessionRow:
         client, sid = claims.caller.client_id, _sid_of(claims)
         scope = Scope(claims.caller.org, claims.caller.app)
         keys = [schema.refused_refresh_token_key(token_hash), schema.session_key(client, sid), client_item_key(scope)]
@@ -324,35 +324,35 @@ class RefreshSessions:
         item = ignore_expired(item, self._clock.now())
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
             if was_rotated_within(REUSE_GRACE_SECONDS, refusal, self._clock.now()):
-                raise self._refusals.refused(token_hash, _TOKEN_JUST_USED, REUSE_CACHE_SECONDS)
+                raise self._refusals.remember_refusal(token_hash, _TOKEN_JUST_USED, REUSE_CACHE_SECONDS)
             # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
             _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
             await self.revoke(scope, sid)
-            raise self._refusals.refused(token_hash, _TOKEN_REUSED)
-        if refusal is not None or item is None or item.get(HASH) != token_hash:
-            raise self._refusals.refused(token_hash, _SESSION_ENDED)
-        row = Kept(client, sid, item)
+            raise self._refusals.remember_refusal(token_hash, _TOKEN_REUSED)
+        if refusal is not None or item is None or item.get(REFRESH_HASH) != token_hash:
+            raise self._refusals.remember_refusal(token_hash, _SESSION_ENDED)
+        row = SessionRow(client, sid, item)
         if row.generation < read_generation(owner):  # of the time before all its client's sessions were ended
-            raise self._refusals.refused(token_hash, _SESSION_ENDED)
+            raise self._refusals.remember_refusal(token_hash, _SESSION_ENDED)
         return row
 
-    def _build_rotation(self, row: Kept, token_hash: str, until: int, issued: TokenPair) -> list[Write]:
-        is_live = all_of(equals(HASH, token_hash), above(EXPIRY_ATTRIBUTE, int(self._clock.now())))
+    def _build_rotation(self, row: SessionRow, token_hash: str, until: int, issued: TokenPair) -> list[Write]:
+        is_live = all_of(equals(REFRESH_HASH, token_hash), above(EXPIRY_ATTRIBUTE, int(self._clock.now())))
         renewed = self._build_refreshed_attributes(issued)
         # Those minted before may have had longer to live than those of today.
-        renewed[ACCESS_UNTIL] = max(row.number(ACCESS_UNTIL), issued.access.expires)
+        renewed[ACCESS_UNTIL] = max(row.read_int(ACCESS_UNTIL), issued.access.expires)
         return [
             Update(schema.session_key(row.client, row.sid), set=renewed, condition=is_live),
-            refused(token_hash, until, ROTATED, self._clock.now(), row.client, row.sid),
+            build_refusal(token_hash, until, ROTATED, self._clock.now(), row.client, row.sid),
         ]
 
     # Ending.
 
-    async def _try_end(self, row: Kept, extra_writes: Sequence[Write]) -> bool:
+    async def _try_end(self, row: SessionRow, extra_writes: Sequence[Write]) -> bool:
         """False if it was refreshed or ended meanwhile."""
-        until = max(row.number(ACCESS_UNTIL), row.number(EXPIRY_ATTRIBUTE))
+        until = max(row.read_int(ACCESS_UNTIL), row.read_int(EXPIRY_ATTRIBUTE))
         writes = [
-            *row.ended(REVOKED, self._clock.now()),
+            *row.build_end_writes(REVOKED, self._clock.now()),
             Put(schema.revoked_session_key(row.sid), {EXPIRY_ATTRIBUTE: until}),
             Update(schema.session_head_key(row.client), add={VERSION: 1}),
             *extra_writes,
@@ -369,7 +369,7 @@ class RefreshSessions:
 
     async def _write_session(self, writes: Sequence[Write], client: str, issued: TokenPair) -> None:
         """With a session's new row, which tells what became of it where all answers were lost."""
-        await self._writer.done(writes, schema.session_key(client, issued.sid), {HASH: _hash_token(issued.refresh.token)})
+        await self._writer.transact_confirmed(writes, schema.session_key(client, issued.sid), {REFRESH_HASH: _hash_token(issued.refresh.token)})
 
 
 def _require_generation(generation: int, owner: Item | None) -> None:
