@@ -16,13 +16,13 @@ from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
 from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
 
-AUDIENCE = "price-keeper-page"
-PURPOSE = "page"
-SECONDS = 4 * 3600  # half a working day
+PAGE_AUDIENCE = "price-keeper-page"
+PAGE_PURPOSE = "page"
+PAGE_SESSION_SECONDS = 4 * 3600  # half a working day
 ADMIN = "admin"
 
-_BAD = "the session is not good: sign in again"
-_OVER = "the session is over: sign in again"
+_INVALID_SESSION = "the session is not good: sign in again"
+_SESSION_OVER = "the session is over: sign in again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,78 +32,78 @@ class PageSession:
     caller: Caller | None
     jti: str
     expires: int
-    of_token: Claims | None = None
+    source_claims: Claims | None = None
 
 
 class PageSessions:
     """`admin_mark` tells one admin key from another, and nothing else of it."""
 
-    def __init__(self, tokens: TokenService, revocation: RevocationList, admin_mark: str | None) -> None:
+    def __init__(self, tokens: TokenService, revocation: RevocationList, admin_key_digest: str | None) -> None:
         self._tokens = tokens
         self._revocation = revocation
-        self._admin_mark = admin_mark
+        self._admin_key_digest = admin_key_digest
 
     @property
     def can_begin(self) -> bool:
         return self._tokens.can_mint
 
-    def of_admin(self, now: float) -> tuple[str, PageSession]:
-        return self._begun({"sub": ADMIN, "key": self._admin_mark}, None, int(now) + SECONDS, now)
+    def begin_for_admin(self, now: float) -> tuple[str, PageSession]:
+        return self._begin({"sub": ADMIN, "key": self._admin_key_digest}, None, int(now) + PAGE_SESSION_SECONDS, now)
 
-    def of_client(self, token: str, now: float) -> tuple[str, PageSession]:
+    def begin_for_client(self, token: str, now: float) -> tuple[str, PageSession]:
         """No longer than the token itself. Raises AccessDenied or TokenExpired."""
         claims = self._tokens.verify_access(token)
         caller = claims.caller
-        of = {"jti": claims.jti, "sid": claims.sid, "exp": claims.expires, "iat": claims.issued}
-        told = {
+        source = {"jti": claims.jti, "sid": claims.sid, "exp": claims.expires, "iat": claims.issued}
+        identity = {
             "sub": caller.client_id,
             "org_id": caller.org,
             "app_id": caller.app,
-            "of": {**of, "gen": claims.generation},
+            "of": {**source, "gen": claims.generation},
         }
-        return self._begun(told, claims, min(claims.expires, int(now) + SECONDS), now)
+        return self._begin(identity, claims, min(claims.expires, int(now) + PAGE_SESSION_SECONDS), now)
 
-    def _begun(self, told: dict[str, Any], of: Claims | None, expires: int, now: float) -> tuple[str, PageSession]:
+    def _begin(self, identity: dict[str, Any], source_claims: Claims | None, expires: int, now: float) -> tuple[str, PageSession]:
         jti = str(uuid4())
-        claims = {**told, "jti": jti, "iat": int(now), "exp": expires, "scope": PURPOSE}
-        return self._tokens.sign(claims, AUDIENCE), PageSession(of.caller if of else None, jti, expires, of)
+        claims = {**identity, "jti": jti, "iat": int(now), "exp": expires, "scope": PAGE_PURPOSE}
+        return self._tokens.sign(claims, PAGE_AUDIENCE), PageSession(source_claims.caller if source_claims else None, jti, expires, source_claims)
 
-    async def checked(self, cookie: str, now: float) -> PageSession:
+    async def verify(self, cookie: str, now: float) -> PageSession:
         """Raises AccessDenied or TokenExpired, and Busy where it cannot be told whether it was ended."""
         session = self._read(cookie, now)
-        for claims in (_own_claims(session), session.of_token):
+        for claims in (_build_own_claims(session), session.source_claims):
             if claims is not None and not self._revocation.is_known_valid(claims):
                 await self._revocation.check_store(claims)
         return session
 
     async def end(self, cookie: str, now: float) -> None:
         """Raises as `checked` does. The token it was made of stays good."""
-        await self._revocation.revoke_token(_own_claims(self._read(cookie, now)))
+        await self._revocation.revoke_token(_build_own_claims(self._read(cookie, now)))
 
     def _read(self, cookie: str, now: float) -> PageSession:
-        claims = self._tokens.verify_signature(cookie, AUDIENCE)
-        if claims.get("scope") != PURPOSE or type(claims["exp"]) is not int:
-            raise TokenRejected(_BAD)
+        claims = self._tokens.verify_signature(cookie, PAGE_AUDIENCE)
+        if claims.get("scope") != PAGE_PURPOSE or type(claims["exp"]) is not int:
+            raise TokenRejected(_INVALID_SESSION)
         if now >= claims["exp"]:
-            raise TokenExpired(_OVER)
+            raise TokenExpired(_SESSION_OVER)
         if claims["sub"] == ADMIN:
-            if self._admin_mark is None or not hmac.compare_digest(str(claims.get("key")), self._admin_mark):
-                raise TokenExpired(_OVER)  # of a key that is replaced
+            if self._admin_key_digest is None or not hmac.compare_digest(str(claims.get("key")), self._admin_key_digest):
+                raise TokenExpired(_SESSION_OVER)  # of a key that is replaced
             return PageSession(None, str(claims["jti"]), claims["exp"])
-        of_token = _of_token(claims)
-        return PageSession(of_token.caller, str(claims["jti"]), claims["exp"], of_token)
+        source_claims = _parse_source_claims(claims)
+        return PageSession(source_claims.caller, str(claims["jti"]), claims["exp"], source_claims)
 
 
-def _own_claims(session: PageSession) -> Claims:
+def _build_own_claims(session: PageSession) -> Claims:
     """As the list of revoked tokens has them."""
     caller = session.caller or Caller("", None, ADMIN)
     return Claims(caller, "access", session.jti, None, session.expires, 0)
 
 
-def _of_token(claims: dict[str, Any]) -> Claims:
-    org, app, of = claims.get("org_id"), claims.get("app_id"), claims.get("of")
-    is_known = isinstance(org, str) and is_org_id(org) and (app is None or is_app_id(app))
-    if not is_known or not isinstance(of, dict):
-        raise AccessDenied(_BAD)
+def _parse_source_claims(claims: dict[str, Any]) -> Claims:
+    org, app, source = claims.get("org_id"), claims.get("app_id"), claims.get("of")
+    is_caller_valid = isinstance(org, str) and is_org_id(org) and (app is None or is_app_id(app))
+    if not is_caller_valid or not isinstance(source, dict):
+        raise AccessDenied(_INVALID_SESSION)
     caller = Caller(str(org), app, client_id_of(str(org), app))
-    return Claims(caller, "access", of["jti"], of.get("sid"), of["exp"], of["iat"], of.get("gen"))
+    return Claims(caller, "access", source["jti"], source.get("sid"), source["exp"], source["iat"], source.get("gen"))

@@ -98,7 +98,7 @@ class Access:
 
     async def session(self, cookie: str, address: str) -> PageSession:
         """Raises Problem, or SlowDown."""
-        return await self._known(self._sessions.checked(cookie, self._clock.now()), address)
+        return await self._known(self._sessions.verify(cookie, self._clock.now()), address)
 
     def _admin_by(self, key: str, address: str) -> Principal:
         if self._admin is None:

@@ -45,9 +45,9 @@ async def _begun(parts: Parts, call: Call, kind: str, secret: str) -> tuple[str,
     now = parts.clock.now()
     if kind == ADMIN:
         await parts.access.who(CIMultiDict({API_KEY: secret}), call.address)
-        return parts.page_sessions.of_admin(now)
+        return parts.page_sessions.begin_for_admin(now)
     await parts.access.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), call.address)
-    return parts.page_sessions.of_client(secret, now)
+    return parts.page_sessions.begin_for_client(secret, now)
 
 
 async def current(parts: Parts, call: Call) -> Answer:
