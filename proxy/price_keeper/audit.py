@@ -17,8 +17,8 @@ from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Page, Put, Query, StoredRow, Store, Value
 
-KEEP_SECONDS = 400 * 86_400
-MOST_AT_ONCE = 100
+AUDIT_RETENTION_SECONDS = 400 * 86_400
+MAX_RECORDS_PER_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +29,26 @@ class Actor:
     request_id: str
     address: str = ""
 
-    def did(self, action: str, scope: Scope, before: Item | None, after: Item | None, now: float) -> Put:
+    def build_record(self, action: str, scope: Scope, before: Item | None, after: Item | None, now: float) -> Put:
         """None stands for what is not there: before it was made, or after it is gone."""
         item: dict[str, Value] = {
             "action": action,
             "who": self.who,
             "request_id": self.request_id,
             "at_epoch": Decimal(str(round(now, 6))),
-            EXPIRY_ATTRIBUTE: int(now) + KEEP_SECONDS,
+            EXPIRY_ATTRIBUTE: int(now) + AUDIT_RETENTION_SECONDS,
         }
-        told = {"app": scope.app, "address": self.address, "before": before, "after": after}
-        item |= {name: _kept(value) for name, value in told.items() if value not in (None, "")}
-        return Put(schema.audit_record_key(scope.org, f"{_moment(now)}#{uuid4().hex}"), item, ItemMissing())
+        optional_attributes = {"app": scope.app, "address": self.address, "before": before, "after": after}
+        item |= {name: _to_item_value(value) for name, value in optional_attributes.items() if value not in (None, "")}
+        return Put(schema.audit_record_key(scope.org, f"{_format_time(now)}#{uuid4().hex}"), item, ItemMissing())
 
 
-def only(item: Item | None, names: tuple[str, ...]) -> Item | None:
+def select_attributes(item: Item | None, names: tuple[str, ...]) -> Item | None:
     """Of an item with credentials on it, what may be told."""
     return None if item is None else {name: item[name] for name in names if name in item}
 
 
-async def records(store: Store, org: str, limit: int, after: str | None = None) -> Page:
+async def read_records(store: Store, org: str, limit: int, after: str | None = None) -> Page:
     """The newest first. `after` is the cursor of the page before."""
     partition = schema.audit_record_key(org, "")
     return await store.query(
@@ -56,7 +56,7 @@ async def records(store: Store, org: str, limit: int, after: str | None = None) 
     )
 
 
-def told(row: StoredRow) -> dict[str, Any]:
+def build_record_json(row: StoredRow) -> dict[str, Any]:
     """A record as a program reads it."""
     item = row.item
     return {
@@ -67,25 +67,25 @@ def told(row: StoredRow) -> dict[str, Any]:
         "address": item.get("address"),
         "request_id": item.get("request_id"),
         "app": item.get("app"),
-        "before": plain(item.get("before")),
-        "after": plain(item.get("after")),
+        "before": to_json_value(item.get("before")),
+        "after": to_json_value(item.get("after")),
     }
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """As JSON has it."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
+        return {str(name): to_json_value(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [plain(part) for part in value]
+        return [to_json_value(part) for part in value]
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _kept(value: Any) -> Value:
+def _to_item_value(value: Any) -> Value:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _moment(now: float) -> str:
+def _format_time(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.audit import records
+from price_keeper.audit import read_records
 from price_keeper.stores import schema
 
 from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
@@ -132,7 +132,7 @@ async def test_the_audit_tells_who_changed_what_and_no_secret(api: Rig) -> None:
     assert item is not None
     secrets = [str(item["client_secret_hash"]), made.body["secret_retrieval_token"]]
     secrets.append(rotated.body["secret_retrieval_token"])
-    page = await records(api.store, ORG, 100)
+    page = await read_records(api.store, ORG, 100)
     assert len(page.rows) == len(actions)
     assert not any(secret in told.raw.decode() + repr(page) for secret in secrets)
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.audit import records
+from price_keeper.audit import read_records
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Update
 
@@ -118,7 +118,7 @@ def test_the_audit_has_who_did_it(api: Served, org: str) -> None:
     api.call("app", "put", "audited", "shop", "-", stdin="app_name: Shop")
     api.call("override", "set", org, "--app", "shop", "economy", "--reason", "x", "--who", "ann")
     api.call("override", "clear", org, "--app", "shop")
-    page = api.do(records(api.rig.store, org, 10, None))
+    page = api.do(read_records(api.rig.store, org, 10, None))
     found = [(row.item["action"], row.item["who"], row.item["address"]) for row in page.rows]
     actions = ("override.clear", "override.set", "credentials.make", "app.put", "credentials.make", "org.put")
     assert sorted(found) == sorted((action, "admin", "127.0.0.1") for action in actions)

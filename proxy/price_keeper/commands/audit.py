@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from price_keeper.audit import MOST_AT_ONCE, records, told
+from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
 from price_keeper.clock import SystemClock
 from price_keeper.commands.places import config_of, opened
 from price_keeper.commands.shared import NotAsked, print_json, say
@@ -42,8 +42,8 @@ async def _found(store: Store, org: str, limit: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     after: str | None = None
     while len(found) < limit:
-        page = await records(store, org, min(MOST_AT_ONCE, limit - len(found)), after)
-        found += [told(row) for row in page.rows]
+        page = await read_records(store, org, min(MAX_RECORDS_PER_PAGE, limit - len(found)), after)
+        found += [build_record_json(row) for row in page.rows]
         after = page.cursor
         if after is None:
             break

@@ -23,7 +23,7 @@ BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
 
 async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
-    done = call.actor.did("credentials.make", scope, None, None, parts.clock.now())
+    done = call.actor.build_record("credentials.make", scope, None, None, parts.clock.now())
     issued = await register(parts.store, parts.clock, scope, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     return {} if issued is None else _made(parts, issued)
 
@@ -31,7 +31,7 @@ async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[st
 async def rotated(parts: Parts, call: Call) -> Answer:
     scope = Scope(call.path["org"], call.path.get("app"))
     hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
-    done = call.actor.did("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
+    done = call.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
     try:
         issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     finally:  # also where the store's answer was lost: it may have been carried out

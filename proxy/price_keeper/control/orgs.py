@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from price_keeper.audit import only
+from price_keeper.audit import select_attributes
 from price_keeper.auth.clients import SECRET_HASH
 from price_keeper.control.calls import Answer, Call, Route, Who, read, tag_of
 from price_keeper.control.credentials import made_credentials
@@ -113,7 +113,7 @@ def _is_the_same_again(call: Call, scope: Scope, change: Change) -> bool:
     """
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
     is_made = change.before is None or SECRET_HASH in change.before
-    is_same = only(change.before, names) == only(change.after, names)
+    is_same = select_attributes(change.before, names) == select_attributes(change.after, names)
     return is_same and not is_made and "If-Match" not in call.headers
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, get_args
 
-from price_keeper.audit import plain
+from price_keeper.audit import to_json_value
 from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
 from price_keeper.config.reader import read_text as read_config
@@ -81,7 +81,7 @@ async def post(parts: Parts, call: Call) -> Answer:
         if before is None and len(await _listed(parts, org, app)) >= MOST_PROFILES:
             raise Problem(409, ERRORS[409], f"an app has at most {MOST_PROFILES} inference profiles")
         item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
-        told = call.actor.did("profile.put", Scope(org, app), before, item, now)
+        told = call.actor.build_record("profile.put", Scope(org, app), before, item, now)
         counted = [] if before is not None else [_one_more(app_key, above)]
         await parts.store.transact([Put(key, item, _unchanged(before)), *counted, told])
         return item, before is None
@@ -104,7 +104,7 @@ async def _listed(parts: Parts, org: str, app: str) -> tuple[StoredRow, ...]:
 
 def _told(item: Item) -> dict[str, Any]:
     names = ("label", "inference_profile_arn", "format", "prices_usd_per_1m", "version")
-    return {name: plain(item.get(name)) for name in names}
+    return {name: to_json_value(item.get(name)) for name in names}
 
 
 def _check_label(parts: Parts, label: str) -> None:

@@ -30,7 +30,7 @@ async def ended(parts: Parts, call: Call) -> Answer:
     scope, sid = _scope(call), call.path["sid"]
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
-    done = call.actor.did("session.end", scope, {"session_id": sid}, None, parts.clock.now())
+    done = call.actor.build_record("session.end", scope, {"session_id": sid}, None, parts.clock.now())
     was_live = await parts.sessions.end(scope, sid, [done])
     if was_live is not None:
         return Answer({"ended": int(was_live)})
@@ -43,7 +43,7 @@ async def all_ended(parts: Parts, call: Call) -> Answer:
     """In one write, which ends all refresh and access tokens of the client at once."""
     scope = _scope(call)
     number = len(await parts.sessions.list_live(scope))
-    done = call.actor.did("sessions.end", scope, None, None, parts.clock.now())
+    done = call.actor.build_record("sessions.end", scope, None, None, parts.clock.now())
     over = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
 
     async def once() -> None:

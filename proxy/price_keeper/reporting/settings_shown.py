@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from price_keeper.audit import plain
+from price_keeper.audit import to_json_value
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
@@ -46,7 +46,7 @@ class Shown:
         return {
             "org": self.org,
             **({} if self.app is None else {"app": self.app}),
-            "settings": {name: plain(self.own[name]) for name in names if name in self.own},
+            "settings": {name: to_json_value(self.own[name]) for name in names if name in self.own},
             "in_force": _in_force(self.plan),
             "turns_at": None if turn is None else utc(turn),
             "created_at": _stamp(self.own, "created_at_epoch"),

@@ -66,7 +66,7 @@ def _nothing(_: Override | None, __: Override | None) -> Sequence[Write]:
 
 def audited(actor: Actor, action: str, scope: Scope, clock: Clock) -> Beside:
     def beside(before: Override | None, after: Override | None) -> Sequence[Write]:
-        return [actor.did(action, scope, _told(before), _told(after), clock.now())]
+        return [actor.build_record(action, scope, _told(before), _told(after), clock.now())]
 
     return beside
 

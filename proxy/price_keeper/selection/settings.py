@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from price_keeper.audit import Actor, only
+from price_keeper.audit import Actor, select_attributes
 from price_keeper.calendar_days import span
 from price_keeper.clock import Clock
 from price_keeper.config.keys import DefaultsConfig
@@ -91,7 +91,7 @@ def audited(actor: Actor, action: str, scope: Scope, clock: Clock) -> Beside:
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
 
     def beside(change: Change) -> Sequence[Write]:
-        return [actor.did(action, scope, only(change.before, names), only(change.after, names), clock.now())]
+        return [actor.build_record(action, scope, select_attributes(change.before, names), select_attributes(change.after, names), clock.now())]
 
     return beside
 
