@@ -252,7 +252,7 @@ async def _build_core_services(
 ) -> _CoreServices:
     alerts = await exit_stack.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
     if recording.adoption is not None:
-        recording.adoption.on_alerts = alerts.found
+        recording.adoption.on_alerts = alerts.add_orphans
     budgets = Standings(config, store, recording.recorder, clock, tasks, alerts, snapshot)
     revocation_list = dataplane.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)

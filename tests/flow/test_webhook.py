@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from price_keeper.alerts.addresses import is_public
 from price_keeper.alerts.deliveries import Deliveries
 from price_keeper.alerts.outbox import Outbox
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import Allows, Answer, Webhook
 from price_keeper.clock import SystemClock
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
@@ -300,11 +300,11 @@ async def test_an_answer_that_is_none_is_told_without_the_address(
 
 
 @asynccontextmanager
-async def delivering(server: Server, folder: Path, url: str | None = None) -> AsyncIterator[Alerts]:
+async def delivering(server: Server, folder: Path, url: str | None = None) -> AsyncIterator[AlertRaiser]:
     clock = SystemClock()
     async with Tasks(clock) as tasks, calling(server, url) as webhook:
         deliveries = Deliveries(Outbox(folder), webhook, clock, tasks, chance=lambda: 0.0)
-        yield Alerts(Rows(), clock, deliveries)  # type: ignore[arg-type]
+        yield AlertRaiser(Rows(), clock, deliveries)  # type: ignore[arg-type]
         await tasks.stop()
 
 
@@ -312,7 +312,7 @@ async def test_from_the_threshold_to_the_receiver(server: Server, tmp_path: Path
     whom, before = scope(), descriptors()
     server.handle = responds(500)
     async with delivering(server, tmp_path / "alerts") as alerts:
-        assert await alerts.reached(whom, "premium", DAY, 80, 8_000_000_499_999, 10 * USD)
+        assert await alerts.raise_alert(whom, "premium", DAY, 80, 8_000_000_499_999, 10 * USD)
         await eventually(lambda: server.got)
         server.handle = None
         await eventually(lambda: alerts.deliveries is not None and alerts.deliveries.delivered)
@@ -344,7 +344,7 @@ async def test_no_log_shows_the_secret_or_the_address(
     caplog.set_level(logging.DEBUG)
     server.handle = responds(status, Location="/elsewhere?token=hunter2")
     async with delivering(server, tmp_path / "alerts", server.url(rest="/T00/pathname?sig=hunter2")) as alerts:
-        assert await alerts.reached(scope(), "premium", DAY, 80, USD, USD)
+        assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
         await eventually(lambda: "alerts" in caplog.text and f"it answered {status}" in caplog.text)
     for hidden in ("hunter2", "pathname", SECRET.decode()):
         assert hidden not in caplog.text

@@ -39,7 +39,7 @@ class CheckedAlerts:
         self.world = world
         self.fired: set[tuple[str, int]] = set()
 
-    async def reached(self, scope: Any, label: str, span: Any, pct: int, _: int, quota: int) -> None:
+    async def raise_alert(self, scope: Any, label: str, span: Any, pct: int, _: int, quota: int) -> None:
         assert self.world.truth(Name(scope.key, label, span.key)) * 100 >= pct * quota
         self.fired.add((label, pct))
 

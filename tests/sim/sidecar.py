@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from price_keeper import dataplane
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.config import Config
 from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request
@@ -173,7 +173,7 @@ class Life:
             recording.aggregator._has_looked_back = world.chance.random() < 0.9
             notebook = Notebook(self.machine.folder, clock)
             await notebook.open()
-            alerts = cast(Alerts, ToldAlerts(world.truth))
+            alerts = cast(AlertRaiser, ToldAlerts(world.truth))
             self.standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notebook.notes)
             self._opens_port(config, store)
             recording.start(config, tasks)

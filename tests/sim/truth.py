@@ -332,7 +332,7 @@ class ToldAlerts:
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
 
-    async def reached(self, scope: Any, label: str, span: Span, pct: int, _: int, quota: int) -> None:
+    async def raise_alert(self, scope: Any, label: str, span: Span, pct: int, _: int, quota: int) -> None:
         name = Name(scope.key, label, span.key)
         is_reached = self._truth.pico[name] * 100 >= pct * quota or self._truth.has_replayed_snapshot
         self._truth.check("an alert fires when its threshold is reached", is_reached, name, pct, quota)

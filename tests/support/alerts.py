@@ -13,7 +13,7 @@ from uuid import uuid4
 import orjson
 from price_keeper.alerts.deliveries import Deliveries
 from price_keeper.alerts.outbox import Outbox
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import Answer
 from price_keeper.calendar_days import Span
 from price_keeper.errors import ConditionFailed, StoreUnavailable
@@ -117,10 +117,10 @@ class Mortal:
         sending: Any = _Stepped(receiver, "send", self.death)
         self.deliveries = Deliveries(self.outbox, sending, clock, tasks, chance=lambda: 1.0, **how)
         store: Any = _Stepped(rows, "put", self.death)
-        self.alerts = Alerts(store, clock, self.deliveries)
+        self.alerts = AlertRaiser(store, clock, self.deliveries)
 
     async def reached(self, whom: Scope, pct: int = 80, span: Span = DAY) -> bool:
-        return await self.alerts.reached(whom, "premium", span, pct, 8 * USD, 10 * USD)
+        return await self.alerts.raise_alert(whom, "premium", span, pct, 8 * USD, 10 * USD)
 
 
 class _Stepped:

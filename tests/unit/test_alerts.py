@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from price_keeper.alerts import raising as module
 from price_keeper.alerts.alert import MARKER_SECONDS
-from price_keeper.alerts.raising import SETTLE_SECONDS, Alerts
+from price_keeper.alerts.raising import SETTLE_SECONDS, AlertRaiser
 from price_keeper.calendar_days import Span
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores import schema
@@ -40,9 +40,9 @@ async def test_of_ten_at_once_one_raises_it(
     exact_store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     whom = scope()
-    fleet = [Alerts(exact_store, clock) for _ in range(10)]
+    fleet = [AlertRaiser(exact_store, clock) for _ in range(10)]
     for pct in (50, 80):
-        raised = await asyncio.gather(*(each.reached(whom, "premium", DAY, pct, USD, 2 * USD) for each in fleet))
+        raised = await asyncio.gather(*(each.raise_alert(whom, "premium", DAY, pct, USD, 2 * USD) for each in fleet))
         assert sorted(raised) == [False] * 9 + [True]
     assert sum((each.raised for each in fleet), start=fleet[0].raised - fleet[0].raised) == {50: 1, 80: 1}
     assert len(lines(caplog)) == 2
@@ -52,7 +52,7 @@ async def test_of_ten_at_once_one_raises_it(
 
 
 async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualClock) -> None:
-    alerts, whom = Alerts(Rows(), clock), scope()  # type: ignore[arg-type]
+    alerts, whom = AlertRaiser(Rows(), clock), scope()  # type: ignore[arg-type]
     tomorrow = Span("DAY#20261119", DAY.end, DAY.end + 86_400)
     cases: list[tuple[Any, str, Span, int]] = [
         (whom, "premium", DAY, 50),
@@ -62,15 +62,15 @@ async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualCl
         (scope(), "premium", DAY, 50),
     ]
     for _ in range(2):
-        raised = [await alerts.reached(*case, USD, USD) for case in cases]
+        raised = [await alerts.raise_alert(*case, USD, USD) for case in cases]
     assert raised == [False] * 5
     assert alerts.raised == {50: 4, 80: 1}
 
 
 async def test_the_line_tells_all_of_it(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     whom = scope()
-    alerts = Alerts(Rows(), clock, new_id=lambda: "the-id")  # type: ignore[arg-type]
-    await alerts.reached(whom, "premium", DAY, 80, 8 * USD + 499_999, 10 * USD)
+    alerts = AlertRaiser(Rows(), clock, new_id=lambda: "the-id")  # type: ignore[arg-type]
+    await alerts.raise_alert(whom, "premium", DAY, 80, 8 * USD + 499_999, 10 * USD)
     assert lines(caplog) == [
         f"threshold reached: scope={whom.key} label=premium period=DAY#20261118 threshold_pct=80 "
         "spent_usd_micros=8000000 quota_usd_micros=10000000 resets_at=2026-11-19T00:00:00Z alert=the-id"
@@ -78,24 +78,24 @@ async def test_the_line_tells_all_of_it(clock: ManualClock, caplog: pytest.LogCa
 
 
 async def test_what_is_known_to_be_raised_is_asked_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_KNOWN", 3)
+    monkeypatch.setattr(module, "MAX_SETTLED", 3)
     rows, whom = Rows(), scope()
-    winner, loser = Alerts(rows, clock), Alerts(rows, clock)  # type: ignore[arg-type]
+    winner, loser = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
     for _ in range(5):
-        await winner.reached(whom, "premium", DAY, 50, USD, USD)
-        await loser.reached(whom, "premium", DAY, 50, USD, USD)
+        await winner.raise_alert(whom, "premium", DAY, 50, USD, USD)
+        await loser.raise_alert(whom, "premium", DAY, 50, USD, USD)
     assert rows.puts == 2
     for pct in range(1, 11):
-        await winner.reached(whom, "premium", DAY, pct, USD, USD)
-    assert len(winner._known) == 3
-    assert not await winner.reached(whom, "premium", DAY, 50, USD, USD)  # forgotten, and still not raised again
+        await winner.raise_alert(whom, "premium", DAY, pct, USD, USD)
+    assert len(winner._settled) == 3
+    assert not await winner.raise_alert(whom, "premium", DAY, 50, USD, USD)  # forgotten, and still not raised again
     assert winner.raised[50] == 1
 
 
 async def test_asked_twice_at_once_a_process_asks_the_store_once(clock: ManualClock) -> None:
     rows, whom = Rows(), scope()
-    alerts = Alerts(rows, clock)  # type: ignore[arg-type]
-    raised = await asyncio.gather(*(alerts.reached(whom, "premium", DAY, 50, USD, USD) for _ in range(5)))
+    alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
+    raised = await asyncio.gather(*(alerts.raise_alert(whom, "premium", DAY, 50, USD, USD) for _ in range(5)))
     assert sorted(raised) == [False] * 4 + [True]
     assert rows.puts == 1
 
@@ -106,48 +106,48 @@ async def test_while_the_store_is_away_it_is_tried_again(
 ) -> None:
     rows, whom = Rows(), scope()
     rows.faults = [fault, "before"]
-    alerts, other = Alerts(rows, clock), Alerts(rows, clock)  # type: ignore[arg-type]
-    assert not await alerts.reached(whom, "premium", DAY, 50, USD, 2 * USD)
-    assert not await alerts.reached(whom, "premium", DAY, 50, USD, 2 * USD)
-    assert await alerts.reached(whom, "premium", DAY, 50, USD, 2 * USD)
-    assert not await other.reached(whom, "premium", DAY, 50, USD, 2 * USD)
+    alerts, other = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
+    assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
+    assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
+    assert await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
+    assert not await other.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
     assert (alerts.raised, other.raised) == ({50: 1}, {})
     assert len(lines(caplog)) == 1
     assert sum("alerts wait for the store" in record.getMessage() for record in caplog.records) == 1
-    assert alerts._unsettled == {}
+    assert alerts._in_doubt == {}
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
 async def test_it_is_tried_again_though_nobody_asks(clock: ManualClock, tasks: Tasks, fault: str) -> None:
     rows, whom = Rows(), scope()
     rows.faults = [fault]
-    alerts = Alerts(rows, clock)  # type: ignore[arg-type]
-    assert not await alerts.reached(whom, "premium", DAY, 50, USD, 2 * USD)
+    alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
+    assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
     alerts.start(tasks)
     await clock.advance(SETTLE_SECONDS)
     assert alerts.raised == {50: 1}
-    assert not await alerts.reached(whom, "premium", DAY, 50, USD, 2 * USD)
+    assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
     assert alerts.raised == {50: 1}
 
 
 async def test_somebody_else_raised_it_while_the_store_was_away(clock: ManualClock) -> None:
     rows, whom = Rows(), scope()
     rows.faults = ["before"]
-    alerts, other = Alerts(rows, clock), Alerts(rows, clock)  # type: ignore[arg-type]
-    assert not await alerts.reached(whom, "premium", DAY, 50, USD, 2 * USD)
-    assert await other.reached(whom, "premium", DAY, 50, USD, 2 * USD)
-    await alerts.settle_left()
-    assert (alerts.raised, alerts._unsettled) == ({}, {})
+    alerts, other = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
+    assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
+    assert await other.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
+    await alerts.settle_unfinished()
+    assert (alerts.raised, alerts._in_doubt) == ({}, {})
 
 
 async def test_what_is_in_doubt_is_bounded(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_UNSETTLED", 3)
+    monkeypatch.setattr(module, "MAX_IN_DOUBT", 3)
     rows, whom = Rows(), scope()
     rows.faults = ["before"] * 10
-    alerts = Alerts(rows, clock)  # type: ignore[arg-type]
+    alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     for pct in range(1, 11):
-        await alerts.reached(whom, "premium", DAY, pct, USD, USD)
-    assert len(alerts._unsettled) == 3
+        await alerts.raise_alert(whom, "premium", DAY, pct, USD, USD)
+    assert len(alerts._in_doubt) == 3
 
 
 async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> None:
@@ -159,38 +159,38 @@ async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> No
             await gate.wait()
 
     rows = Slow()
-    alerts = Alerts(rows, clock)  # type: ignore[arg-type]
-    asking = asyncio.create_task(alerts.reached(whom, "premium", DAY, 50, USD, USD))
+    alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
+    asking = asyncio.create_task(alerts.raise_alert(whom, "premium", DAY, 50, USD, USD))
     await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     gate.set()
-    assert await alerts.reached(whom, "premium", DAY, 50, USD, USD)  # the marker is ours, and nobody was told
+    assert await alerts.raise_alert(whom, "premium", DAY, 50, USD, USD)  # the marker is ours, and nobody was told
     assert alerts.raised == {50: 1}
 
 
 async def test_a_marker_whose_time_is_over_is_no_marker_and_nothing_is_raised_then(clock: ManualClock) -> None:
     rows, whom = Rows(), scope()
-    first, late = Alerts(rows, clock), Alerts(rows, clock)  # type: ignore[arg-type]
-    assert await first.reached(whom, "premium", DAY, 50, USD, USD)
+    first, late = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
+    assert await first.raise_alert(whom, "premium", DAY, 50, USD, USD)
     clock.set_wall(DAY.end + MARKER_SECONDS - 1)
-    assert not await late.reached(whom, "premium", DAY, 50, USD, USD)
+    assert not await late.raise_alert(whom, "premium", DAY, 50, USD, USD)
     clock.set_wall(DAY.end + MARKER_SECONDS)
-    assert not await Alerts(rows, clock).reached(whom, "premium", DAY, 50, USD, USD)  # type: ignore[arg-type]
+    assert not await AlertRaiser(rows, clock).raise_alert(whom, "premium", DAY, 50, USD, USD)  # type: ignore[arg-type]
     again = Span(DAY.key, DAY.start, DAY.end + 86_400)  # the clocks of a fleet, or an org's zone, may differ
-    assert await Alerts(rows, clock).reached(whom, "premium", again, 50, USD, USD)  # type: ignore[arg-type]
+    assert await AlertRaiser(rows, clock).raise_alert(whom, "premium", again, 50, USD, USD)  # type: ignore[arg-type]
 
 
 async def test_a_sweep_ends_at_the_first_trouble_and_goes_on_next_time(clock: ManualClock) -> None:
     rows, whom = Rows(), scope()
     rows.faults = ["before"] * 4
-    alerts = Alerts(rows, clock)  # type: ignore[arg-type]
+    alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     for pct in (50, 80, 95):
-        await alerts.reached(whom, "premium", DAY, pct, USD, USD)
-    await alerts.settle_left()
+        await alerts.raise_alert(whom, "premium", DAY, pct, USD, USD)
+    await alerts.settle_unfinished()
     assert rows.puts == 4
-    await alerts.settle_left()
+    await alerts.settle_unfinished()
     assert alerts.raised == {50: 1, 80: 1, 95: 1}
 
 
@@ -199,8 +199,8 @@ async def test_it_never_raises_for_the_stores_sake(clock: ManualClock, caplog: p
         async def put(self, put: Any) -> None:
             raise StoreUnavailable("away")
 
-    alerts = Alerts(Away(), clock)  # type: ignore[arg-type]
+    alerts = AlertRaiser(Away(), clock)  # type: ignore[arg-type]
     caplog.set_level(logging.WARNING)
-    assert not await alerts.reached(scope(), "premium", DAY, 50, USD, USD)
-    await alerts.settle_left()
+    assert not await alerts.raise_alert(scope(), "premium", DAY, 50, USD, USD)
+    await alerts.settle_unfinished()
     assert alerts.raised == {}

@@ -140,8 +140,8 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
         opened_alerts(configured(journal, webhook), {}, Rows(), clock, tasks) as alerts,  # type: ignore[arg-type]
     ):
         add_to(telemetry, alerts)
-        assert await alerts.reached(scope(), "premium", DAY, 80, USD, USD)
-        assert await alerts.reached(scope(), "premium", DAY, 80, USD, USD)
+        assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
+        assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
         await settle()
         lines = telemetry.render_own().splitlines()
     assert 'price_keeper_alerts_raised_total{threshold="80"} 2' in lines

@@ -57,7 +57,7 @@ class World:
         told = len(self.receiver.got)
         async with self.process(death, name) as made:
             try:
-                await made.alerts.settle_left()
+                await made.alerts.settle_unfinished()
                 if reaches:
                     await made.reached(self.whom)
                 await rest(self.clock)

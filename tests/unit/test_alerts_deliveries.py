@@ -170,7 +170,7 @@ async def test_a_restart_does_not_begin_the_three_days_anew_but_allows_one_attem
     async with Tasks(clock) as tasks:
         made, receiver = process(folder, clock, tasks, AWAY, AWAY, AWAY, rows=rows)
         await made.outbox.open()
-        await made.alerts.settle_left()
+        await made.alerts.settle_unfinished()
         await clock.advance(1)
         assert receiver.tries == tries
         assert made.alerts.raised == {}  # the process before this one has raised it
@@ -185,7 +185,7 @@ async def test_a_clock_that_was_set_back_prolongs_nothing(folder: Path, clock: M
     clock.set_wall(clock.now() - 30 * 86_400)
     made, _ = process(folder, clock, tasks, *[AWAY] * 10_000, rows=rows)
     await made.outbox.open()
-    await made.alerts.settle_left()
+    await made.alerts.settle_unfinished()
     await clock.advance(TRY_SECONDS + LONGEST_PAUSE_SECONDS)
     assert (made.deliveries.given_up, made.deliveries.waiting) == (1, 0)
 
@@ -199,12 +199,12 @@ async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
         await settle()
         clock.set_wall(clock.now() + 1)
     assert (made.deliveries.waiting, len(made.deliveries._on_the_way), receiver.tries) == (5, 2, 2)
-    await made.alerts.settle_left()
+    await made.alerts.settle_unfinished()
     assert receiver.tries == 2
     await clock.advance(1)
     assert [each["threshold_pct"] for each in receiver.got] == [10, 20]
     for so_far in ([10, 20, 30, 40], [10, 20, 30, 40, 50]):
-        await made.alerts.settle_left()
+        await made.alerts.settle_unfinished()
         await settle()
         assert [each["threshold_pct"] for each in receiver.got] == so_far
     assert made.deliveries.waiting == 0
@@ -225,7 +225,7 @@ async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: Manu
     gates[b"20"].set()
     await settle()
     assert len(made.deliveries._on_the_way) == 1  # the oldest; the newest did not fit
-    await made.alerts.settle_left()
+    await made.alerts.settle_unfinished()
     assert len(made.deliveries._on_the_way) == 2
 
 
@@ -345,7 +345,7 @@ async def test_a_sweep_and_an_asker_do_not_both_tell_it(folder: Path, clock: Man
         rows.faults = ["after"]
         made, receiver = process(folder.with_name(str(order)), clock, tasks, rows=rows)
         assert not await made.reached(whom)
-        both = [made.reached(whom), made.alerts.settle_left()]
+        both = [made.reached(whom), made.alerts.settle_unfinished()]
         await asyncio.gather(*(both if order else both[::-1]))
         await settle()
         assert (len(receiver.got), made.alerts.raised, rows.puts) == (1, {80: 1}, 2)
@@ -367,8 +367,8 @@ async def test_a_sweep_leaves_alone_what_was_delivered_while_it_went_on(
         await put(each)
 
     rows.put = slow  # type: ignore[method-assign]
-    sweep = asyncio.create_task(made.alerts.settle_left())
-    await eventually(lambda: made.alerts._asking)
+    sweep = asyncio.create_task(made.alerts.settle_unfinished())
+    await eventually(lambda: made.alerts._claiming)
     assert await made.reached(whom, 80)
     await eventually(lambda: receiver.got)
     held.set()

@@ -23,7 +23,7 @@ class RecordedAlerts:
     def __init__(self) -> None:
         self.pcts: list[int] = []
 
-    async def reached(self, _: Any, __: str, ___: Any, pct: int, *____: int) -> bool:
+    async def raise_alert(self, _: Any, __: str, ___: Any, pct: int, *____: int) -> bool:
         self.pcts.append(pct)
         return True
 

@@ -10,7 +10,7 @@ addresses    which addresses may be connected to
 composed     all of it, from the configuration
 """
 
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.thresholds import crossed, next_at
 
-__all__ = ["Alerts", "crossed", "next_at"]
+__all__ = ["AlertRaiser", "crossed", "next_at"]

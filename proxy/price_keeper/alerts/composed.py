@@ -13,7 +13,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.alerts.addresses import is_public
 from price_keeper.alerts.deliveries import Deliveries
 from price_keeper.alerts.outbox import Outbox
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import Webhook
 from price_keeper.clock import Clock
 from price_keeper.config import Config
@@ -30,23 +30,23 @@ SHORTEST_SECRET = 16  # bytes
 @asynccontextmanager
 async def opened_alerts(
     config: Config, environ: Mapping[str, str], store: Store, clock: Clock, tasks: Tasks
-) -> AsyncIterator[Alerts]:
+) -> AsyncIterator[AlertRaiser]:
     """The journal's folder is locked by whoever asks. Raises ConfigError."""
     chosen = config.alerts.webhook
     if chosen is None:
-        yield _started(Alerts(store, clock), tasks)
+        yield _started(AlertRaiser(store, clock), tasks)
         return
     webhook = Webhook(chosen.url, checked_secret(chosen, environ), clock.now)
     outbox = Outbox(Path(config.journal.dir) / FOLDER)
     await outbox.open()
     try:
-        yield _started(Alerts(store, clock, Deliveries(outbox, webhook, clock, tasks)), tasks)
+        yield _started(AlertRaiser(store, clock, Deliveries(outbox, webhook, clock, tasks)), tasks)
     finally:
         await tasks.stop()  # those that use the webhook; what they leave is on the disk
         await webhook.close()
 
 
-def _started(alerts: Alerts, tasks: Tasks) -> Alerts:
+def _started(alerts: AlertRaiser, tasks: Tasks) -> AlertRaiser:
     alerts.start(tasks)
     return alerts
 
@@ -85,7 +85,7 @@ def secret_of(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
     return secret
 
 
-def add_to(telemetry: MetricsRegistry, alerts: Alerts) -> None:
+def add_to(telemetry: MetricsRegistry, alerts: AlertRaiser) -> None:
     sent = alerts.deliveries
     telemetry.add(
         metrics.ALERTS_RAISED,

@@ -24,31 +24,31 @@ from price_keeper.stores.contract import Key, Put, Store, missing_or_expired
 from price_keeper.tasks import Tasks
 
 SETTLE_SECONDS = 60.0  # how often what is left is looked at
-MOST_KNOWN = 10_000  # alerts of which nobody is asked again
-MOST_UNSETTLED = 1000
+MAX_SETTLED = 10_000  # alerts of which nobody is asked again
+MAX_IN_DOUBT = 1000
 
 V = TypeVar("V")
 
 _log = logging.getLogger("price_keeper.alerts")
 
 
-class Claim(Enum):
+class ClaimResult(Enum):
     WON = "won"
     WON_BEFORE = "won before"
     LOST = "lost"
 
 
-async def claim(store: Store, alert: Alert, now: float) -> Claim:
+async def claim_alert(store: Store, alert: Alert, now: float) -> ClaimResult:
     """Of any number of alerts that tell the same one wins, and goes on winning. Raises StoreError."""
     try:
         await store.put(Put(alert.key, alert.marker, missing_or_expired(now)))
     except ConditionFailed as failure:
         is_ours = failure.item is not None and failure.item.get(OWNER) == alert.id
-        return Claim.WON_BEFORE if is_ours else Claim.LOST
-    return Claim.WON
+        return ClaimResult.WON_BEFORE if is_ours else ClaimResult.LOST
+    return ClaimResult.WON
 
 
-class Alerts:
+class AlertRaiser:
     """Without `deliveries` alerts are logged and counted alone. `raised` counts by threshold."""
 
     def __init__(
@@ -63,109 +63,109 @@ class Alerts:
         self._clock = clock
         self._deliveries = deliveries
         self._new_id = new_id
-        self._asking: set[Key] = set()
-        self._known: dict[Key, None] = {}
-        self._unsettled: dict[Key, Alert] = {}  # whose marker may be in the store, or not
-        self._is_troubled = False
+        self._claiming: set[Key] = set()
+        self._settled: dict[Key, None] = {}
+        self._in_doubt: dict[Key, Alert] = {}  # whose marker may be in the store, or not
+        self._is_store_away = False
         self.raised: Counter[int] = Counter()
 
     @property
     def deliveries(self) -> Deliveries | None:
         return self._deliveries
 
-    def found(self, names: set[str]) -> None:
+    def add_orphans(self, names: set[str]) -> None:
         """More that were left over are on the disk now."""
         if self._deliveries is not None:
             self._deliveries.found(names)
 
     def start(self, tasks: Tasks) -> None:
-        tasks.start("alerts left over", self._keep_settling)
+        tasks.start("alerts left over", self._run)
 
-    async def reached(self, scope: Scope, label: str, span: Span, pct: int, spent_pico: int, quota_pico: int) -> bool:
+    async def raise_alert(self, scope: Scope, label: str, span: Span, pct: int, spent_pico: int, quota_pico: int) -> bool:
         """Whether this call raised the alert. Asked again it costs nothing once anybody is known to have raised it;
         while the store is away it is tried again in the background, and whenever somebody asks."""
         key = schema.alert_marker_key(scope, label, span.key, pct)
-        if key in self._known or key in self._asking:
+        if key in self._settled or key in self._claiming:
             return False
         now = int(self._clock.now())
-        alert = self._unsettled.get(key) or Alert(
+        alert = self._in_doubt.get(key) or Alert(
             self._new_id(), scope, label, span.key, span.end, pct, spent_pico, quota_pico, now
         )
-        _remember(self._unsettled, key, alert, MOST_UNSETTLED)
+        _put_bounded(self._in_doubt, key, alert, MAX_IN_DOUBT)
         try:
-            return await self._settle(alert) is not Claim.LOST
+            return await self._settle(alert) is not ClaimResult.LOST
         except StoreError as failure:
-            self._tell_trouble(failure)
+            self._note_store_failure(failure)
             return False
 
-    async def settle_left(self) -> None:
+    async def settle_unfinished(self) -> None:
         """Once over what is in doubt, and what is on the disk and nobody delivers."""
         try:
-            for alert in await self._left():
-                if alert.key not in self._asking and self._is_left(alert):
+            for alert in await self._list_unfinished():
+                if alert.key not in self._claiming and self._is_unfinished(alert):
                     await self._settle(alert)
         except StoreError as failure:
-            self._tell_trouble(failure)
+            self._note_store_failure(failure)
 
-    async def _keep_settling(self) -> None:
+    async def _run(self) -> None:
         while True:
-            await self.settle_left()
+            await self.settle_unfinished()
             await self._clock.sleep(SETTLE_SECONDS)
 
-    async def _left(self) -> list[Alert]:
+    async def _list_unfinished(self) -> list[Alert]:
         on_disk = await self._deliveries.left() if self._deliveries is not None else []
-        return [*self._unsettled.values(), *on_disk]
+        return [*self._in_doubt.values(), *on_disk]
 
-    def _is_left(self, alert: Alert) -> bool:
+    def _is_unfinished(self, alert: Alert) -> bool:
         """Others may have settled or delivered it since the list was made."""
-        return self._unsettled.get(alert.key) == alert or (
+        return self._in_doubt.get(alert.key) == alert or (
             self._deliveries is not None and self._deliveries.is_left(alert)
         )
 
-    async def _settle(self, alert: Alert) -> Claim:
+    async def _settle(self, alert: Alert) -> ClaimResult:
         """Nobody else asks for the same meanwhile. From the store's answer on, nothing waits: it is all done, or the
         process is dead."""
         key = alert.key
-        self._asking.add(key)
+        self._claiming.add(key)
         try:
-            found = await self._claimed(alert)
+            result = await self._claim(alert)
         finally:
-            self._asking.discard(key)
-        self._is_troubled = False
-        is_own = self._unsettled.get(key) == alert  # begun by this process, which has told nobody yet
+            self._claiming.discard(key)
+        self._is_store_away = False
+        is_own = self._in_doubt.get(key) == alert  # begun by this process, which has told nobody yet
         if is_own:
-            del self._unsettled[key]
-        _remember(self._known, key, None, MOST_KNOWN)
-        if found is Claim.WON or (is_own and found is Claim.WON_BEFORE):
+            del self._in_doubt[key]
+        _put_bounded(self._settled, key, None, MAX_SETTLED)
+        if result is ClaimResult.WON or (is_own and result is ClaimResult.WON_BEFORE):
             self.raised[alert.threshold_pct] += 1
             _log.warning("threshold reached: %s", alert)
-        elif found is Claim.WON_BEFORE:
+        elif result is ClaimResult.WON_BEFORE:
             _log.info("threshold reached before, to be delivered now: %s", alert)
-        self._hand_on(alert, found)
-        return found
+        self._hand_to_delivery(alert, result)
+        return result
 
-    async def _claimed(self, alert: Alert) -> Claim:
+    async def _claim(self, alert: Alert) -> ClaimResult:
         if alert.is_over(self._clock.now()):
-            return Claim.LOST  # its marker may be gone, so nothing tells any more whose it was
+            return ClaimResult.LOST  # its marker may be gone, so nothing tells any more whose it was
         if self._deliveries is not None:
             await self._deliveries.keep(alert)
-        return await claim(self._store, alert, self._clock.now())
+        return await claim_alert(self._store, alert, self._clock.now())
 
-    def _hand_on(self, alert: Alert, found: Claim) -> None:
+    def _hand_to_delivery(self, alert: Alert, result: ClaimResult) -> None:
         if self._deliveries is None:
             return
-        if found is Claim.LOST:
+        if result is ClaimResult.LOST:
             self._deliveries.drop(alert)
         else:
             self._deliveries.take(alert)
 
-    def _tell_trouble(self, failure: StoreError) -> None:
-        if not self._is_troubled:
+    def _note_store_failure(self, failure: StoreError) -> None:
+        if not self._is_store_away:
             _log.warning("alerts wait for the store: %s", failure)
-        self._is_troubled = True
+        self._is_store_away = True
 
 
-def _remember(memory: dict[Key, V], key: Key, value: V, most: int) -> None:
+def _put_bounded(memory: dict[Key, V], key: Key, value: V, max_entries: int) -> None:
     memory[key] = value
-    while len(memory) > most:
+    while len(memory) > max_entries:
         del memory[next(iter(memory))]

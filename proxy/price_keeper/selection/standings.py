@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper import telemetry as metrics
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.calendar_days import Period, Span, span
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
@@ -54,7 +54,7 @@ class Standings:
         recorder: Recorder,
         clock: Clock,
         tasks: Tasks,
-        alerts: Alerts | None = None,
+        alerts: AlertRaiser | None = None,
         notes: Notes | None = None,
     ) -> None:
         """`notes` may be those of a process before this one."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from price_keeper import telemetry as metrics
-from price_keeper.alerts.raising import Alerts
+from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.thresholds import crossed
 from price_keeper.clock import Clock
 from price_keeper.config import Config
@@ -49,7 +49,7 @@ class Watching:
         recorder: Recorder,
         clock: Clock,
         tasks: Tasks,
-        alerts: Alerts | None,
+        alerts: AlertRaiser | None,
         on_new_calendar: Callable[[str], None],
         on_unregistered: Callable[[str], object],
         own_labels: OwnLabels,
@@ -235,4 +235,4 @@ class Watching:
         for label, quota in standing.plan.quotas.items():
             known = standing.spent(label).known
             for pct in crossed(known, quota, standing.plan.thresholds):
-                await self._alerts.reached(standing.scope, label, standing.span, pct, known, quota)
+                await self._alerts.raise_alert(standing.scope, label, standing.span, pct, known, quota)
