@@ -20,8 +20,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from price_keeper.alerts.addresses import is_public
-from price_keeper.alerts.deliveries import Deliveries
-from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.deliveries import AlertDeliveries
+from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import Allows, Answer, Webhook
 from price_keeper.clock import SystemClock
@@ -303,7 +303,7 @@ async def test_an_answer_that_is_none_is_told_without_the_address(
 async def delivering(server: Server, folder: Path, url: str | None = None) -> AsyncIterator[AlertRaiser]:
     clock = SystemClock()
     async with Tasks(clock) as tasks, calling(server, url) as webhook:
-        deliveries = Deliveries(Outbox(folder), webhook, clock, tasks, chance=lambda: 0.0)
+        deliveries = AlertDeliveries(AlertOutbox(folder), webhook, clock, tasks, chance=lambda: 0.0)
         yield AlertRaiser(Rows(), clock, deliveries)  # type: ignore[arg-type]
         await tasks.stop()
 

@@ -11,8 +11,8 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
-from price_keeper.alerts.deliveries import Deliveries
-from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.deliveries import AlertDeliveries
+from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import Answer
 from price_keeper.calendar_days import Span
@@ -115,7 +115,7 @@ class Mortal:
         self.death = death or Death()
         self.outbox = _MortalOutbox(folder, self.death)
         sending: Any = _Stepped(receiver, "send", self.death)
-        self.deliveries = Deliveries(self.outbox, sending, clock, tasks, chance=lambda: 1.0, **how)
+        self.deliveries = AlertDeliveries(self.outbox, sending, clock, tasks, chance=lambda: 1.0, **how)
         store: Any = _Stepped(rows, "put", self.death)
         self.alerts = AlertRaiser(store, clock, self.deliveries)
 
@@ -143,7 +143,7 @@ class _Stepped:
         return stepped
 
 
-class _MortalOutbox(Outbox):
+class _MortalOutbox(AlertOutbox):
     def __init__(self, folder: Path, death: Death) -> None:
         super().__init__(folder)
         self._death = death
@@ -156,9 +156,9 @@ class _MortalOutbox(Outbox):
         super()._write(alert)
         self._death.step("after the file")
 
-    def drop(self, alert: Any) -> None:
+    def remove(self, alert: Any) -> None:
         self._death.step("before drop")
-        super().drop(alert)
+        super().remove(alert)
         self._death.step("after drop")
 
 

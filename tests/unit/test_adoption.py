@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.commands.replay import _replayed
 from price_keeper.config import Config
 from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable
@@ -253,7 +253,7 @@ class _Deaths:
 
 
 async def test_alerts_that_wait_there_are_delivered_from_here(tmp_path: Path) -> None:
-    there, outbox = tmp_path / "worker-3" / "alerts", Outbox(tmp_path / "alerts")
+    there, outbox = tmp_path / "worker-3" / "alerts", AlertOutbox(tmp_path / "alerts")
     there.mkdir(parents=True)
     (there / "000000000001-a.json").write_text("{}")
     (there / "half.tmp").write_text("{")

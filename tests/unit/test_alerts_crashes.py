@@ -80,7 +80,7 @@ class World:
                 await rest(self.clock)
                 await self.clock.advance(3 * SETTLE_SECONDS)
                 await rest(self.clock)
-                assert made.deliveries.waiting == 0
+                assert made.deliveries.pending == 0
             assert [name for name in files(self.folder / name) if not name.endswith(".tmp")] == []
 
 

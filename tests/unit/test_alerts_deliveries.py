@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from price_keeper.alerts import outbox as outbox_module
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.deliveries import LONGEST_PAUSE_SECONDS, MOST_AT_ONCE, TRY_SECONDS
-from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.deliveries import MAX_RETRY_SECONDS, MAX_CONCURRENT_REQUESTS, GIVE_UP_SECONDS
+from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import SETTLE_SECONDS
 from price_keeper.alerts.webhook import Answer
 from price_keeper.model import Scope
@@ -66,7 +66,7 @@ async def test_an_alert_comes_back_from_the_disk_as_it_was() -> None:
 )
 async def test_what_is_no_alert_is_left_where_it_is(folder: Path, content: bytes) -> None:
     left_behind(folder, f"{ALERT.name}.json", content)
-    outbox = Outbox(folder)
+    outbox = AlertOutbox(folder)
     await outbox.open()
     assert outbox.names == {ALERT.name}
     assert await outbox.read(ALERT.name) is None
@@ -76,7 +76,7 @@ async def test_what_is_no_alert_is_left_where_it_is(folder: Path, content: bytes
 
 async def test_a_file_under_another_name_is_not_read_again_and_again(folder: Path) -> None:
     left_behind(folder, "000000000001-x.json", ALERT.content())
-    outbox = Outbox(folder)
+    outbox = AlertOutbox(folder)
     await outbox.open()
     assert await outbox.read("000000000001-x") is None
     assert outbox.names == set()
@@ -102,7 +102,7 @@ async def test_it_is_sent_again_after_growing_pauses(folder: Path, clock: Manual
         await clock.advance(pause)
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
     assert (receiver.tries, len(receiver.got)) == (13, 1)
-    assert (made.deliveries.failed, made.deliveries.delivered, made.deliveries.waiting) == (12, 1, 0)
+    assert (made.deliveries.failed, made.deliveries.delivered, made.deliveries.pending) == (12, 1, 0)
     assert [name for name in files(folder) if name.endswith(".json")] == []
 
 
@@ -122,7 +122,7 @@ async def test_what_the_receiver_will_never_take_is_given_up(
     assert await made.reached(scope())
     await settle()
     assert (receiver.tries, receiver.got, clock.waits()) == (1, [], [])
-    assert (made.deliveries.given_up, made.deliveries.waiting) == (1, 0)
+    assert (made.deliveries.abandoned, made.deliveries.pending) == (1, 0)
     assert [name for name in files(folder) if name.endswith(".json")] == []
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert f"is not delivered to alerts.example.com:443: it answered {status}" in error
@@ -138,7 +138,7 @@ async def test_any_other_answer_is_taken_or_tried_again(
     assert len(receiver.got) == (1 if 200 <= status < 300 else 0)
     await clock.advance(1)
     assert len(receiver.got) == 1
-    assert made.deliveries.given_up == 0
+    assert made.deliveries.abandoned == 0
 
 
 async def test_after_three_days_it_is_given_up(
@@ -146,11 +146,11 @@ async def test_after_three_days_it_is_given_up(
 ) -> None:
     made, receiver = process(folder, clock, tasks, *[AWAY] * 10_000)
     assert await made.reached(scope())
-    await clock.advance(TRY_SECONDS - 1)
-    assert made.deliveries.waiting == 1
+    await clock.advance(GIVE_UP_SECONDS - 1)
+    assert made.deliveries.pending == 1
     clock.set_wall(0)  # nor does it live longer by a clock that goes wrong
-    await clock.advance(1 + LONGEST_PAUSE_SECONDS)
-    assert (made.deliveries.waiting, made.deliveries.given_up, receiver.got) == (0, 1, [])
+    await clock.advance(1 + MAX_RETRY_SECONDS)
+    assert (made.deliveries.pending, made.deliveries.abandoned, receiver.got) == (0, 1, [])
     assert clock.waits() == []
     assert made.deliveries.failed == receiver.tries - 1
     told = [record.levelname for record in caplog.records if record.name == "price_keeper.alerts"]
@@ -186,8 +186,8 @@ async def test_a_clock_that_was_set_back_prolongs_nothing(folder: Path, clock: M
     made, _ = process(folder, clock, tasks, *[AWAY] * 10_000, rows=rows)
     await made.outbox.open()
     await made.alerts.settle_unfinished()
-    await clock.advance(TRY_SECONDS + LONGEST_PAUSE_SECONDS)
-    assert (made.deliveries.given_up, made.deliveries.waiting) == (1, 0)
+    await clock.advance(GIVE_UP_SECONDS + MAX_RETRY_SECONDS)
+    assert (made.deliveries.abandoned, made.deliveries.pending) == (1, 0)
 
 
 async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
@@ -198,7 +198,7 @@ async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
         assert await made.reached(scope(), pct)
         await settle()
         clock.set_wall(clock.now() + 1)
-    assert (made.deliveries.waiting, len(made.deliveries._on_the_way), receiver.tries) == (5, 2, 2)
+    assert (made.deliveries.pending, len(made.deliveries._in_flight), receiver.tries) == (5, 2, 2)
     await made.alerts.settle_unfinished()
     assert receiver.tries == 2
     await clock.advance(1)
@@ -207,7 +207,7 @@ async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
         await made.alerts.settle_unfinished()
         await settle()
         assert [each["threshold_pct"] for each in receiver.got] == so_far
-    assert made.deliveries.waiting == 0
+    assert made.deliveries.pending == 0
 
 
 async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
@@ -224,9 +224,9 @@ async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: Manu
         clock.set_wall(clock.now() + 1)
     gates[b"20"].set()
     await settle()
-    assert len(made.deliveries._on_the_way) == 1  # the oldest; the newest did not fit
+    assert len(made.deliveries._in_flight) == 1  # the oldest; the newest did not fit
     await made.alerts.settle_unfinished()
-    assert len(made.deliveries._on_the_way) == 2
+    assert len(made.deliveries._in_flight) == 2
 
 
 async def test_a_receiver_is_asked_a_few_things_at_once(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
@@ -247,7 +247,7 @@ async def test_a_receiver_is_asked_a_few_things_at_once(folder: Path, clock: Man
     await settle()
     gate.set()
     await settle()
-    assert most == MOST_AT_ONCE
+    assert most == MAX_CONCURRENT_REQUESTS
     assert made.deliveries.delivered == 19
 
 
@@ -268,7 +268,7 @@ async def test_a_full_disk_withholds_no_alert(
     assert await made.reached(scope())
     await settle()
     assert len(receiver.got) == int(fits)
-    assert (made.deliveries.waiting, made.deliveries.given_up) == (0, int(not fits))
+    assert (made.deliveries.pending, made.deliveries.abandoned) == (0, int(not fits))
     assert "is not on the disk, and is lost if the process dies: No space left on device" in caplog.text
     assert [name for name in files(folder) if name.endswith(".json")] == []
 
@@ -278,9 +278,9 @@ async def test_what_the_disk_does_not_take_leaves_nothing_there(folder: Path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(outbox_module.os, "fsync", full)
-    outbox = Outbox(folder)
+    outbox = AlertOutbox(folder)
     with pytest.raises(OSError, match="No space left"):
-        await outbox.keep(ALERT)
+        await outbox.persist(ALERT)
     assert (outbox.names, files(folder)) == (set(), [])
 
 
@@ -299,7 +299,7 @@ async def test_a_power_cut_finds_it_whole(folder: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(outbox_module.os, "fsync", noted_sync)
     monkeypatch.setattr(outbox_module.os, "replace", noted_replace)
-    await Outbox(folder).keep(ALERT)
+    await AlertOutbox(folder).persist(ALERT)
     assert done == [f"{len(ALERT.content())} bytes", "name", "folder"]
 
 
@@ -307,7 +307,7 @@ async def test_a_folder_that_cannot_be_read_keeps_nobody_from_starting(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     left_behind(folder / "x.tmp", "x", b"")  # a folder, which no unlink removes
-    await Outbox(folder).open()
+    await AlertOutbox(folder).open()
     assert "cannot be read" in caplog.text
 
 
@@ -330,13 +330,13 @@ async def test_while_the_store_is_away_nothing_is_delivered_and_then_it_is(
     made.alerts.start(tasks)
     assert not await made.reached(scope())
     await settle()
-    assert (receiver.tries, made.deliveries.waiting) == (0, 1)
+    assert (receiver.tries, made.deliveries.pending) == (0, 1)
     for _ in range(3):
         await clock.advance(SETTLE_SECONDS)
         await asyncio.sleep(0.01)  # a thread reads the file
         await settle()
     assert len(receiver.got) == 1
-    assert (made.alerts.raised, made.deliveries.waiting, len(written)) == ({80: 1}, 0, 1)
+    assert (made.alerts.raised, made.deliveries.pending, len(written)) == ({80: 1}, 0, 1)
 
 
 async def test_a_sweep_and_an_asker_do_not_both_tell_it(folder: Path, clock: ManualClock, tasks: Tasks) -> None:

@@ -11,8 +11,8 @@ from yarl import URL
 
 from price_keeper import telemetry as metrics
 from price_keeper.alerts.addresses import is_public
-from price_keeper.alerts.deliveries import Deliveries
-from price_keeper.alerts.outbox import Outbox
+from price_keeper.alerts.deliveries import AlertDeliveries
+from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import Webhook
 from price_keeper.clock import Clock
@@ -23,7 +23,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
-FOLDER = "alerts"  # in the journal's
+ALERTS_FOLDER = "alerts"  # in the journal's
 SHORTEST_SECRET = 16  # bytes
 
 
@@ -37,10 +37,10 @@ async def opened_alerts(
         yield _started(AlertRaiser(store, clock), tasks)
         return
     webhook = Webhook(chosen.url, checked_secret(chosen, environ), clock.now)
-    outbox = Outbox(Path(config.journal.dir) / FOLDER)
+    outbox = AlertOutbox(Path(config.journal.dir) / ALERTS_FOLDER)
     await outbox.open()
     try:
-        yield _started(AlertRaiser(store, clock, Deliveries(outbox, webhook, clock, tasks)), tasks)
+        yield _started(AlertRaiser(store, clock, AlertDeliveries(outbox, webhook, clock, tasks)), tasks)
     finally:
         await tasks.stop()  # those that use the webhook; what they leave is on the disk
         await webhook.close()
@@ -86,17 +86,17 @@ def secret_of(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
 
 
 def add_to(telemetry: MetricsRegistry, alerts: AlertRaiser) -> None:
-    sent = alerts.deliveries
+    deliveries = alerts.deliveries
     telemetry.add(
         metrics.ALERTS_RAISED,
         lambda: [({"threshold": str(pct)}, float(count)) for pct, count in sorted(alerts.raised.items())],
     )
-    telemetry.add(metrics.WEBHOOKS_DELIVERED, lambda: sent.delivered if sent else 0)
+    telemetry.add(metrics.WEBHOOKS_DELIVERED, lambda: deliveries.delivered if deliveries else 0)
     telemetry.add(
         metrics.WEBHOOKS_FAILED,
         lambda: [
-            ({"last": "false"}, sent.failed if sent else 0),
-            ({"last": "true"}, sent.given_up if sent else 0),
+            ({"last": "false"}, deliveries.failed if deliveries else 0),
+            ({"last": "true"}, deliveries.abandoned if deliveries else 0),
         ],
     )
-    telemetry.add(metrics.WEBHOOKS_WAITING, lambda: sent.waiting if sent else 0)
+    telemetry.add(metrics.WEBHOOKS_WAITING, lambda: deliveries.pending if deliveries else 0)

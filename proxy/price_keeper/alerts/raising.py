@@ -14,7 +14,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from price_keeper.alerts.alert import OWNER, Alert
-from price_keeper.alerts.deliveries import Deliveries
+from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.calendar_days import Span
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError
@@ -55,7 +55,7 @@ class AlertRaiser:
         self,
         store: Store,
         clock: Clock,
-        deliveries: Deliveries | None = None,
+        deliveries: AlertDeliveries | None = None,
         *,
         new_id: Callable[[], str] = lambda: str(uuid4()),
     ) -> None:
@@ -70,13 +70,13 @@ class AlertRaiser:
         self.raised: Counter[int] = Counter()
 
     @property
-    def deliveries(self) -> Deliveries | None:
+    def deliveries(self) -> AlertDeliveries | None:
         return self._deliveries
 
     def add_orphans(self, names: set[str]) -> None:
         """More that were left over are on the disk now."""
         if self._deliveries is not None:
-            self._deliveries.found(names)
+            self._deliveries.add_orphans(names)
 
     def start(self, tasks: Tasks) -> None:
         tasks.start("alerts left over", self._run)
@@ -113,13 +113,13 @@ class AlertRaiser:
             await self._clock.sleep(SETTLE_SECONDS)
 
     async def _list_unfinished(self) -> list[Alert]:
-        on_disk = await self._deliveries.left() if self._deliveries is not None else []
+        on_disk = await self._deliveries.read_undelivered() if self._deliveries is not None else []
         return [*self._in_doubt.values(), *on_disk]
 
     def _is_unfinished(self, alert: Alert) -> bool:
         """Others may have settled or delivered it since the list was made."""
         return self._in_doubt.get(alert.key) == alert or (
-            self._deliveries is not None and self._deliveries.is_left(alert)
+            self._deliveries is not None and self._deliveries.is_undelivered(alert)
         )
 
     async def _settle(self, alert: Alert) -> ClaimResult:
@@ -148,16 +148,16 @@ class AlertRaiser:
         if alert.is_over(self._clock.now()):
             return ClaimResult.LOST  # its marker may be gone, so nothing tells any more whose it was
         if self._deliveries is not None:
-            await self._deliveries.keep(alert)
+            await self._deliveries.persist(alert)
         return await claim_alert(self._store, alert, self._clock.now())
 
     def _hand_to_delivery(self, alert: Alert, result: ClaimResult) -> None:
         if self._deliveries is None:
             return
         if result is ClaimResult.LOST:
-            self._deliveries.drop(alert)
+            self._deliveries.discard(alert)
         else:
-            self._deliveries.take(alert)
+            self._deliveries.accept(alert)
 
     def _note_store_failure(self, failure: StoreError) -> None:
         if not self._is_store_away:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from price_keeper.alerts.composed import FOLDER as ALERTS
-from price_keeper.alerts.outbox import SUFFIX as ALERT
-from price_keeper.alerts.outbox import UNFINISHED
+from price_keeper.alerts.composed import ALERTS_FOLDER as ALERTS
+from price_keeper.alerts.outbox import ALERT_SUFFIX as ALERT
+from price_keeper.alerts.outbox import UNFINISHED_SUFFIX
 from price_keeper.clock import Clock
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.hard.holds import KEPT_PREFIX, give_back_former
@@ -125,7 +125,7 @@ class Adoption:
     def _alerts_moved(self, folder: Path) -> set[str]:
         if not folder.is_dir():
             return set()
-        for unfinished in folder.glob(f"*{UNFINISHED}"):
+        for unfinished in folder.glob(f"*{UNFINISHED_SUFFIX}"):
             unfinished.unlink(missing_ok=True)  # nobody was told of it
         alerts, place = sorted(folder.glob(f"*{ALERT}")), self._journal / ALERTS
         if alerts:
