@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
-from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.webhook import Allows, Answer, Webhook
+from price_keeper.alerts.webhook import IsAllowed, WebhookResponse, WebhookSender
 from price_keeper.clock import SystemClock
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 from price_keeper.tasks import Tasks
@@ -121,15 +121,15 @@ class Dns(AbstractResolver):
 
 def on_this_machine(address: str) -> bool:
     """The rule of these tests; for the rest it is the real one."""
-    return address == "127.0.0.1" or is_public(address)
+    return address == "127.0.0.1" or is_public_address(address)
 
 
 @asynccontextmanager
 async def calling(
-    server: Server, url: str | None = None, *, allows: Allows = on_this_machine, **how: Any
-) -> AsyncIterator[Webhook]:
+    server: Server, url: str | None = None, *, allows: IsAllowed = on_this_machine, **how: Any
+) -> AsyncIterator[WebhookSender]:
     how = {"resolver": Dns(["127.0.0.1"]), "tls": server.tls} | how
-    webhook = Webhook(url or server.url(), SECRET, lambda: NOW, allows=allows, **how)
+    webhook = WebhookSender(url or server.url(), SECRET, lambda: NOW, is_allowed=allows, **how)
     try:
         yield webhook
     finally:
@@ -145,7 +145,7 @@ def responds(status: int, **headers: str) -> Handle:
 
 async def test_the_receiver_can_tell_that_it_is_ours(server: Server) -> None:
     async with calling(server, server.url(rest="/a%2Fb?x=%3D&y=%41")) as webhook:
-        assert (await webhook.send("id-1", BODY)).is_taken
+        assert (await webhook.send("id-1", BODY)).is_accepted
     (got,) = server.got
     assert (got.path, got.body) == ("/a%2Fb?x=%3D&y=%41", BODY)
     timestamp = got.headers["x-price-keeper-timestamp"]
@@ -161,7 +161,7 @@ async def test_the_receiver_can_tell_that_it_is_ours(server: Server) -> None:
 async def test_an_answer_is_its_status(server: Server, status: int) -> None:
     server.handle = responds(status)
     async with calling(server) as webhook:
-        assert await webhook.send("id-1", BODY) == Answer(status)
+        assert await webhook.send("id-1", BODY) == WebhookResponse(status)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -169,7 +169,7 @@ async def test_a_redirect_is_not_followed(server: Server, status: int, authority
     async with serving(authority) as elsewhere, calling(server) as webhook:
         server.handle = responds(status, Location=elsewhere.url("127.0.0.1"))
         answer = await webhook.send("id-1", BODY)
-        assert (answer, answer.is_taken, answer.is_final) == (Answer(status), False, False)
+        assert (answer, answer.is_accepted, answer.is_rejected) == (WebhookResponse(status), False, False)
         await quiet()
         assert elsewhere.got == []
     assert len(server.got) == 1
@@ -181,24 +181,24 @@ PRIVATE = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "fd00:ec2::254", "
 @pytest.mark.parametrize("address", PRIVATE)
 async def test_a_name_that_leads_to_a_private_address_is_not_connected_to(server: Server, address: str) -> None:
     for answer in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
-        async with calling(server, allows=is_public, resolver=Dns(answer)) as webhook:
-            assert (await webhook.send("id-1", BODY)).trouble == f"its address is not a public one: {address}"
+        async with calling(server, allows=is_public_address, resolver=Dns(answer)) as webhook:
+            assert (await webhook.send("id-1", BODY)).error == f"its address is not a public one: {address}"
     assert server.got == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[::1]"])
 async def test_a_literal_private_address_is_not_connected_to(server: Server, host: str) -> None:
     dns = Dns(["8.8.8.8"])
-    async with calling(server, server.url(host), allows=is_public, resolver=dns) as webhook:
-        assert "its address is not a public one" in (await webhook.send("id-1", BODY)).trouble
+    async with calling(server, server.url(host), allows=is_public_address, resolver=dns) as webhook:
+        assert "its address is not a public one" in (await webhook.send("id-1", BODY)).error
     assert (dns.asked, server.got) == (0, [])
 
 
 @pytest.mark.parametrize("host", ["localhost", "0x7f000001", "0x7f.1", "localhost."])
 async def test_whatever_the_systems_resolver_makes_of_a_name_is_looked_at(server: Server, host: str) -> None:
-    async with calling(server, server.url(host), allows=is_public, resolver=None) as webhook:
+    async with calling(server, server.url(host), allows=is_public_address, resolver=None) as webhook:
         answer = await webhook.send("id-1", BODY)
-        assert answer.trouble.startswith(("its address is not a public one: ", "not reached: ", "no whole answer: "))
+        assert answer.error.startswith(("its address is not a public one: ", "not reached: ", "no whole answer: "))
     assert server.got == []
 
 
@@ -206,9 +206,9 @@ async def test_a_name_that_changes_its_mind_gains_nothing(server: Server) -> Non
     """The first answer is good. The second, were anybody to ask again for the same connection, would not be."""
     dns = Dns(["127.0.0.1"], ["127.0.0.2"])
     async with calling(server, resolver=dns) as webhook:
-        assert (await webhook.send("id-1", BODY)).is_taken
+        assert (await webhook.send("id-1", BODY)).is_accepted
         assert dns.asked == 1
-        assert (await webhook.send("id-1", BODY)).trouble == "its address is not a public one: 127.0.0.2"
+        assert (await webhook.send("id-1", BODY)).error == "its address is not a public one: 127.0.0.2"
         assert dns.asked == 2
     assert len(server.got) == 1
 
@@ -217,20 +217,20 @@ async def test_a_proxy_of_the_environment_is_not_used(server: Server, monkeypatc
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with calling(server) as webhook:
-        assert (await webhook.send("id-1", BODY)).is_taken
+        assert (await webhook.send("id-1", BODY)).is_accepted
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(server: Server) -> None:
     async with calling(server, tls=None) as webhook:
-        assert (await webhook.send("id-1", BODY)).trouble == "its certificate is not trusted"
+        assert (await webhook.send("id-1", BODY)).error == "its certificate is not trusted"
     async with calling(server, server.url("alerts.example.com")) as webhook:  # trusted, but of somebody else
-        assert (await webhook.send("id-1", BODY)).trouble == "its certificate is not trusted"
+        assert (await webhook.send("id-1", BODY)).error == "its certificate is not trusted"
     assert server.got == []
 
 
 def test_only_https_is_spoken() -> None:
     with pytest.raises(ValueError, match="https"):
-        Webhook("http://example.com/", SECRET, lambda: NOW)
+        WebhookSender("http://example.com/", SECRET, lambda: NOW)
 
 
 async def test_a_receiver_that_hangs_is_left(server: Server) -> None:
@@ -242,7 +242,7 @@ async def test_a_receiver_that_hangs_is_left(server: Server) -> None:
 
     server.handle = hang
     async with calling(server, seconds=0.2) as webhook:
-        assert (await webhook.send("id-1", BODY)).trouble == "no answer within 0.2 s"
+        assert (await webhook.send("id-1", BODY)).error == "no answer within 0.2 s"
     gate.set()
 
 
@@ -252,7 +252,7 @@ async def test_a_name_server_that_hangs_is_left(server: Server) -> None:
             return await asyncio.Event().wait()  # type: ignore[return-value]
 
     async with calling(server, seconds=0.1, resolver=Silent([])) as webhook:
-        assert (await webhook.send("id-1", BODY)).trouble == "no answer within 0.1 s"
+        assert (await webhook.send("id-1", BODY)).error == "no answer within 0.1 s"
 
 
 async def test_an_endless_answer_is_not_read(server: Server) -> None:
@@ -268,7 +268,7 @@ async def test_an_endless_answer_is_not_read(server: Server) -> None:
 
     server.handle = pour
     async with calling(server) as webhook:
-        assert (await webhook.send("id-1", BODY)).is_taken
+        assert (await webhook.send("id-1", BODY)).is_accepted
     await quiet(0.2)
     assert sent < 8 * 1024 * 1024  # what the kernel's buffers take
 
@@ -277,8 +277,8 @@ async def test_what_cannot_be_reached_is_told_in_words(server: Server) -> None:
     async with calling(server, f"https://localhost:{free_port()}/?sig=hunter2") as webhook:
         answer = await webhook.send("id-1", BODY)
     assert answer.status is None
-    assert answer.trouble.startswith("not reached: ")
-    assert "hunter2" not in answer.trouble
+    assert answer.error.startswith("not reached: ")
+    assert "hunter2" not in answer.error
 
 
 async def test_an_answer_that_is_none_is_told_without_the_address(
@@ -295,8 +295,8 @@ async def test_an_answer_that_is_none_is_told_without_the_address(
         async with calling(server, f"https://localhost:{port}/?sig=hunter2") as webhook:
             answer = await webhook.send("id-1", BODY)
     assert answer.status is None
-    assert answer.trouble.startswith("no whole answer: ")
-    assert "hunter2" not in answer.trouble
+    assert answer.error.startswith("no whole answer: ")
+    assert "hunter2" not in answer.error
 
 
 @asynccontextmanager

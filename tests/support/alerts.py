@@ -14,7 +14,7 @@ import orjson
 from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.webhook import Answer
+from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.calendar_days import Span
 from price_keeper.errors import ConditionFailed, StoreUnavailable
 from price_keeper.model import Scope
@@ -26,7 +26,7 @@ from tests.support.clock import ManualClock
 
 DAY = Span("DAY#20261118", 1_794_960_000, 1_795_046_400)
 USD = 10**12
-TAKEN = Answer(200)
+TAKEN = WebhookResponse(200)
 
 
 def scope() -> Scope:
@@ -58,9 +58,9 @@ class Rows:
 class Receiver:
     """Stands for a webhook: gives the answers of its script, then takes everything."""
 
-    place = "alerts.example.com:443"
+    host_and_port = "alerts.example.com:443"
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: WebhookResponse) -> None:
         self.answers = list(answers)
         self.got: list[dict[str, Any]] = []
         self.tries = 0
@@ -69,10 +69,10 @@ class Receiver:
     def ids(self) -> list[str]:
         return [each["id"] for each in self.got]
 
-    async def send(self, name: str, body: bytes) -> Answer:
+    async def send(self, name: str, body: bytes) -> WebhookResponse:
         self.tries += 1
         answer = self.answers.pop(0) if self.answers else TAKEN
-        if answer.is_taken:
+        if answer.is_accepted:
             told = orjson.loads(body)
             assert told["id"] == name
             self.got.append(told)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.alerts.raising import SETTLE_SECONDS
-from price_keeper.alerts.webhook import Answer
+from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks
 
@@ -166,7 +166,7 @@ async def test_a_death_while_the_stores_answer_is_awaited(worlds: Callable[[], W
 
 async def test_a_death_between_two_attempts(worlds: Callable[[], World]) -> None:
     world = worlds()
-    world.receiver.answers = [Answer(500), Answer(None, "away")]
+    world.receiver.answers = [WebhookResponse(500), WebhookResponse(None, "away")]
     await world.live()
     await world.live(reaches=False)
     assert world.receiver.got == []

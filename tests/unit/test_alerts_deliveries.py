@@ -16,7 +16,7 @@ from price_keeper.alerts.alert import Alert
 from price_keeper.alerts.deliveries import MAX_RETRY_SECONDS, MAX_CONCURRENT_REQUESTS, GIVE_UP_SECONDS
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import SETTLE_SECONDS
-from price_keeper.alerts.webhook import Answer
+from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks
 
@@ -25,7 +25,7 @@ from tests.support.clock import ManualClock, settle
 from tests.support.wire import eventually
 
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
-AWAY = Answer(None, "away")
+AWAY = WebhookResponse(None, "away")
 ALERT = Alert("id-1", Scope(ORG, "my-app"), "premium", DAY.key, DAY.end, 80, 8 * USD, 10 * USD, 1_795_003_200)
 
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def process(
-    folder: Path, clock: ManualClock, tasks: Tasks, *answers: Answer, rows: Rows | None = None, **how: Any
+    folder: Path, clock: ManualClock, tasks: Tasks, *answers: WebhookResponse, rows: Rows | None = None, **how: Any
 ) -> tuple[Mortal, Receiver]:
     receiver = Receiver(*answers)
     return Mortal(folder, rows or Rows(), receiver, clock, tasks, **how), receiver
@@ -92,7 +92,7 @@ async def test_files_are_whole_and_their_owners_alone(folder: Path, clock: Manua
 
 
 async def test_it_is_sent_again_after_growing_pauses(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
-    made, receiver = process(folder, clock, tasks, *[Answer(500)] * 12)
+    made, receiver = process(folder, clock, tasks, *[WebhookResponse(500)] * 12)
     assert await made.reached(scope())
     await settle()
     pauses = []
@@ -107,7 +107,7 @@ async def test_it_is_sent_again_after_growing_pauses(folder: Path, clock: Manual
 
 
 async def test_pauses_are_jittered_by_half(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
-    made, _ = process(folder, clock, tasks, Answer(500))
+    made, _ = process(folder, clock, tasks, WebhookResponse(500))
     made.deliveries._chance = lambda: 0.0
     assert await made.reached(scope())
     await settle()
@@ -118,7 +118,7 @@ async def test_pauses_are_jittered_by_half(folder: Path, clock: ManualClock, tas
 async def test_what_the_receiver_will_never_take_is_given_up(
     folder: Path, clock: ManualClock, tasks: Tasks, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
-    made, receiver = process(folder, clock, tasks, Answer(status))
+    made, receiver = process(folder, clock, tasks, WebhookResponse(status))
     assert await made.reached(scope())
     await settle()
     assert (receiver.tries, receiver.got, clock.waits()) == (1, [], [])
@@ -132,7 +132,7 @@ async def test_what_the_receiver_will_never_take_is_given_up(
 async def test_any_other_answer_is_taken_or_tried_again(
     folder: Path, clock: ManualClock, tasks: Tasks, status: int
 ) -> None:
-    made, receiver = process(folder, clock, tasks, Answer(status))
+    made, receiver = process(folder, clock, tasks, WebhookResponse(status))
     assert await made.reached(scope())
     await settle()
     assert len(receiver.got) == (1 if 200 <= status < 300 else 0)
@@ -214,7 +214,7 @@ async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: Manu
     made, receiver = process(folder, clock, tasks, most_on_the_way=2)
     gates = {b"10": asyncio.Event(), b"20": asyncio.Event(), b"30": asyncio.Event()}
 
-    async def send(name: str, body: bytes) -> Answer:
+    async def send(name: str, body: bytes) -> WebhookResponse:
         await next(gate for pct, gate in gates.items() if b'"threshold_pct":' + pct in body).wait()
         return await Receiver.send(receiver, name, body)
 
@@ -233,7 +233,7 @@ async def test_a_receiver_is_asked_a_few_things_at_once(folder: Path, clock: Man
     made, receiver = process(folder, clock, tasks)
     gate, most, now = asyncio.Event(), 0, 0
 
-    async def send(name: str, body: bytes) -> Answer:
+    async def send(name: str, body: bytes) -> WebhookResponse:
         nonlocal most, now
         now += 1
         most = max(most, now)

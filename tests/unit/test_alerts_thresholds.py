@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.thresholds import crossed, next_at
 
 amounts = st.integers(0, 10**30) | st.integers(0, 300)
@@ -120,29 +120,29 @@ def wrapped(address: str) -> list[str]:
 
 @pytest.mark.parametrize("address", PRIVATE_4)
 def test_private_addresses_are_known_in_every_wrapping(address: str) -> None:
-    assert [each for each in [address, *wrapped(address)] if is_public(each)] == []
+    assert [each for each in [address, *wrapped(address)] if is_public_address(each)] == []
 
 
 @pytest.mark.parametrize("address", PUBLIC_4)
 def test_public_addresses_are_let_through_in_every_wrapping(address: str) -> None:
-    assert all(map(is_public, [address, *wrapped(address)]))
+    assert all(map(is_public_address, [address, *wrapped(address)]))
 
 
 def test_of_the_newer_addresses_only_the_public_ones_are() -> None:
-    assert [each for each in PRIVATE_6 if is_public(each)] == []
-    assert all(map(is_public, PUBLIC_6))
+    assert [each for each in PRIVATE_6 if is_public_address(each)] == []
+    assert all(map(is_public_address, PUBLIC_6))
 
 
 @pytest.mark.parametrize(
     "text", ["", "localhost", "127.1", "0x7f000001", "2130706433", "1.1.1.1 ", "[::1]", "1.1.1.1/8"]
 )
 def test_what_is_no_address_is_not_public(text: str) -> None:
-    assert not is_public(text)
+    assert not is_public_address(text)
 
 
 @given(st.ip_addresses(v=4) | st.ip_addresses(v=6, network="2000::/3"))
 def test_nothing_is_public_that_python_knows_to_be_otherwise(address: IPv4Address | IPv6Address) -> None:
-    if is_public(str(address)):
+    if is_public_address(str(address)):
         found = ip_address(str(address))
         assert found.is_global
         assert not any([found.is_multicast, found.is_reserved, found.is_private])

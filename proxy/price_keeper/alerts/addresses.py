@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-_NOT_PUBLIC = tuple(
+_NOT_PUBLIC_V4 = tuple(
     map(
         IPv4Network,
         (
@@ -31,34 +31,34 @@ _NOT_PUBLIC = tuple(
     )
 )
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-_NOT_PUBLIC_6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # Teredo is in the first
-_MAPPED = IPv6Network("::ffff:0:0/96")
+_NOT_PUBLIC_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # Teredo is in the first
+_IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _6TO4 = IPv6Network("2002::/16")
 
 
-def is_public(address: str) -> bool:
+def is_public_address(address: str) -> bool:
     """What is no address is not public."""
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return False
-    return _is_public(found) if isinstance(found, IPv6Address) else _is_public_4(found)
+    return _is_public_v6(parsed) if isinstance(parsed, IPv6Address) else _is_public_v4(parsed)
 
 
-def _is_public(address: IPv6Address) -> bool:
-    inner = _inner(address)
-    if inner is not None:
-        return _is_public_4(inner)
-    return address in _GLOBAL_UNICAST and not any(address in network for network in _NOT_PUBLIC_6)
+def _is_public_v6(address: IPv6Address) -> bool:
+    embedded = _extract_ipv4(address)
+    if embedded is not None:
+        return _is_public_v4(embedded)
+    return address in _GLOBAL_UNICAST and not any(address in network for network in _NOT_PUBLIC_V6)
 
 
-def _is_public_4(address: IPv4Address) -> bool:
-    return not any(address in network for network in _NOT_PUBLIC)
+def _is_public_v4(address: IPv4Address) -> bool:
+    return not any(address in network for network in _NOT_PUBLIC_V4)
 
 
-def _inner(address: IPv6Address) -> IPv4Address | None:
+def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
     """Where packets to the address really go, if it only wraps an older one."""
-    if address in _MAPPED or address in _NAT64:
+    if address in _IPV4_MAPPED or address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return IPv4Address(int(address) >> 80 & 0xFFFFFFFF) if address in _6TO4 else None

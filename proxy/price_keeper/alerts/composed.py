@@ -10,11 +10,11 @@ from pathlib import Path
 from yarl import URL
 
 from price_keeper import telemetry as metrics
-from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.webhook import Webhook
+from price_keeper.alerts.webhook import WebhookSender
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.alerts import WebhookConfig as WebhookConfig
@@ -36,7 +36,7 @@ async def opened_alerts(
     if chosen is None:
         yield _started(AlertRaiser(store, clock), tasks)
         return
-    webhook = Webhook(chosen.url, checked_secret(chosen, environ), clock.now)
+    webhook = WebhookSender(chosen.url, checked_secret(chosen, environ), clock.now)
     outbox = AlertOutbox(Path(config.journal.dir) / ALERTS_FOLDER)
     await outbox.open()
     try:
@@ -64,7 +64,7 @@ def refuse_private(url: str) -> None:
         ip_address(host)
     except ValueError:
         return
-    if not is_public(host):
+    if not is_public_address(host):
         raise ConfigError([f"alerts.webhook.url: {host} is not a public address"])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from price_keeper.alerts.alert import Alert
 from price_keeper.alerts.outbox import AlertOutbox
-from price_keeper.alerts.webhook import Answer, Webhook
+from price_keeper.alerts.webhook import WebhookResponse, WebhookSender
 from price_keeper.clock import Clock
 from price_keeper.tasks import Tasks
 
@@ -30,7 +30,7 @@ class AlertDeliveries:
     def __init__(
         self,
         outbox: AlertOutbox,
-        webhook: Webhook,
+        webhook: WebhookSender,
         clock: Clock,
         tasks: Tasks,
         *,
@@ -99,23 +99,23 @@ class AlertDeliveries:
         while True:
             async with self._request_slots:
                 response = await self._webhook.send(alert.id, alert.body())
-            if response.is_taken or response.is_final or self._clock.monotonic() >= deadline:
+            if response.is_accepted or response.is_rejected or self._clock.monotonic() >= deadline:
                 self._finish(alert, response)
                 return
             self._note_failure(alert, response, is_first)
             await self._clock.sleep(pause * (0.5 + self._chance() / 2))
             pause, is_first = min(2 * pause, MAX_RETRY_SECONDS), False
 
-    def _finish(self, alert: Alert, response: Answer) -> None:
+    def _finish(self, alert: Alert, response: WebhookResponse) -> None:
         self._in_flight.discard(alert.name)
         self._outbox.remove(alert)
-        if response.is_taken:
+        if response.is_accepted:
             self.delivered += 1
         else:
             self.abandoned += 1
-            _log.error("alert %s is not delivered to %s: %s", alert.id, self._webhook.place, response)
+            _log.error("alert %s is not delivered to %s: %s", alert.id, self._webhook.host_and_port, response)
 
-    def _note_failure(self, alert: Alert, response: Answer, is_first: bool) -> None:
+    def _note_failure(self, alert: Alert, response: WebhookResponse, is_first: bool) -> None:
         self.failed += 1
         if is_first:
-            _log.warning("alert %s is to be sent to %s again: %s", alert.id, self._webhook.place, response)
+            _log.warning("alert %s is to be sent to %s again: %s", alert.id, self._webhook.host_and_port, response)

@@ -26,41 +26,41 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
-from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.addresses import is_public_address
 
-TIMEOUT_SECONDS = 10.0  # from looking up the name to the head of the answer
-READ_BYTES = 4096  # of an answer, at a time: its body is of no interest
+RESPONSE_TIMEOUT_SECONDS = 10.0  # from looking up the name to the head of the answer
+READ_BUFFER_BYTES = 4096  # of an answer, at a time: its body is of no interest
 
 _USER_AGENT = "bedrock-price-keeper"
 
-Allows: TypeAlias = Callable[[str], bool]
+IsAllowed: TypeAlias = Callable[[str], bool]
 
 
-class Forbidden(OSError):
+class ForbiddenAddress(OSError):
     """An OSError, as that is what aiohttp expects of resolvers and sockets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebhookResponse:
     """Without a status there was none, and `trouble` says why."""
 
     status: int | None
-    trouble: str = ""
+    error: str = ""
 
     @property
-    def is_taken(self) -> bool:
+    def is_accepted(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
     @property
-    def is_final(self) -> bool:
+    def is_rejected(self) -> bool:
         """The receiver does not want it, and never will."""
         return self.status is not None and 400 <= self.status < 500 and self.status not in (408, 429)
 
     def __str__(self) -> str:
-        return self.trouble or f"it answered {self.status}"
+        return self.error or f"it answered {self.status}"
 
 
-class Webhook:
+class WebhookSender:
     """`place` is what may be told of the URL: who knows its path or query may often send in our name."""
 
     def __init__(
@@ -69,57 +69,57 @@ class Webhook:
         secret: bytes,
         now: Callable[[], float],
         *,
-        allows: Allows = is_public,
+        is_allowed: IsAllowed = is_public_address,
         resolver: AbstractResolver | None = None,
         tls: ssl.SSLContext | None = None,
-        seconds: float = TIMEOUT_SECONDS,
+        seconds: float = RESPONSE_TIMEOUT_SECONDS,
     ) -> None:
         self._url = URL(url, encoded=True)  # sent as it was written
         if self._url.scheme != "https":
             raise ValueError("a webhook's address begins with https://")
-        self.place = f"{self._url.host}:{self._url.port}"
+        self.host_and_port = f"{self._url.host}:{self._url.port}"
         self._secret = secret
         self._now = now
-        self._allows = allows
+        self._is_allowed = is_allowed
         self._resolver = resolver
         self._tls = tls
-        self._seconds = seconds
+        self._timeout_seconds = seconds
         self._session: ClientSession | None = None
 
-    async def send(self, name: str, body: bytes) -> Answer:
+    async def send(self, delivery_id: str, body: bytes) -> WebhookResponse:
         """Never raises, so that no traceback can show the URL."""
-        headers = self._headers(name, body)
+        headers = self._build_headers(delivery_id, body)
         try:
-            async with asyncio.timeout(self._seconds):
-                posting = self._opened().post(self._url, data=body, headers=headers, allow_redirects=False)
-                async with posting as answer:
-                    return Answer(answer.status)
+            async with asyncio.timeout(self._timeout_seconds):
+                posting = self._get_session().post(self._url, data=body, headers=headers, allow_redirects=False)
+                async with posting as response:
+                    return WebhookResponse(response.status)
         except TimeoutError:
-            return Answer(None, f"no answer within {self._seconds:g} s")
+            return WebhookResponse(None, f"no answer within {self._timeout_seconds:g} s")
         except Exception as error:
-            return Answer(None, _why(error))
+            return WebhookResponse(None, _describe_error(error))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    def _headers(self, name: str, body: bytes) -> dict[str, str]:
+    def _build_headers(self, delivery_id: str, body: bytes) -> dict[str, str]:
         timestamp = str(int(self._now()))
         return {
             "content-type": "application/json",
             "user-agent": _USER_AGENT,
             "accept-encoding": "identity",
-            "x-price-keeper-delivery": name,
+            "x-price-keeper-delivery": delivery_id,
             "x-price-keeper-timestamp": timestamp,
-            "x-price-keeper-signature": signature(self._secret, timestamp, body),
+            "x-price-keeper-signature": compute_signature(self._secret, timestamp, body),
         }
 
-    def _opened(self) -> ClientSession:
+    def _get_session(self) -> ClientSession:
         if self._session is None:
             connector = TCPConnector(
-                resolver=Checked(self._allows, self._resolver or ThreadedResolver()),
-                socket_factory=self._socket,
+                resolver=AllowedAddressResolver(self._is_allowed, self._resolver or ThreadedResolver()),
+                socket_factory=self._create_socket,
                 use_dns_cache=False,
                 force_close=True,  # alerts are few, and each connection is looked at
                 ssl=self._tls if self._tls is not None else True,
@@ -129,50 +129,50 @@ class Webhook:
                 cookie_jar=DummyCookieJar(),
                 timeout=ClientTimeout(total=None),  # it is ours that counts
                 auto_decompress=False,
-                read_bufsize=READ_BYTES,
+                read_bufsize=READ_BUFFER_BYTES,
                 trust_env=False,  # a proxy would connect to what is not looked at
             )
         return self._session
 
-    def _socket(self, found: Any) -> socket.socket:
-        family, kind, protocol, _, address = found
-        _check(self._allows, str(address[0]))
+    def _create_socket(self, address_info: Any) -> socket.socket:
+        family, kind, protocol, _, address = address_info
+        _require_allowed(self._is_allowed, str(address[0]))
         return socket.socket(family, kind, protocol)
 
 
-class Checked(AbstractResolver):
+class AllowedAddressResolver(AbstractResolver):
     """A name that resolves to one address it may not have is not believed in the others either."""
 
-    def __init__(self, allows: Allows, resolver: AbstractResolver) -> None:
-        self._allows = allows
+    def __init__(self, is_allowed: IsAllowed, resolver: AbstractResolver) -> None:
+        self._is_allowed = is_allowed
         self._resolver = resolver
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        for each in found:
-            _check(self._allows, each["host"])
-        return found
+        results = await self._resolver.resolve(host, port, family)
+        for result in results:
+            _require_allowed(self._is_allowed, result["host"])
+        return results
 
     async def close(self) -> None:
         await self._resolver.close()
 
 
-def _check(allows: Allows, address: str) -> None:
-    if not allows(address):
-        raise Forbidden(f"its address is not a public one: {address}")
+def _require_allowed(is_allowed: IsAllowed, address: str) -> None:
+    if not is_allowed(address):
+        raise ForbiddenAddress(f"its address is not a public one: {address}")
 
 
-def signature(secret: bytes, timestamp: str, body: bytes) -> str:
+def compute_signature(secret: bytes, timestamp: str, body: bytes) -> str:
     return f"v1={hmac.digest(secret, timestamp.encode() + b'.' + body, 'sha256').hex()}"
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """In words without the URL, which aiohttp's own often name."""
     if isinstance(error, ClientConnectorCertificateError):
         return "its certificate is not trusted"
     if isinstance(error, ClientConnectorError):
         cause = error.os_error
-        return str(cause) if isinstance(cause, Forbidden) else f"not reached: {cause.strerror or type(cause).__name__}"
+        return str(cause) if isinstance(cause, ForbiddenAddress) else f"not reached: {cause.strerror or type(cause).__name__}"
     return f"no whole answer: {type(error).__name__}"

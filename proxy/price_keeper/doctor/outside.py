@@ -7,7 +7,7 @@ import socket
 
 from yarl import URL
 
-from price_keeper.alerts.addresses import is_public
+from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.composed import secret_of
 from price_keeper.doctor.asking import PROBE_TIMEOUT_SECONDS
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
@@ -51,7 +51,7 @@ async def check_webhook(context: DoctorContext) -> Finding:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return trouble(f"{host}: the name does not resolve", f"correct alerts.webhook.url, or DNS: getent hosts {host}")
-    private = sorted({str(each[4][0]) for each in addresses if not is_public(str(each[4][0]))})
+    private = sorted({str(each[4][0]) for each in addresses if not is_public_address(str(each[4][0]))})
     if private:
         remedy = "alerts go to public addresses alone: name another receiver in alerts.webhook.url"
         return trouble(f"{host} is at {', '.join(private)}, which is not public", remedy)
