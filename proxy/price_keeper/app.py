@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from price_keeper import dataplane
-from price_keeper.alerts.composed import add_to as add_alerts
-from price_keeper.alerts.composed import opened_alerts
+from price_keeper.alerts.composed import add_alert_metrics as add_alerts
+from price_keeper.alerts.composed import open_alerts
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import LocalCredentialIssuer, CredentialIssuer
@@ -250,7 +250,7 @@ async def _build_core_services(
     snapshot: Notes,
     exit_stack: AsyncExitStack,
 ) -> _CoreServices:
-    alerts = await exit_stack.enter_async_context(opened_alerts(config, environ, store, clock, tasks))
+    alerts = await exit_stack.enter_async_context(open_alerts(config, environ, store, clock, tasks))
     if recording.adoption is not None:
         recording.adoption.on_alerts = alerts.add_orphans
     budgets = Standings(config, store, recording.recorder, clock, tasks, alerts, snapshot)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.composed import add_to, opened_alerts, secret_of
+from price_keeper.alerts.composed import add_alert_metrics, open_alerts, load_secret
 from price_keeper.config.alerts import AlertsConfig, WebhookConfig
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConfigError
@@ -124,7 +124,7 @@ async def test_what_cannot_be_used_is_told_at_the_start(
     clock = ManualClock()
     async with Tasks(clock) as tasks:
         with pytest.raises(ConfigError, match=complaint) as caught:
-            async with opened_alerts(configured(tmp_path, webhook), environ, Rows(), clock, tasks):  # type: ignore[arg-type]
+            async with open_alerts(configured(tmp_path, webhook), environ, Rows(), clock, tasks):  # type: ignore[arg-type]
                 pass
     assert "hunter2" not in str(caught.value)
 
@@ -137,9 +137,9 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
     journal.mkdir()
     async with (
         Tasks(clock) as tasks,
-        opened_alerts(configured(journal, webhook), {}, Rows(), clock, tasks) as alerts,  # type: ignore[arg-type]
+        open_alerts(configured(journal, webhook), {}, Rows(), clock, tasks) as alerts,  # type: ignore[arg-type]
     ):
-        add_to(telemetry, alerts)
+        add_alert_metrics(telemetry, alerts)
         assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
         assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
         await settle()
@@ -153,20 +153,20 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
 
 async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhook(tmp_path: Path) -> None:
     left = Alert("id-1", scope(), "premium", DAY.key, DAY.end, 80, USD, USD, DAY.start)
-    left_behind(tmp_path / "alerts", f"{left.name}.json", left.content())
+    left_behind(tmp_path / "alerts", f"{left.file_stem}.json", left.content())
     config, clock, rows = configured(tmp_path, WebhookConfig("https://alerts.invalid/", "HOOK")), ManualClock(), Rows()
     async with Tasks(clock) as tasks:
-        async with opened_alerts(config, {"HOOK": SECRET}, rows, clock, tasks) as alerts:  # type: ignore[arg-type]
+        async with open_alerts(config, {"HOOK": SECRET}, rows, clock, tasks) as alerts:  # type: ignore[arg-type]
             await eventually(lambda: alerts.raised)
-            assert rows.items[left.key] == left.marker
+            assert rows.items[left.marker_key] == left.marker
         with pytest.raises(RuntimeError, match="are stopping"):
             tasks.start("too late", settle)
 
 
 def test_a_secret_ends_before_the_end_of_its_line(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
-    from_file = secret_of(WebhookConfig(ELSEWHERE, None, str(tmp_path / "secret")), {})
-    assert from_file == secret_of(WebhookConfig(ELSEWHERE, "HOOK"), {"HOOK": SECRET}) == SECRET.encode()
+    from_file = load_secret(WebhookConfig(ELSEWHERE, None, str(tmp_path / "secret")), {})
+    assert from_file == load_secret(WebhookConfig(ELSEWHERE, "HOOK"), {"HOOK": SECRET}) == SECRET.encode()
 
 
 @pytest.mark.parametrize("command", ["check-config", "serve"])

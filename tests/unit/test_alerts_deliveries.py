@@ -65,13 +65,13 @@ async def test_an_alert_comes_back_from_the_disk_as_it_was() -> None:
     + [ALERT.content().replace(b"ORG#6f", b"ORG#zz"), ALERT.content().replace(b'"id"', b'"name"')],
 )
 async def test_what_is_no_alert_is_left_where_it_is(folder: Path, content: bytes) -> None:
-    left_behind(folder, f"{ALERT.name}.json", content)
+    left_behind(folder, f"{ALERT.file_stem}.json", content)
     outbox = AlertOutbox(folder)
     await outbox.open()
-    assert outbox.names == {ALERT.name}
-    assert await outbox.read(ALERT.name) is None
+    assert outbox.names == {ALERT.file_stem}
+    assert await outbox.read(ALERT.file_stem) is None
     assert outbox.names == set()
-    assert files(folder) == [f"{ALERT.name}.json"]
+    assert files(folder) == [f"{ALERT.file_stem}.json"]
 
 
 async def test_a_file_under_another_name_is_not_read_again_and_again(folder: Path) -> None:

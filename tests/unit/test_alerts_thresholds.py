@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.alerts.addresses import is_public_address
-from price_keeper.alerts.thresholds import crossed, next_at
+from price_keeper.alerts.thresholds import crossed_thresholds, next_threshold_pico
 
 amounts = st.integers(0, 10**30) | st.integers(0, 300)
 quotas = st.integers(1, 10**30) | st.integers(1, 300)
@@ -19,34 +19,34 @@ percentages = st.lists(st.integers(1, 999), max_size=8)
 @given(amounts, quotas, percentages)
 def test_as_many_are_reached_as_exact_fractions_say(known: int, quota: int, thresholds: list[int]) -> None:
     share = Fraction(known, quota) * 100
-    assert crossed(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if share >= pct}))
+    assert crossed_thresholds(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if share >= pct}))
 
 
 @given(amounts, quotas, percentages)
 def test_the_next_one_is_reached_at_exactly_that_much(known: int, quota: int, thresholds: list[int]) -> None:
-    reached = crossed(known, quota, thresholds)
-    at = next_at(known, quota, thresholds)
+    reached = crossed_thresholds(known, quota, thresholds)
+    at = next_threshold_pico(known, quota, thresholds)
     if at is None:
         assert set(reached) == set(thresholds)
     else:
         assert at > known
-        assert crossed(at - 1, quota, thresholds) == reached
-        assert len(crossed(at, quota, thresholds)) > len(reached)
-        assert (next_at(at, quota, thresholds) or at + 1) > at
+        assert crossed_thresholds(at - 1, quota, thresholds) == reached
+        assert len(crossed_thresholds(at, quota, thresholds)) > len(reached)
+        assert (next_threshold_pico(at, quota, thresholds) or at + 1) > at
 
 
 @given(amounts, st.integers(-5, 0), percentages)
 def test_of_no_quota_all_is_spent(known: int, quota: int, thresholds: list[int]) -> None:
-    assert crossed(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if pct <= 100}))
-    assert next_at(known, quota, thresholds) is None
+    assert crossed_thresholds(known, quota, thresholds) == tuple(sorted({pct for pct in thresholds if pct <= 100}))
+    assert next_threshold_pico(known, quota, thresholds) is None
 
 
 def test_the_last_pico_dollar_decides() -> None:
-    assert crossed(4, 9, (50, 80)) == ()
-    assert next_at(4, 9, (50, 80)) == 5
-    assert crossed(5, 9, (80, 50)) == (50,)
-    assert crossed(10**12, 10**12, (50, 80, 95, 100)) == (50, 80, 95, 100)
-    assert crossed(10**12 - 1, 10**12, (50, 80, 95, 100)) == (50, 80, 95)
+    assert crossed_thresholds(4, 9, (50, 80)) == ()
+    assert next_threshold_pico(4, 9, (50, 80)) == 5
+    assert crossed_thresholds(5, 9, (80, 50)) == (50,)
+    assert crossed_thresholds(10**12, 10**12, (50, 80, 95, 100)) == (50, 80, 95, 100)
+    assert crossed_thresholds(10**12 - 1, 10**12, (50, 80, 95, 100)) == (50, 80, 95)
 
 
 PRIVATE_4 = [

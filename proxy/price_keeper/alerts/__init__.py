@@ -11,6 +11,6 @@ composed     all of it, from the configuration
 """
 
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.thresholds import crossed, next_at
+from price_keeper.alerts.thresholds import crossed_thresholds, next_threshold_pico
 
-__all__ = ["AlertRaiser", "crossed", "next_at"]
+__all__ = ["AlertRaiser", "crossed_thresholds", "next_threshold_pico"]

@@ -13,7 +13,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key
 
 MARKER_SECONDS = 7 * 86_400  # after the end of the period; longer than anybody tries to deliver an alert
-OWNER = "alert"
+MARKER_OWNER = "alert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Alert:
     raised_at: int
 
     @property
-    def key(self) -> Key:
+    def marker_key(self) -> Key:
         """Of the marker: the same for all who would tell the same."""
         return schema.alert_marker_key(self.scope, self.label, self.period, self.threshold_pct)
 
     @property
     def marker(self) -> Item:
-        return {OWNER: self.id, "raised_at_epoch": self.raised_at, EXPIRY_ATTRIBUTE: self.ends_at + MARKER_SECONDS}
+        return {MARKER_OWNER: self.id, "raised_at_epoch": self.raised_at, EXPIRY_ATTRIBUTE: self.ends_at + MARKER_SECONDS}
 
     @property
-    def name(self) -> str:
+    def file_stem(self) -> str:
         """Of its file; the oldest sorts first."""
         return f"{self.raised_at:012}-{self.id}"
 
-    def is_over(self, now: float) -> bool:
+    def is_marker_expired(self, now: float) -> bool:
         """Whether its marker may be gone, so that nothing says any more who told it."""
         return now >= self.ends_at + MARKER_SECONDS
 
@@ -58,7 +58,7 @@ class Alert:
         try:
             values: dict[str, Any] = orjson.loads(content)
             alert = cls(**values | {"scope": Scope.of_key(values["scope"])})
-            _ = alert.key, alert.is_over(0), alert.body()
+            _ = alert.marker_key, alert.is_marker_expired(0), alert.body()
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(str(error)) from None
         return alert

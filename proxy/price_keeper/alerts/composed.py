@@ -24,40 +24,40 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
 ALERTS_FOLDER = "alerts"  # in the journal's
-SHORTEST_SECRET = 16  # bytes
+MIN_WEBHOOK_SECRET_BYTES = 16  # bytes
 
 
 @asynccontextmanager
-async def opened_alerts(
+async def open_alerts(
     config: Config, environ: Mapping[str, str], store: Store, clock: Clock, tasks: Tasks
 ) -> AsyncIterator[AlertRaiser]:
     """The journal's folder is locked by whoever asks. Raises ConfigError."""
-    chosen = config.alerts.webhook
-    if chosen is None:
-        yield _started(AlertRaiser(store, clock), tasks)
+    webhook_config = config.alerts.webhook
+    if webhook_config is None:
+        yield _start(AlertRaiser(store, clock), tasks)
         return
-    webhook = WebhookSender(chosen.url, checked_secret(chosen, environ), clock.now)
+    webhook = WebhookSender(webhook_config.url, load_checked_secret(webhook_config, environ), clock.now)
     outbox = AlertOutbox(Path(config.journal.dir) / ALERTS_FOLDER)
     await outbox.open()
     try:
-        yield _started(AlertRaiser(store, clock, AlertDeliveries(outbox, webhook, clock, tasks)), tasks)
+        yield _start(AlertRaiser(store, clock, AlertDeliveries(outbox, webhook, clock, tasks)), tasks)
     finally:
         await tasks.stop()  # those that use the webhook; what they leave is on the disk
         await webhook.close()
 
 
-def _started(alerts: AlertRaiser, tasks: Tasks) -> AlertRaiser:
+def _start(alerts: AlertRaiser, tasks: Tasks) -> AlertRaiser:
     alerts.start(tasks)
     return alerts
 
 
-def checked_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
+def load_checked_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
     """The secret of a webhook that can be used. Raises ConfigError, for `check-config` and a start alike."""
-    refuse_private(webhook.url)
-    return secret_of(webhook, environ)
+    require_public_host(webhook.url)
+    return load_secret(webhook, environ)
 
 
-def refuse_private(url: str) -> None:
+def require_public_host(url: str) -> None:
     """What a name resolves to is seen when it is called; a literal address can be told at once."""
     host = URL(url, encoded=True).host or ""
     try:
@@ -68,7 +68,7 @@ def refuse_private(url: str) -> None:
         raise ConfigError([f"alerts.webhook.url: {host} is not a public address"])
 
 
-def secret_of(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
+def load_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
     """Raises ConfigError, which never shows it."""
     if webhook.secret_file is not None:
         try:
@@ -80,12 +80,12 @@ def secret_of(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
         secret = environ.get(webhook.secret_env, "").encode().strip()
         if not secret:
             raise ConfigError([f"alerts.webhook: the environment variable {webhook.secret_env} is not set"])
-    if len(secret) < SHORTEST_SECRET:
-        raise ConfigError([f"alerts.webhook: its secret has less than {SHORTEST_SECRET} bytes"])
+    if len(secret) < MIN_WEBHOOK_SECRET_BYTES:
+        raise ConfigError([f"alerts.webhook: its secret has less than {MIN_WEBHOOK_SECRET_BYTES} bytes"])
     return secret
 
 
-def add_to(telemetry: MetricsRegistry, alerts: AlertRaiser) -> None:
+def add_alert_metrics(telemetry: MetricsRegistry, alerts: AlertRaiser) -> None:
     deliveries = alerts.deliveries
     telemetry.add(
         metrics.ALERTS_RAISED,

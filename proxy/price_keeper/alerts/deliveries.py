@@ -65,8 +65,8 @@ class AlertDeliveries:
     def accept(self, alert: Alert) -> None:
         """It is ours. What does not fit, or comes while the process stops, stays on the disk."""
         if len(self._in_flight) < self._max_in_flight and self._try_start(alert):
-            self._in_flight.add(alert.name)
-        elif alert.name not in self._outbox.names:
+            self._in_flight.add(alert.file_stem)
+        elif alert.file_stem not in self._outbox.names:
             self.abandoned += 1
             _log.error("alert %s is not delivered: too many wait, and it is not on the disk", alert.id)
 
@@ -75,7 +75,7 @@ class AlertDeliveries:
 
     def is_undelivered(self, alert: Alert) -> bool:
         """Whether it is on the disk and nobody delivers it."""
-        return alert.name in self._outbox.names and alert.name not in self._in_flight
+        return alert.file_stem in self._outbox.names and alert.file_stem not in self._in_flight
 
     async def read_undelivered(self) -> list[Alert]:
         """The oldest that are left, as many as there is room for."""
@@ -107,7 +107,7 @@ class AlertDeliveries:
             pause, is_first = min(2 * pause, MAX_RETRY_SECONDS), False
 
     def _finish(self, alert: Alert, response: WebhookResponse) -> None:
-        self._in_flight.discard(alert.name)
+        self._in_flight.discard(alert.file_stem)
         self._outbox.remove(alert)
         if response.is_accepted:
             self.delivered += 1

@@ -35,15 +35,15 @@ class AlertOutbox:
 
     async def persist(self, alert: Alert) -> None:
         """It is on the disk, whole, whatever happens from now on. Raises OSError."""
-        if alert.name not in self.names:
+        if alert.file_stem not in self.names:
             await asyncio.to_thread(self._write, alert)
-            self.names.add(alert.name)
+            self.names.add(alert.file_stem)
 
     async def read(self, name: str) -> Alert | None:
         """None, once and for all, if there is no such file or it is no alert."""
         try:
             alert = Alert.from_content(await asyncio.to_thread((self._folder / f"{name}{ALERT_SUFFIX}").read_bytes))
-            if alert.name != name:
+            if alert.file_stem != name:
                 raise ValueError("it is another one than its name says")
             return alert
         except FileNotFoundError:
@@ -55,11 +55,11 @@ class AlertOutbox:
 
     def remove(self, alert: Alert) -> None:
         """A file that cannot be removed is looked at again after the next start."""
-        self.names.discard(alert.name)
+        self.names.discard(alert.file_stem)
         try:
-            (self._folder / f"{alert.name}{ALERT_SUFFIX}").unlink(missing_ok=True)
+            (self._folder / f"{alert.file_stem}{ALERT_SUFFIX}").unlink(missing_ok=True)
         except OSError as failure:
-            _log.error("the alert in %s%s cannot be removed: %s", alert.name, ALERT_SUFFIX, failure.strerror)
+            _log.error("the alert in %s%s cannot be removed: %s", alert.file_stem, ALERT_SUFFIX, failure.strerror)
 
     def _list_names(self) -> set[str]:
         if not self._folder.exists():
@@ -76,7 +76,7 @@ class AlertOutbox:
                 file.write(alert.content())
                 file.flush()
                 os.fsync(descriptor)
-            os.replace(unfinished, self._folder / f"{alert.name}{ALERT_SUFFIX}")
+            os.replace(unfinished, self._folder / f"{alert.file_stem}{ALERT_SUFFIX}")
         except OSError:
             Path(unfinished).unlink(missing_ok=True)
             raise

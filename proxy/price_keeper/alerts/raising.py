@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TypeVar
 from uuid import uuid4
 
-from price_keeper.alerts.alert import OWNER, Alert
+from price_keeper.alerts.alert import MARKER_OWNER, Alert
 from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.calendar_days import Span
 from price_keeper.clock import Clock
@@ -41,9 +41,9 @@ class ClaimResult(Enum):
 async def claim_alert(store: Store, alert: Alert, now: float) -> ClaimResult:
     """Of any number of alerts that tell the same one wins, and goes on winning. Raises StoreError."""
     try:
-        await store.put(Put(alert.key, alert.marker, missing_or_expired(now)))
+        await store.put(Put(alert.marker_key, alert.marker, missing_or_expired(now)))
     except ConditionFailed as failure:
-        is_ours = failure.item is not None and failure.item.get(OWNER) == alert.id
+        is_ours = failure.item is not None and failure.item.get(MARKER_OWNER) == alert.id
         return ClaimResult.WON_BEFORE if is_ours else ClaimResult.LOST
     return ClaimResult.WON
 
@@ -102,7 +102,7 @@ class AlertRaiser:
         """Once over what is in doubt, and what is on the disk and nobody delivers."""
         try:
             for alert in await self._list_unfinished():
-                if alert.key not in self._claiming and self._is_unfinished(alert):
+                if alert.marker_key not in self._claiming and self._is_unfinished(alert):
                     await self._settle(alert)
         except StoreError as failure:
             self._note_store_failure(failure)
@@ -118,14 +118,14 @@ class AlertRaiser:
 
     def _is_unfinished(self, alert: Alert) -> bool:
         """Others may have settled or delivered it since the list was made."""
-        return self._in_doubt.get(alert.key) == alert or (
+        return self._in_doubt.get(alert.marker_key) == alert or (
             self._deliveries is not None and self._deliveries.is_undelivered(alert)
         )
 
     async def _settle(self, alert: Alert) -> ClaimResult:
         """Nobody else asks for the same meanwhile. From the store's answer on, nothing waits: it is all done, or the
         process is dead."""
-        key = alert.key
+        key = alert.marker_key
         self._claiming.add(key)
         try:
             result = await self._claim(alert)
@@ -145,7 +145,7 @@ class AlertRaiser:
         return result
 
     async def _claim(self, alert: Alert) -> ClaimResult:
-        if alert.is_over(self._clock.now()):
+        if alert.is_marker_expired(self._clock.now()):
             return ClaimResult.LOST  # its marker may be gone, so nothing tells any more whose it was
         if self._deliveries is not None:
             await self._deliveries.persist(alert)

@@ -14,10 +14,10 @@ def check(chosen: Namespace) -> int:
     config = loaded(chosen.config)
     if config.alerts.webhook is not None:
         from price_keeper.alerts.composed import (
-            checked_secret,  # with an HTTP client, which takes longer than all else here
+            load_checked_secret,  # with an HTTP client, which takes longer than all else here
         )
 
-        checked_secret(config.alerts.webhook, os.environ)
+        load_checked_secret(config.alerts.webhook, os.environ)
     if chosen.json:
         print_json({"config": str(chosen.config), "is_good": True, "labels": list(config.labels)})
     else:

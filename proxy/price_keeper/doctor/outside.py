@@ -8,7 +8,7 @@ import socket
 from yarl import URL
 
 from price_keeper.alerts.addresses import is_public_address
-from price_keeper.alerts.composed import secret_of
+from price_keeper.alerts.composed import load_secret
 from price_keeper.doctor.asking import PROBE_TIMEOUT_SECONDS
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
@@ -43,7 +43,7 @@ async def check_webhook(context: DoctorContext) -> Finding:
     url = URL(config.url, encoded=True)
     host, port = url.host or "", url.port or 443
     try:
-        await asyncio.to_thread(secret_of, config, context.environ)
+        await asyncio.to_thread(load_secret, config, context.environ)
     except ConfigError as failure:
         variable = config.secret_env or "alerts.webhook.secret_file"
         return trouble("; ".join(failure.problems), f"set {variable}: openssl rand -base64 32")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from price_keeper import telemetry as metrics
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.thresholds import crossed
+from price_keeper.alerts.thresholds import crossed_thresholds
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.errors import ConditionFailed, StoreError
@@ -234,5 +234,5 @@ class Watching:
             return
         for label, quota in standing.plan.quotas.items():
             known = standing.spent(label).known
-            for pct in crossed(known, quota, standing.plan.thresholds):
+            for pct in crossed_thresholds(known, quota, standing.plan.thresholds):
                 await self._alerts.raise_alert(standing.scope, label, standing.span, pct, known, quota)
