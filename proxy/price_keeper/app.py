@@ -56,7 +56,7 @@ from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 from price_keeper.workers.crew import opened_crew, telemetry_of
-from price_keeper.workers.place import ALONE, Place
+from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 
 if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore
@@ -158,7 +158,7 @@ async def run(
     on_started: OnStarted,
     clock: Clock | None = None,
     role: Role = "both",
-    slot: Place = ALONE,
+    slot: WorkerSlot = SINGLE_WORKER,
     read_config: ReadConfig | None = None,
     *,
     is_refused: bool = False,
@@ -166,7 +166,7 @@ async def run(
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
     read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
     clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
-    config, snapshot_file = slot.configured(config), Notebook(journal, clock, slot.number, slot.count)
+    config, snapshot_file = slot.localize_config(config), Notebook(journal, clock, slot.number, slot.count)
     stop_signal, reloader = StopSignal(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     token_service = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
@@ -218,18 +218,18 @@ async def run(
             await core.lease_manager.stop()
 
 
-def find_orphaned_journals(config: Config, slot: Place) -> Adoption | None:
+def find_orphaned_journals(config: Config, slot: WorkerSlot) -> Adoption | None:
     """By the first worker alone, whose folder those of the others lie in."""
     return Adoption(Path(config.journal.dir), slot.count) if slot.is_first else None
 
 
 async def _open_control_ports(
-    config: Config, slot: Place, dispatcher: Control, probe_routes: Sequence[Route], clock: Clock, exit_stack: AsyncExitStack
+    config: Config, slot: WorkerSlot, dispatcher: Control, probe_routes: Sequence[Route], clock: Clock, exit_stack: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
     address, limits = config.listen.control, fitting(raise_descriptor_limit())
     if not slot.is_first:
-        worker_port = listening_within(Control(probe_routes, clock.now), slot.socket_of(slot.number), clock)
+        worker_port = listening_within(Control(probe_routes, clock.now), slot.socket_path(slot.number), clock)
         await exit_stack.enter_async_context(worker_port)
         return address
     if config.listen.health is not None:

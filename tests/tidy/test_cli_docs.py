@@ -45,11 +45,11 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     from price_keeper.auth.registering import MAX_GRACE_HOURS
     from price_keeper.reporting import focus
     from price_keeper.reporting.totals import DIMENSIONS
-    from price_keeper.workers.place import MOST
+    from price_keeper.workers.place import MAX_WORKERS
 
     root = parser()
     said = {words: " ".join(root.called(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
-    assert f"1 to {MOST};" in said["serve"]
+    assert f"1 to {MAX_WORKERS};" in said["serve"]
     assert f"0 to {MAX_GRACE_HOURS};" in said["rotate"]
     assert f"FOCUS {focus.VERSION}," in said["spend"]
     assert f"each of these: {','.join(DIMENSIONS)}" in said["spend"]

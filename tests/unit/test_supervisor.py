@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.workers.place import Place
+from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import Supervisor
 
 from tests.support.commands import ROOT, SECONDS
@@ -173,7 +173,7 @@ def test_a_stop_while_they_start_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_nobody_is_started_again_once_all_are_to_stop() -> None:
-    alone = Supervisor(Place(0, 2), lambda *_: None, lambda _: None)
+    alone = Supervisor(WorkerSlot(0, 2), lambda *_: None, lambda _: None)
     alone._workers[1].rest(0.0)
     alone._heed(signal.SIGTERM)
     assert [worker.due for worker in alone._workers] == [None, None]

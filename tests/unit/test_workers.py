@@ -27,7 +27,7 @@ from price_keeper.surface.sockets import reserve_port
 from price_keeper.telemetry import CALLS_OPEN, MetricsRegistry
 from price_keeper.workers import reports
 from price_keeper.workers.crew import opened_crew, telemetry_of
-from price_keeper.workers.place import ALONE, Place
+from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 from price_keeper.workers.samples import merged
 from price_keeper.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Worker
 
@@ -35,12 +35,12 @@ from price_keeper.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, W
 def test_what_is_promised_for_all_is_divided() -> None:
     config = Config(labels=Config.development().labels)
     config = replace(config, journal=replace(config.journal, dir="j", max_unflushed_usd=Decimal(100)))
-    found = [Place(number, 8).configured(config).journal for number in range(8)]
+    found = [WorkerSlot(number, 8).localize_config(config).journal for number in range(8)]
     assert [each.dir for each in found] == ["j", *(f"j/worker-{number}" for number in range(1, 8))]
     assert {each.max_unflushed_usd for each in found} == {Decimal("12.5")}
-    assert ALONE.configured(config) == config
-    assert list(Place(0, 3).others) == [1, 2]
-    assert list(Place(1, 3).others) == list(ALONE.others) == []
+    assert SINGLE_WORKER.localize_config(config) == config
+    assert list(WorkerSlot(0, 3).other_numbers) == [1, 2]
+    assert list(WorkerSlot(1, 3).other_numbers) == list(SINGLE_WORKER.other_numbers) == []
 
 
 def test_room_for_requests_is_shared_but_one_always_fits() -> None:
@@ -212,9 +212,9 @@ def _other(text: str, status: int = 200, checks: object = None) -> Control:
     ],
 )
 async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, checks: object, told: str) -> None:
-    place = Place(0, 3, tmp_path)
+    place = WorkerSlot(0, 3, tmp_path)
     async with (
-        listening_within(_other("", status, checks), place.socket_of(1), SystemClock()),
+        listening_within(_other("", status, checks), place.socket_path(1), SystemClock()),
         opened_crew(place) as crew,
     ):
         asked = crew.checks()
@@ -229,8 +229,8 @@ async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, c
 
 
 async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> None:
-    place, own = Place(0, 3, tmp_path), "# HELP price_keeper_calls_open now\n# TYPE price_keeper_calls_open gauge\n"
-    path = place.socket_of(1)
+    place, own = WorkerSlot(0, 3, tmp_path), "# HELP price_keeper_calls_open now\n# TYPE price_keeper_calls_open gauge\n"
+    path = place.socket_path(1)
     path.write_text("of one that was killed")
     async with (
         listening_within(_other(f"{own}price_keeper_calls_open 5\n"), path, SystemClock()),
@@ -251,22 +251,22 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
 
 async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path) -> None:
     """What it says of its failure is no sample."""
-    place = Place(0, 2, tmp_path)
+    place = WorkerSlot(0, 2, tmp_path)
 
     async def fails(_: object, __: Call) -> Answer:
         return Answer(b"sorry", 500, content_type="text/plain")
 
     route = Route("GET", "/metrics", Who.ANYBODY, "/metrics", "", fails, {200: ""}, group="probes")
     async with (
-        listening_within(Control([route], lambda: 0.0), place.socket_of(1), SystemClock()),
+        listening_within(Control([route], lambda: 0.0), place.socket_path(1), SystemClock()),
         opened_crew(place) as crew,
     ):
         assert (await telemetry_of(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
 
 
 async def test_one_process_tells_what_it_always_told() -> None:
-    async with opened_crew(ALONE) as crew:
-        telemetry = telemetry_of(ALONE, crew)
+    async with opened_crew(SINGLE_WORKER) as crew:
+        telemetry = telemetry_of(SINGLE_WORKER, crew)
         assert type(telemetry) is MetricsRegistry
         assert (await telemetry.scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
         assert crew.checks() == {}

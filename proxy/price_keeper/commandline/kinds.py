@@ -19,9 +19,9 @@ def port(text: str) -> int:
 
 
 def workers(text: str) -> int:
-    from price_keeper.workers.place import MOST
+    from price_keeper.workers.place import MAX_WORKERS
 
-    return _whole(text, 1, MOST)
+    return _whole(text, 1, MAX_WORKERS)
 
 
 def hours(text: str) -> int:

@@ -24,7 +24,7 @@ from price_keeper.config import Address, Config
 from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.surface.sockets import reserve_port
-from price_keeper.workers.place import Place
+from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import Supervisor, Tell
 
 LONGEST_PATH = 90  # characters of a socket's path that every system takes
@@ -46,8 +46,8 @@ def served(
         with suppress(OSError):  # a worker that needs it tells why it cannot be made
             Path(config.journal.dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         listen = replace(config.listen, data=Address(host, sockets[0].getsockname()[1]))
-        place = Place(0, count, held.enter_context(_folder_for_sockets()))
-        passing = Passing(config, path, environ, place.sockets)
+        place = WorkerSlot(0, count, held.enter_context(_folder_for_sockets()))
+        passing = Passing(config, path, environ, place.socket_folder)
         serving = _Serving(replace(config, listen=listen), passing, environ, on_served, role, os.getpid())
         return Supervisor(place, serving.work, serving.started, passing.pass_on).run()
 
@@ -113,14 +113,14 @@ class _Serving:
         self._config = replace(self._config, listen=replace(listen, control=control))
         self._on_served(str(listen.data), told["control"])
 
-    def work(self, place: Place, tell: Tell) -> None:
+    def work(self, place: WorkerSlot, tell: Tell) -> None:
         async def on_started(started: app.StartedServer) -> None:
             tell({"control": str(started.control_address)})
 
         logs.tag_worker(place.number)
         passing = self._passing
         config = apply_reloadable(self._config, passing.config)
-        own = place.configured(config)
+        own = place.localize_config(config)
 
         def read() -> Config | None:
             found = passing.passed_on()
@@ -137,4 +137,4 @@ class _Serving:
             hangups.ignore_reload_signals()
             if os.getppid() != self._supervisor:  # which would have removed it
                 with suppress(OSError):  # others are still there
-                    place.sockets.rmdir()
+                    place.socket_folder.rmdir()

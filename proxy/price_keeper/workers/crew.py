@@ -14,7 +14,7 @@ from price_keeper import build
 from price_keeper.control.health import Checks
 from price_keeper.errors import WorkerUnavailable
 from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
-from price_keeper.workers.place import Place
+from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.samples import merged
 
 SECONDS = 2.0  # for an answer: who asks for our own waits no longer than some
@@ -81,22 +81,22 @@ def of_all(metric: Metric, value: int) -> str:
 
 
 @asynccontextmanager
-async def opened_crew(place: Place) -> AsyncIterator[Crew]:
+async def opened_crew(slot: WorkerSlot) -> AsyncIterator[Crew]:
     """Empty for any but the first."""
     timeout = aiohttp.ClientTimeout(total=SECONDS)
     async with AsyncExitStack() as opened:
         sessions = {}
-        for number in place.others:
-            connector = aiohttp.UnixConnector(str(place.socket_of(number)), force_close=True)
+        for number in slot.other_numbers:
+            connector = aiohttp.UnixConnector(str(slot.socket_path(number)), force_close=True)
             session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
             sessions[number] = await opened.enter_async_context(session)
         yield Crew(sessions)
 
 
-def telemetry_of(place: Place, crew: Crew) -> MetricsRegistry:
-    telemetry = CrewTelemetry(crew, place.count) if place.is_first and place.shares_port else MetricsRegistry()
+def telemetry_of(slot: WorkerSlot, crew: Crew) -> MetricsRegistry:
+    telemetry = CrewTelemetry(crew, slot.count) if slot.is_first and slot.shares_port else MetricsRegistry()
     build.register_build_info(telemetry)
-    if not place.shares_port:
+    if not slot.shares_port:
         telemetry.add(WORKERS, lambda: 1)
         telemetry.add(WORKERS_UP, lambda: 1)
     return telemetry

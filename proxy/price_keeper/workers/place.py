@@ -8,17 +8,17 @@ from pathlib import Path
 from price_keeper.config import Config
 from price_keeper.recording.adoption import folder_of_worker
 
-MOST = 64  # workers: more of them than a large machine has cores only cost memory
+MAX_WORKERS = 64  # workers: more of them than a large machine has cores only cost memory
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerSlot:
     """`sockets` is the folder in which the workers serve what the first one asks them; `lifeline` ends when the
     supervisor does, whatever ended it."""
 
     number: int = 0
     count: int = 1
-    sockets: Path = Path()
+    socket_folder: Path = Path()
     lifeline: int | None = None
 
     @property
@@ -30,14 +30,14 @@ class Place:
         return self.count > 1
 
     @property
-    def others(self) -> range:
+    def other_numbers(self) -> range:
         """The workers for which the first one speaks."""
         return range(1, self.count if self.is_first else 1)
 
-    def socket_of(self, number: int) -> Path:
-        return self.sockets / f"worker-{number}"
+    def socket_path(self, number: int) -> Path:
+        return self.socket_folder / f"worker-{number}"
 
-    def configured(self, config: Config) -> Config:
+    def localize_config(self, config: Config) -> Config:
         """Its own journal, and its share of what is promised for all together."""
         if not self.shares_port:
             return config
@@ -52,4 +52,4 @@ class Place:
         )
 
 
-ALONE = Place()
+SINGLE_WORKER = WorkerSlot()

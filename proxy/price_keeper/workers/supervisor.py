@@ -22,7 +22,7 @@ from typing import NoReturn, TypeAlias
 from price_keeper import hangups
 from price_keeper.errors import PriceKeeperError
 from price_keeper.workers import reports
-from price_keeper.workers.place import Place
+from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.signals import Signals
 from price_keeper.workers.worker import Worker
 
@@ -32,7 +32,7 @@ Tell: TypeAlias = "Callable[[dict[str, str]], object]"
 # Reads the configuration again, and passes on what came of it; whether it did.
 Reread: TypeAlias = "Callable[[], bool]"
 # Serves in that place until it is stopped, and tells once when it has started.
-Work: TypeAlias = "Callable[[Place, Tell], None]"
+Work: TypeAlias = "Callable[[WorkerSlot, Tell], None]"
 
 _log = logging.getLogger("price_keeper.workers")
 
@@ -41,12 +41,12 @@ class Supervisor:
     """`place` is the first worker's; `on_started` hears what that one told, when all have started. `reread` is what
     SIGHUP asks for; workers that are started after it have what it read."""
 
-    def __init__(self, place: Place, work: Work, on_started: Tell, reread: Reread = lambda: False) -> None:
-        self._place = place
+    def __init__(self, slot: WorkerSlot, work: Work, on_started: Tell, reread: Reread = lambda: False) -> None:
+        self._slot = slot
         self._work = work
         self._on_started = on_started
         self._reread = reread
-        self._workers = [Worker(number) for number in range(place.count)]
+        self._workers = [Worker(number) for number in range(slot.count)]
         self._has_started = False
         self._stop_by: float | None = None
         self._failure: PriceKeeperError | None = None
@@ -149,9 +149,9 @@ class Supervisor:
             os._exit(code)
 
     def _worked(self, number: int, pipe: int) -> int:
-        place, line = replace(self._place, number=number, lifeline=self._lifeline[0]), reports.Line(pipe)
+        slot, line = replace(self._slot, number=number, lifeline=self._lifeline[0]), reports.Line(pipe)
         try:
-            self._work(place, lambda told: line.send(reports.of_start(told)))
+            self._work(slot, lambda told: line.send(reports.of_start(told)))
         except (PriceKeeperError, OSError) as failure:
             if not line.send(reports.of_failure(failure)):  # it has told that it started
                 _log.error("worker %d ends: %s", number, failure)
