@@ -55,7 +55,7 @@ from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
-from price_keeper.workers.crew import opened_crew, telemetry_of
+from price_keeper.workers.crew import open_worker_group, build_telemetry
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ async def run(
     if role == "control" and not token_service.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
     async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
-        worker_group = await exit_stack.enter_async_context(opened_crew(slot))
-        readiness, telemetry = Readiness(clock), telemetry_of(slot, worker_group)
+        worker_group = await exit_stack.enter_async_context(open_worker_group(slot))
+        readiness, telemetry = Readiness(clock), build_telemetry(slot, worker_group)
         dispatcher = Control(api.routes(readiness, telemetry, role), clock.now)
         control_address = await _open_control_ports(config, slot, dispatcher, probes(readiness, telemetry), clock, exit_stack)
         tasks = await exit_stack.enter_async_context(Tasks(clock))
@@ -202,7 +202,7 @@ async def run(
             services.add_to(core.telemetry)
             reloader.add_step(services.prepared)
             dispatcher.started(services)
-        readiness.started({**_build_readiness_checks(core, data_port), **worker_group.checks()}, reloader.build_checks)
+        readiness.started({**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks)
         reloader.start(tasks)
         await on_started(StartedServer(None if data_port is None else data_port.address, control_address, token_service, store))
         await stop_signal.wait()

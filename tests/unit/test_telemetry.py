@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from price_keeper.telemetry import ADDED_LATENCY_SECONDS, QUOTA_USED_RATIO, REQUEST_DURATION_SECONDS, REQUESTS, SCOPES, MetricsRegistry
 from price_keeper.traffic import Distribution
-from price_keeper.workers.samples import merged
+from price_keeper.workers.samples import merge_samples
 
 from tests.support.observed import samples_of
 
@@ -50,7 +50,7 @@ def test_histograms_of_several_workers_stay_together() -> None:
         telemetry.add(SCOPES, lambda: count)
         return telemetry.render_own()
 
-    text = merged({0: of(1), 3: of(2)})
+    text = merge_samples({0: of(1), 3: of(2)})
     assert text.count("# TYPE") == 2
     lines = text.splitlines()
     assert lines.index(f"# TYPE {SCOPES.name} gauge") == 2 + 8 + 1  # behind all of the histogram's eight samples

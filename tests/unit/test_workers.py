@@ -26,9 +26,9 @@ from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits, fit_to_mem
 from price_keeper.surface.sockets import reserve_port
 from price_keeper.telemetry import CALLS_OPEN, MetricsRegistry
 from price_keeper.workers import reports
-from price_keeper.workers.crew import opened_crew, telemetry_of
+from price_keeper.workers.crew import open_worker_group, build_telemetry
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
-from price_keeper.workers.samples import merged
+from price_keeper.workers.samples import merge_samples
 from price_keeper.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Worker
 
 
@@ -63,7 +63,7 @@ b 3
 
 def test_each_metric_has_the_samples_of_all_together() -> None:
     second = "# HELP c new\n# TYPE c gauge\nc 9\n" + FIRST.replace(" 3\n", " 4\n")
-    assert merged({0: FIRST, 12: second}).splitlines() == [
+    assert merge_samples({0: FIRST, 12: second}).splitlines() == [
         '# HELP a_total things, some {odd} "ones"',
         "# TYPE a_total counter",
         'a_total{worker="0",kind="x y"} 1',
@@ -78,7 +78,7 @@ def test_each_metric_has_the_samples_of_all_together() -> None:
         "# TYPE c gauge",
         'c{worker="12"} 9',
     ]
-    assert merged({0: ""}) == ""
+    assert merge_samples({0: ""}) == ""
 
 
 def test_a_worker_that_keeps_dying_rests_longer_and_longer() -> None:
@@ -215,9 +215,9 @@ async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, c
     place = WorkerSlot(0, 3, tmp_path)
     async with (
         listening_within(_other("", status, checks), place.socket_path(1), SystemClock()),
-        opened_crew(place) as crew,
+        open_worker_group(place) as crew,
     ):
-        asked = crew.checks()
+        asked = crew.build_checks()
         assert list(asked) == ["worker 1", "worker 2"]
         with pytest.raises(WorkerUnavailable, match="it is not there"):
             await asked["worker 2"]()
@@ -234,9 +234,9 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
     path.write_text("of one that was killed")
     async with (
         listening_within(_other(f"{own}price_keeper_calls_open 5\n"), path, SystemClock()),
-        opened_crew(place) as crew,
+        open_worker_group(place) as crew,
     ):
-        telemetry = telemetry_of(place, crew)
+        telemetry = build_telemetry(place, crew)
         telemetry.add(CALLS_OPEN, lambda: 4)
         build, *samples = [line for line in (await telemetry.scrape()).splitlines() if not line.startswith("#")]
         assert build.startswith('price_keeper_build_info{worker="0",')
@@ -259,17 +259,17 @@ async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path)
     route = Route("GET", "/metrics", Who.ANYBODY, "/metrics", "", fails, {200: ""}, group="probes")
     async with (
         listening_within(Control([route], lambda: 0.0), place.socket_path(1), SystemClock()),
-        opened_crew(place) as crew,
+        open_worker_group(place) as crew,
     ):
-        assert (await telemetry_of(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
+        assert (await build_telemetry(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
 
 
 async def test_one_process_tells_what_it_always_told() -> None:
-    async with opened_crew(SINGLE_WORKER) as crew:
-        telemetry = telemetry_of(SINGLE_WORKER, crew)
+    async with open_worker_group(SINGLE_WORKER) as crew:
+        telemetry = build_telemetry(SINGLE_WORKER, crew)
         assert type(telemetry) is MetricsRegistry
         assert (await telemetry.scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
-        assert crew.checks() == {}
+        assert crew.build_checks() == {}
 
 
 async def test_a_folder_that_is_gone_is_one_clear_line(tmp_path: Path) -> None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HEADS = ("# HELP ", "# TYPE ")
+_HEADER_PREFIXES = ("# HELP ", "# TYPE ")
 
 
-def merged(texts: Mapping[int, str]) -> str:
+def merge_samples(texts: Mapping[int, str]) -> str:
     """Each metric is described once and has all its samples together, whoever told of it first."""
-    heads: dict[str, dict[str, None]] = {}
+    headers: dict[str, dict[str, None]] = {}
     samples: dict[str, list[str]] = {}
     for number, text in texts.items():
         name = ""
         for line in text.splitlines():
-            if line.startswith(_HEADS):
+            if line.startswith(_HEADER_PREFIXES):
                 name = line.split(" ", 3)[2]
-                heads.setdefault(name, {}).setdefault(line)
+                headers.setdefault(name, {}).setdefault(line)
             elif line:
-                samples.setdefault(name, []).append(_labelled(line, number))
-    return "".join(f"{line}\n" for name in heads for line in (*heads[name], *samples.get(name, ())))
+                samples.setdefault(name, []).append(_add_worker_label(line, number))
+    return "".join(f"{line}\n" for name in headers for line in (*headers[name], *samples.get(name, ())))
 
 
-def _labelled(line: str, number: int) -> str:
+def _add_worker_label(line: str, number: int) -> str:
     """`name value` or `name{labels} value`: no name has a brace or a space."""
-    at = next(at for at, letter in enumerate(line) if letter in "{ ")
+    name_end = next(at for at, letter in enumerate(line) if letter in "{ ")
     worker = f'worker="{number}"'
-    return f"{line[:at]}{{{worker}}}{line[at:]}" if line[at] == " " else f"{line[:at]}{{{worker},{line[at + 1 :]}"
+    return f"{line[:name_end]}{{{worker}}}{line[name_end:]}" if line[name_end] == " " else f"{line[:name_end]}{{{worker},{line[name_end + 1 :]}"
