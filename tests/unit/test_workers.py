@@ -104,20 +104,20 @@ def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: 
     worker = Worker(1)
     worker.born(1, read, 0)
     assert not worker.hear()
-    line = reports.Line(write)
-    assert line.send(reports.of_failure(failure))
+    line = reports.ReportPipe(write)
+    assert line.send(reports.build_failure_report(failure))
     assert worker.hear()
     os.dup2(other, write)  # the number may be another file's by now
-    assert not line.send(reports.of_failure(failure))
+    assert not line.send(reports.build_failure_report(failure))
     assert (tmp_path / "other").read_bytes() == b""
     os.close(write)
     os.close(other)
     os.close(read)
     assert worker.report is not None
-    found = reports.failure_in(worker.report)
+    found = reports.parse_failure(worker.report)
     assert str(found) == str(failure)
     assert isinstance(found, ConfigError) == isinstance(failure, ConfigError)
-    assert reports.failure_in(reports.of_start({})) is None
+    assert reports.parse_failure(reports.build_start_report({})) is None
 
 
 def test_a_report_may_come_in_pieces_or_not_at_all() -> None:

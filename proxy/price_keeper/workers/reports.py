@@ -9,41 +9,41 @@ from typing import Any, TypeAlias
 
 from price_keeper.errors import ConfigError, PriceKeeperError
 
-Report: TypeAlias = "dict[str, Any]"
+WorkerReport: TypeAlias = "dict[str, Any]"
 
-_MOST = 64 * 1024  # bytes: what a pipe takes at once, so that nobody waits for it to be read
-
-
-def of_start(told: dict[str, str]) -> Report:
-    return {"started": told}
+_MAX_REPORT_BYTES = 64 * 1024  # bytes: what a pipe takes at once, so that nobody waits for it to be read
 
 
-def of_failure(failure: PriceKeeperError | OSError) -> Report:
+def build_start_report(details: dict[str, str]) -> WorkerReport:
+    return {"started": details}
+
+
+def build_failure_report(failure: PriceKeeperError | OSError) -> WorkerReport:
     problems = failure.problems if isinstance(failure, ConfigError) else ()
     return {"failed": str(failure), "problems": list(problems)}
 
 
-class Line:
+class ReportPipe:
     """The worker's end of the pipe, closed after the first report: its number may be another file's from then on."""
 
-    def __init__(self, pipe: int) -> None:
-        self._pipe: int | None = pipe
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
 
-    def send(self, report: Report) -> bool:
+    def send(self, report: WorkerReport) -> bool:
         """Whether it was the first; a supervisor that is gone needs to know nothing."""
-        pipe, self._pipe = self._pipe, None
-        if pipe is None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
             return False
         data = json.dumps(report).encode()
-        if len(data) > _MOST:
+        if len(data) > _MAX_REPORT_BYTES:
             data = json.dumps({"failed": "it says too much of why", "problems": []}).encode()
         with suppress(BrokenPipeError):
-            os.write(pipe, data)
-        os.close(pipe)
+            os.write(descriptor, data)
+        os.close(descriptor)
         return True
 
 
-def read(data: bytes) -> Report | None:
+def parse_report(data: bytes) -> WorkerReport | None:
     """None while there is not all of it."""
     try:
         return dict(json.loads(data))
@@ -51,7 +51,7 @@ def read(data: bytes) -> Report | None:
         return None
 
 
-def failure_in(report: Report) -> PriceKeeperError | None:
+def parse_failure(report: WorkerReport) -> PriceKeeperError | None:
     """The same as if it had happened here."""
     if "failed" not in report:
         return None

@@ -149,11 +149,11 @@ class Supervisor:
             os._exit(code)
 
     def _worked(self, number: int, pipe: int) -> int:
-        slot, line = replace(self._slot, number=number, lifeline=self._lifeline[0]), reports.Line(pipe)
+        slot, report_pipe = replace(self._slot, number=number, lifeline=self._lifeline[0]), reports.ReportPipe(pipe)
         try:
-            self._work(slot, lambda told: line.send(reports.of_start(told)))
+            self._work(slot, lambda told: report_pipe.send(reports.build_start_report(told)))
         except (PriceKeeperError, OSError) as failure:
-            if not line.send(reports.of_failure(failure)):  # it has told that it started
+            if not report_pipe.send(reports.build_failure_report(failure)):  # it has told that it started
                 _log.error("worker %d ends: %s", number, failure)
             return 1
         return 0
@@ -176,7 +176,7 @@ class Supervisor:
         while worker.pipe >= 0:  # what it said last
             self._hear(worker)
         report = worker.report or {}
-        was_started, failure = "started" in report, reports.failure_in(report)
+        was_started, failure = "started" in report, reports.parse_failure(report)
         how = f"it was killed by signal {-worker.status}" if worker.status < 0 else f"it ended with {worker.status}"
         if self._stop_by is not None:
             # One that had not started yet has nothing to bring to an end.

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-from price_keeper.workers.reports import Report, read
+from price_keeper.workers.reports import WorkerReport, parse_report
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -18,7 +18,7 @@ class Worker:
     number: int
     pid: int = 0  # of the process that runs, or 0
     pipe: int = -1  # its report comes from there, until it has
-    report: Report | None = None
+    report: WorkerReport | None = None
     status: int = 0  # of the process that ran last
     is_behind: bool = False  # something was passed on to the others while it started
     due: float | None = None  # when it is to be started again
@@ -42,7 +42,7 @@ class Worker:
             if not data:
                 return True
         self._heard += data
-        self.report = read(self._heard)
+        self.report = parse_report(self._heard)
         return self.report is not None
 
     def has_ended(self) -> bool:
