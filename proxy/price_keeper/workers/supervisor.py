@@ -23,7 +23,7 @@ from price_keeper import hangups
 from price_keeper.errors import PriceKeeperError
 from price_keeper.workers import reports
 from price_keeper.workers.place import WorkerSlot
-from price_keeper.workers.signals import Signals
+from price_keeper.workers.signals import SignalQueue
 from price_keeper.workers.worker import Worker
 
 STOP_SECONDS = 45.0  # for a drain, the last flush, and what is given back; then something hangs
@@ -57,7 +57,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()  # so that no collection in a worker copies what is shared
         self._lifeline = os.pipe()
-        self._signals = Signals()
+        self._signals = SignalQueue()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals.readable, selectors.EVENT_READ, None)
         try:
@@ -85,7 +85,7 @@ class Supervisor:
         for key, _ in self._selector.select(self._patience()):
             if key.data is not None:
                 self._hear(key.data)
-        for number in self._signals.taken():
+        for number in self._signals.take_pending():
             self._heed(number)
         for worker in self._workers:
             if worker.has_ended():
@@ -108,7 +108,7 @@ class Supervisor:
         read, write = os.pipe()
         os.set_blocking(read, False)
         sys.stdout.flush()
-        with self._signals.held_up():
+        with self._signals.block():
             try:
                 pid = os.fork()
             except OSError as failure:
