@@ -174,10 +174,10 @@ def test_a_stop_while_they_start_is_no_failure(tmp_path: Path) -> None:
 
 def test_nobody_is_started_again_once_all_are_to_stop() -> None:
     alone = Supervisor(WorkerSlot(0, 2), lambda *_: None, lambda _: None)
-    alone._workers[1].rest(0.0)
-    alone._heed(signal.SIGTERM)
-    assert [worker.due for worker in alone._workers] == [None, None]
-    assert alone._is_over
+    alone._workers[1].schedule_restart(0.0)
+    alone._handle_signal(signal.SIGTERM)
+    assert [worker.restart_at for worker in alone._workers] == [None, None]
+    assert alone._has_ended
 
 
 def test_a_hang_up_reaches_all_also_who_still_starts(tmp_path: Path) -> None:

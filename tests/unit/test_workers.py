@@ -29,7 +29,7 @@ from price_keeper.workers import reports
 from price_keeper.workers.crew import open_worker_group, build_telemetry
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 from price_keeper.workers.samples import merge_samples
-from price_keeper.workers.worker import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Worker
+from price_keeper.workers.worker import MAX_RESTART_SECONDS, HEALTHY_SECONDS, WorkerProcess
 
 
 def test_what_is_promised_for_all_is_divided() -> None:
@@ -82,18 +82,18 @@ def test_each_metric_has_the_samples_of_all_together() -> None:
 
 
 def test_a_worker_that_keeps_dying_rests_longer_and_longer() -> None:
-    worker, now = Worker(1), 1000.0
+    worker, now = WorkerProcess(1), 1000.0
     rests = []
     for _ in range(7):
-        worker.born(1, -1, now)
+        worker.mark_started(1, -1, now)
         now += 0.5
-        rests.append(worker.rest(now))
-        assert worker.due == now + rests[-1]
-    assert rests == [1, 2, 4, 8, 16, 30, LONGEST_PAUSE_SECONDS]
-    worker.born(1, -1, now)
-    assert worker.rest(now + STEADY_SECONDS) == 1
-    worker.born(1, -1, now)
-    assert worker.rest(now + 1) == 2
+        rests.append(worker.schedule_restart(now))
+        assert worker.restart_at == now + rests[-1]
+    assert rests == [1, 2, 4, 8, 16, 30, MAX_RESTART_SECONDS]
+    worker.mark_started(1, -1, now)
+    assert worker.schedule_restart(now + HEALTHY_SECONDS) == 1
+    worker.mark_started(1, -1, now)
+    assert worker.schedule_restart(now + 1) == 2
 
 
 @pytest.mark.parametrize("failure", [ConfigError(["a: x", "b: y"]), PriceKeeperError("it\nis"), OSError(5, "broken")])
@@ -101,12 +101,12 @@ def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: 
     other = os.open(tmp_path / "other", os.O_CREAT | os.O_WRONLY)
     read, write = os.pipe()
     os.set_blocking(read, False)
-    worker = Worker(1)
-    worker.born(1, read, 0)
-    assert not worker.hear()
+    worker = WorkerProcess(1)
+    worker.mark_started(1, read, 0)
+    assert not worker.read_pipe()
     line = reports.ReportPipe(write)
     assert line.send(reports.build_failure_report(failure))
-    assert worker.hear()
+    assert worker.read_pipe()
     os.dup2(other, write)  # the number may be another file's by now
     assert not line.send(reports.build_failure_report(failure))
     assert (tmp_path / "other").read_bytes() == b""
@@ -123,13 +123,13 @@ def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: 
 def test_a_report_may_come_in_pieces_or_not_at_all() -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
-    worker = Worker(1)
-    worker.born(1, read, 0)
+    worker = WorkerProcess(1)
+    worker.mark_started(1, read, 0)
     for piece in (b'{"started"', b": {}"):
         os.write(write, piece)
-        assert not worker.hear()
+        assert not worker.read_pipe()
     os.close(write)
-    assert worker.hear()  # the worker has died in the middle
+    assert worker.read_pipe()  # the worker has died in the middle
     assert (worker.report, worker.is_up) == (None, False)
     os.close(read)
 

@@ -25,7 +25,7 @@ from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.surface.sockets import reserve_port
 from price_keeper.workers.place import WorkerSlot
-from price_keeper.workers.supervisor import Supervisor, Tell
+from price_keeper.workers.supervisor import Supervisor, ReportStarted
 
 LONGEST_PATH = 90  # characters of a socket's path that every system takes
 
@@ -113,7 +113,7 @@ class _Serving:
         self._config = replace(self._config, listen=replace(listen, control=control))
         self._on_served(str(listen.data), told["control"])
 
-    def work(self, place: WorkerSlot, tell: Tell) -> None:
+    def work(self, place: WorkerSlot, tell: ReportStarted) -> None:
         async def on_started(started: app.StartedServer) -> None:
             tell({"control": str(started.control_address)})
 

@@ -24,15 +24,15 @@ from price_keeper.errors import PriceKeeperError
 from price_keeper.workers import reports
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.signals import SignalQueue
-from price_keeper.workers.worker import Worker
+from price_keeper.workers.worker import WorkerProcess
 
 STOP_SECONDS = 45.0  # for a drain, the last flush, and what is given back; then something hangs
 
-Tell: TypeAlias = "Callable[[dict[str, str]], object]"
+ReportStarted: TypeAlias = "Callable[[dict[str, str]], object]"
 # Reads the configuration again, and passes on what came of it; whether it did.
-Reread: TypeAlias = "Callable[[], bool]"
+ReloadConfig: TypeAlias = "Callable[[], bool]"
 # Serves in that place until it is stopped, and tells once when it has started.
-Work: TypeAlias = "Callable[[WorkerSlot, Tell], None]"
+RunWorker: TypeAlias = "Callable[[WorkerSlot, ReportStarted], None]"
 
 _log = logging.getLogger("price_keeper.workers")
 
@@ -41,12 +41,12 @@ class Supervisor:
     """`place` is the first worker's; `on_started` hears what that one told, when all have started. `reread` is what
     SIGHUP asks for; workers that are started after it have what it read."""
 
-    def __init__(self, slot: WorkerSlot, work: Work, on_started: Tell, reread: Reread = lambda: False) -> None:
+    def __init__(self, slot: WorkerSlot, run_worker: RunWorker, on_started: ReportStarted, reload_config: ReloadConfig = lambda: False) -> None:
         self._slot = slot
-        self._work = work
+        self._run_worker = run_worker
         self._on_started = on_started
-        self._reread = reread
-        self._workers = [Worker(number) for number in range(slot.count)]
+        self._reload_config = reload_config
+        self._workers = [WorkerProcess(number) for number in range(slot.count)]
         self._has_started = False
         self._stop_by: float | None = None
         self._failure: PriceKeeperError | None = None
@@ -62,11 +62,11 @@ class Supervisor:
         self._selector.register(self._signals.readable, selectors.EVENT_READ, None)
         try:
             if hangups.take_reload_request():
-                self._heed(signal.SIGHUP)
+                self._handle_signal(signal.SIGHUP)
             for worker in self._workers:
                 self._start(worker)
-            while not self._is_over:
-                self._turn()
+            while not self._has_ended:
+                self._run_once()
         finally:
             self._kill()
             self._signals.close()
@@ -78,33 +78,33 @@ class Supervisor:
         return 0 if self._is_clean else 1
 
     @property
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._stop_by is not None and not any(worker.pid for worker in self._workers)
 
-    def _turn(self) -> None:
-        for key, _ in self._selector.select(self._patience()):
+    def _run_once(self) -> None:
+        for key, _ in self._selector.select(self._compute_select_timeout()):
             if key.data is not None:
-                self._hear(key.data)
+                self._read_report(key.data)
         for number in self._signals.take_pending():
-            self._heed(number)
+            self._handle_signal(number)
         for worker in self._workers:
-            if worker.has_ended():
-                self._bury(worker)
+            if worker.reap():
+                self._handle_exit(worker)
         now = time.monotonic()
         if self._stop_by is not None and now >= self._stop_by:
-            self._give_up()
+            self._kill_hanging()
         for worker in self._workers:
-            if worker.due is not None and now >= worker.due:
+            if worker.restart_at is not None and now >= worker.restart_at:
                 self._start(worker)
 
-    def _patience(self) -> float | None:
-        moments = [worker.due for worker in self._workers if worker.due is not None]
-        moments += [] if self._stop_by is None else [self._stop_by]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+    def _compute_select_timeout(self) -> float | None:
+        deadlines = [worker.restart_at for worker in self._workers if worker.restart_at is not None]
+        deadlines += [] if self._stop_by is None else [self._stop_by]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     # Workers.
 
-    def _start(self, worker: Worker) -> None:
+    def _start(self, worker: WorkerProcess) -> None:
         read, write = os.pipe()
         os.set_blocking(read, False)
         sys.stdout.flush()
@@ -114,31 +114,31 @@ class Supervisor:
             except OSError as failure:
                 os.close(read)
                 os.close(write)
-                self._not_forked(worker, failure)
+                self._handle_fork_failure(worker, failure)
                 return
             if not pid:
-                self._become(worker.number, read, write)
+                self._run_child(worker.number, read, write)
         os.close(write)
-        worker.born(pid, read, time.monotonic())
+        worker.mark_started(pid, read, time.monotonic())
         self._selector.register(read, selectors.EVENT_READ, worker)
 
-    def _not_forked(self, worker: Worker, failure: OSError) -> None:
+    def _handle_fork_failure(self, worker: WorkerProcess, failure: OSError) -> None:
         if not self._has_started:
             self._fail(PriceKeeperError(f"cannot start a worker: {failure.strerror}"))
             return
-        pause = worker.rest(time.monotonic())
-        _log.error("worker %d cannot be started: %s; tried again in %g s", worker.number, failure.strerror, pause)
+        backoff = worker.schedule_restart(time.monotonic())
+        _log.error("worker %d cannot be started: %s; tried again in %g s", worker.number, failure.strerror, backoff)
 
-    def _become(self, number: int, read: int, pipe: int) -> NoReturn:
+    def _run_child(self, number: int, read: int, pipe: int) -> NoReturn:
         """In the new process, which never returns to what the supervisor was about."""
         others, self._workers = self._workers, []  # none of them is its own to signal
         code = 1
         try:
             self._selector.close()
-            for each in (read, self._lifeline[1], *(other.pipe for other in others if other.pipe >= 0)):
-                os.close(each)  # the lifeline would else never end
+            for descriptor in (read, self._lifeline[1], *(other.pipe for other in others if other.pipe >= 0)):
+                os.close(descriptor)  # the lifeline would else never end
             self._signals.close()
-            code = self._worked(number, pipe)
+            code = self._serve_in_child(number, pipe)
             sys.stdout.flush()
         except KeyboardInterrupt:
             code = 130
@@ -148,23 +148,23 @@ class Supervisor:
             sys.stderr.flush()
             os._exit(code)
 
-    def _worked(self, number: int, pipe: int) -> int:
+    def _serve_in_child(self, number: int, pipe: int) -> int:
         slot, report_pipe = replace(self._slot, number=number, lifeline=self._lifeline[0]), reports.ReportPipe(pipe)
         try:
-            self._work(slot, lambda told: report_pipe.send(reports.build_start_report(told)))
+            self._run_worker(slot, lambda told: report_pipe.send(reports.build_start_report(told)))
         except (PriceKeeperError, OSError) as failure:
             if not report_pipe.send(reports.build_failure_report(failure)):  # it has told that it started
                 _log.error("worker %d ends: %s", number, failure)
             return 1
         return 0
 
-    def _hear(self, worker: Worker) -> None:
-        if not worker.hear():
+    def _read_report(self, worker: WorkerProcess) -> None:
+        if not worker.read_pipe():
             return
         self._selector.unregister(worker.pipe)
         os.close(worker.pipe)
         worker.pipe = -1
-        if worker.is_behind and worker.is_up:
+        if worker.needs_reload and worker.is_up:
             self._signal(worker, signal.SIGHUP)
         if not self._has_started and self._stop_by is None and all(each.is_up for each in self._workers):
             self._has_started = True
@@ -172,40 +172,40 @@ class Supervisor:
             assert first is not None
             self._on_started(first["started"])
 
-    def _bury(self, worker: Worker) -> None:
+    def _handle_exit(self, worker: WorkerProcess) -> None:
         while worker.pipe >= 0:  # what it said last
-            self._hear(worker)
+            self._read_report(worker)
         report = worker.report or {}
-        was_started, failure = "started" in report, reports.parse_failure(report)
-        how = f"it was killed by signal {-worker.status}" if worker.status < 0 else f"it ended with {worker.status}"
+        had_started, failure = "started" in report, reports.parse_failure(report)
+        how = f"it was killed by signal {-worker.exit_status}" if worker.exit_status < 0 else f"it ended with {worker.exit_status}"
         if self._stop_by is not None:
             # One that had not started yet has nothing to bring to an end.
-            self._is_clean &= worker.status == 0 or (not was_started and worker.status == -signal.SIGTERM)
+            self._is_clean &= worker.exit_status == 0 or (not had_started and worker.exit_status == -signal.SIGTERM)
             return
         if not self._has_started:
             self._fail(failure or PriceKeeperError(f"worker {worker.number} did not start: {how}"))
             return
-        pause = worker.rest(time.monotonic())
+        backoff = worker.schedule_restart(time.monotonic())
         why = str(failure or how).replace("\n", "; ")
-        _log.error("worker %d is gone: %s; started again in %g s", worker.number, why, pause)
+        _log.error("worker %d is gone: %s; started again in %g s", worker.number, why, backoff)
 
     # Ending.
 
-    def _heed(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
-            self._pass_on()
+            self._reload()
         elif number != signal.SIGCHLD:
             self._stop()
 
-    def _pass_on(self) -> None:
+    def _reload(self) -> None:
         if self._stop_by is not None:
             _log.warning("SIGHUP: the process is stopping, so it takes on nothing more")
-        elif self._reread():
+        elif self._reload_config():
             for worker in self._workers:
                 if worker.is_up:
                     self._signal(worker, signal.SIGHUP)
                 else:  # it may not heed signals yet
-                    worker.is_behind = True
+                    worker.needs_reload = True
 
     def _fail(self, failure: PriceKeeperError) -> None:
         self._failure = self._failure or failure
@@ -215,10 +215,10 @@ class Supervisor:
         if self._stop_by is None:
             self._stop_by = time.monotonic() + STOP_SECONDS
         for worker in self._workers:
-            worker.due = None
+            worker.restart_at = None
             self._signal(worker, signal.SIGTERM)
 
-    def _give_up(self) -> None:
+    def _kill_hanging(self) -> None:
         hanging = [worker.number for worker in self._workers if worker.pid]
         _log.error("workers that do not end are killed: %s", ", ".join(map(str, hanging)))
         self._is_clean = False
@@ -229,7 +229,7 @@ class Supervisor:
         for worker in self._workers:
             self._signal(worker, signal.SIGKILL)
 
-    def _signal(self, worker: Worker, number: signal.Signals) -> None:
+    def _signal(self, worker: WorkerProcess, number: signal.Signals) -> None:
         if worker.pid:  # it is ours until it is waited for
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
