@@ -32,7 +32,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.reading import reader_of
-from price_keeper.model import Caller, Choice
+from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
@@ -47,7 +47,7 @@ from price_keeper.tasks import Tasks
 LABEL = "premium"
 MODEL = Config.development().labels[LABEL].model
 CALLER = Caller("550e8400-e29b-41d4-a716-446655440000", "web", "client")
-CHOICE = Choice(LABEL, LABEL, MODEL)
+CHOICE = ResolvedLabel(LABEL, LABEL, MODEL)
 TARGETS = [UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", MODEL, "/")]
 HEADERS = [(b"content-type", b"application/json"), (b"x-amzn-requestid", b"7c9e6679-7425-40de-944b-e07fc1f90ae7")]
 STREAM = [(b"content-type", b"application/vnd.amazon.eventstream"), HEADERS[1]]

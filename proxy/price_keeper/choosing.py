@@ -12,7 +12,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import Held
 from price_keeper.hard.worst import Worst
 from price_keeper.metering.profiles import OwnChoice
-from price_keeper.model import Caller, Choice
+from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account
 from price_keeper.recording.meter import Terms
 from price_keeper.recording.metering import Metering
@@ -29,7 +29,7 @@ LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look i
 LABEL_TOLD: Final = b"x-price-keeper-label"
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
-Targets = Callable[[Choice, ParsedCall], list[UpstreamTarget]]
+Targets = Callable[[ResolvedLabel, ParsedCall], list[UpstreamTarget]]
 Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
     is that of the configuration by which it was chosen."""
 
     metering: Metering
-    choice: Choice
+    choice: ResolvedLabel
     asked: ParsedCall
     body: bytes
     targets: list[UpstreamTarget]
@@ -55,7 +55,7 @@ class Chosen(NamedTuple):
 class Destination(NamedTuple):
     """What all calls of one route that one label serves have in common."""
 
-    choice: Choice
+    choice: ResolvedLabel
     terms: Terms
     targets: list[UpstreamTarget]
     told: tuple[Header, ...]
@@ -68,7 +68,7 @@ class Route:
 
     __slots__ = ("asked", "choice", "choosing", "destinations", "terms")
 
-    def __init__(self, choosing: Choosing, asked: ParsedCall, choice: Choice, terms: Terms | None) -> None:
+    def __init__(self, choosing: Choosing, asked: ParsedCall, choice: ResolvedLabel, terms: Terms | None) -> None:
         self.choosing = choosing
         self.asked = asked
         self.choice = choice
@@ -101,7 +101,7 @@ class Choosing:
         self._traffic = traffic
         self.successor: Choosing | None = None  # once another configuration is taken on
 
-    def configured(self, model: str) -> Choice | None:
+    def configured(self, model: str) -> ResolvedLabel | None:
         return self._labels.configured(model)
 
     def cached(self, caller: Caller, route: Route, request: Request, told: Told) -> Chosen | None:
@@ -131,15 +131,15 @@ class Choosing:
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
     def _destination(
-        self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, decision: Decision
+        self, payer: Payer, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
     ) -> Destination:
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
         lane = self._traffic.get_stats(asked.operation.name, terms.counted_as)
         return Destination(choice, terms, self._targets(choice, asked), _choice_told(choice), lane)
 
-    async def named(self, caller: Caller, asked: ParsedCall) -> Choice:
+    async def named(self, caller: Caller, asked: ParsedCall) -> ResolvedLabel:
         """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
-        choice = self._labels.configured(asked.model) if asked.model else Choice("", "", "")
+        choice = self._labels.configured(asked.model) if asked.model else ResolvedLabel("", "", "")
         if choice is not None:
             return choice
         own = await self._standings.own_labels.of(caller)
@@ -148,7 +148,7 @@ class Choosing:
         return self._labels.choose(asked.model, own)
 
     async def chosen(
-        self, caller: Caller, asked: ParsedCall, request: Request, choice: Choice, terms: Terms | None, told: Told
+        self, caller: Caller, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms | None, told: Told
     ) -> Chosen:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if terms is None:
@@ -182,8 +182,8 @@ class Choosing:
         return await self.chosen(caller, asked, request, choice, terms, told)
 
     def _instead(
-        self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, decision: Decision
-    ) -> tuple[Choice, Terms]:
+        self, payer: Payer, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
+    ) -> tuple[ResolvedLabel, Terms]:
         """What was asked for, unless it was decided otherwise."""
         if decision.label in (choice.label, terms.counted_as):
             return choice, terms
@@ -191,7 +191,7 @@ class Choosing:
         return choice, self.metering.terms(choice, asked.operation, request.method) or terms
 
     async def _held(
-        self, payer: Payer, asked: ParsedCall, request: Request, choice: Choice, terms: Terms, told: Told
+        self, payer: Payer, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, told: Told
     ) -> Chosen:
         def candidate(decision: Decision) -> Candidate:
             instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
@@ -224,7 +224,7 @@ class Choosing:
         return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)
 
 
-def _decided(payer: Payer, choice: Choice, terms: Terms, asked: ParsedCall) -> Decision:
+def _decided(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCall) -> Decision:
     standing, is_specific = payer.standing, asked.operation in SPECIFIC
     if terms.counted_as != choice.label:
         return standing.allows(terms.counted_as)
@@ -233,18 +233,18 @@ def _decided(payer: Payer, choice: Choice, terms: Terms, asked: ParsedCall) -> D
     return standing.decide(choice.label, is_specific)
 
 
-def _decided_hard(payer: Payer, choice: Choice, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
+def _decided_hard(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
     standing = payer.standing
     if terms.counted_as != choice.label:
         return standing.allows_hard(terms.counted_as, dry)
     return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)
 
 
-def _refusal_told(choice: Choice, refusal: Refusal) -> Told:
+def _refusal_told(choice: ResolvedLabel, refusal: Refusal) -> Told:
     return [*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaExceeded) else [])]
 
 
-def _choice_told(choice: Choice) -> tuple[Header, ...]:
+def _choice_told(choice: ResolvedLabel) -> tuple[Header, ...]:
     if not choice.requested:
         return ()
     return (

@@ -39,7 +39,7 @@ from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice, Profile
-from price_keeper.model import Choice
+from price_keeper.model import ResolvedLabel
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.composed import Recording
@@ -270,7 +270,7 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
     default = _locate_endpoint(config.upstream.region, bedrock.url)
     places = {name: list_places(label) for name, label in config.labels.items()}
 
-    def find_targets(resolved: Choice, call: ParsedCall) -> list[UpstreamTarget]:
+    def find_targets(resolved: ResolvedLabel, call: ParsedCall) -> list[UpstreamTarget]:
         label = resolved.profile if type(resolved) is OwnChoice else resolved.label
         if call.operation not in MODEL_PATH_OPERATIONS:
             return build_targets(label, resolved.model, call.target.path, None)

@@ -41,9 +41,9 @@ class Scope:
             raise ValueError(f"an app id is {allowed}, not {self.app!r}")
 
     @classmethod
-    def of_key(cls, key: str) -> Scope:
-        org, found, app = key.removeprefix("ORG#").partition("#APP#")
-        return cls(org, app if found else None)
+    def from_key(cls, key: str) -> Scope:
+        org, separator, app = key.removeprefix("ORG#").partition("#APP#")
+        return cls(org, app if separator else None)
 
     @property
     def key(self) -> str:
@@ -60,7 +60,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ResolvedLabel:
     """What serves a request. `label` is empty for a raw model that no label knows, where those are let through."""
 
     requested: str
@@ -68,11 +68,11 @@ class Choice:
     model: str
 
 
-def client_id_of(org: str, app: str | None) -> str:
+def build_client_id(org: str, app: str | None) -> str:
     return f"org-{org}" if app is None else f"org-{org}-app-{app}"
 
 
-def scope_of_client(client_id: str) -> Scope | None:
+def parse_client_id(client_id: str) -> Scope | None:
     """The org or app that a client id names; None if it names none."""
     if not client_id.startswith("org-"):
         return None

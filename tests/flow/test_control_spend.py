@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import StoreUnavailable
-from price_keeper.model import Caller, Scope, client_id_of
+from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.submitted import OLDEST_SECONDS
@@ -308,7 +308,7 @@ async def test_asking_counts_no_call_and_tells_nobody(api: Rig, caplog: pytest.L
     await api.app("spent", quotas={"premium": 0, "economy": 0})
     told = await selection(api, f"{API}/apps/spent")
     assert [each["served_by"] for each in told["labels"]] == [None, None]
-    caller = Caller(ORG, "spent", client_id_of(ORG, "spent"))
+    caller = Caller(ORG, "spent", build_client_id(ORG, "spent"))
     standing, _ = await api.parts.standings.told(caller, is_forced=False)
     assert standing._outcomes.refused == 0
     assert "decision changed" not in caplog.text

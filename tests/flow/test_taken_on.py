@@ -19,7 +19,7 @@ from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding import upstream
 from price_keeper.hard.purse import Held, Purse
 from price_keeper.metering.price_updates import Tariffs
-from price_keeper.model import Caller, client_id_of
+from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import Counts
 from price_keeper.selection import own_labels
 from price_keeper.stores import schema
@@ -212,7 +212,7 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
     async with own_rig(tmp_path) as own:
         await own.no_budget()
         await own.made()
-        caller = Caller(ORG, APP, client_id_of(ORG, APP))
+        caller = Caller(ORG, APP, build_client_id(ORG, APP))
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
         labels = dict(own.port.config.labels)
         await own.port.take_on(labels={**labels, "fast": label(HAIKU.replace("4-5", "9-9"), 9)})

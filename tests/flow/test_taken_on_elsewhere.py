@@ -16,7 +16,7 @@ import pytest
 from price_keeper.config import Config, parse_config
 from price_keeper.metering.price_updates import CLAIM_SECONDS
 from price_keeper.metering.profiles import Own
-from price_keeper.model import Caller, client_id_of
+from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.recorder import Recorder
 from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.plan import plan_of
@@ -164,7 +164,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
         plan = plan_of(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
         for number in range(MANY):
             org = str(UUID(int=number))
-            standings._introduce(Caller(org, "web", client_id_of(org, "web")), plan, is_known=True, is_settled=True)
+            standings._introduce(Caller(org, "web", build_client_id(org, "web")), plan, is_known=True, is_settled=True)
         take_on = await build_budget_reload(standings)(whole)
         began = time.process_time()
         take_on()

@@ -285,7 +285,7 @@ class Life:
         """Who was met by a life before this one, whether or not this one can ask the store."""
         counters, world = intent.account.counters, self.world
         scopes = {each.scope for each in counters if not each.is_hold}
-        org, app = Scope(ORG), Scope.of_key(max(scopes, key=len))
+        org, app = Scope(ORG), Scope.from_key(max(scopes, key=len))
         payer = org if world.setup.quota_scope == "ORG" else app
         noted = {settings for settings, since in self.machine.noted.items() if since < self.number}
         if any(settings_of(each) not in {each.key for each in noted} for each in (org, payer)):

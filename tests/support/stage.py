@@ -19,7 +19,7 @@ from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.prices import UnitPrices
-from price_keeper.model import client_id_of
+from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
@@ -95,7 +95,7 @@ class Stage:
             keys = {"AWS_ACCESS_KEY_ID": CALLERS_KEY, "AWS_SECRET_ACCESS_KEY": CALLERS_SECRET}
             return keys | {"AWS_SESSION_TOKEN": token}
         if way == CONTAINER:
-            pair = f"{client_id_of(ORG, APP)}:{self.secret}"
+            pair = f"{build_client_id(ORG, APP)}:{self.secret}"
             fetched_at = f"{url}/credentials"
             return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": fetched_at, "AWS_CONTAINER_AUTHORIZATION_TOKEN": pair}
         return {{BEARER: "AWS_BEARER_TOKEN_BEDROCK", API_KEY: "OPENAI_API_KEY"}[way]: token}

@@ -16,7 +16,7 @@ import pytest
 from price_keeper.auth.clients import SECRET_HASH, HASH_CACHE_SECONDS, ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
 from price_keeper.errors import AccessDenied, TokenExpired
-from price_keeper.model import client_id_of
+from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 
@@ -89,7 +89,7 @@ async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(b
     """It comes to the same time once more, and by it the answer of an hour ago is of this moment."""
     store, clock = MemoryStore(), ManualClock()
     wrong, old, new = Wrong(clock), make_secret(), make_secret()
-    clients, client = ClientVerifier(store, wrong.now, None, wrong.monotonic), client_id_of(ORG, "web")  # type: ignore[arg-type]
+    clients, client = ClientVerifier(store, wrong.now, None, wrong.monotonic), build_client_id(ORG, "web")  # type: ignore[arg-type]
     await store.put(Put(schema.app_config_key(ORG, "web"), {SECRET_HASH: hash_secret(old).decode()}))
     await clients.verify(client, old)
     await store.put(Put(schema.app_config_key(ORG, "web"), {SECRET_HASH: hash_secret(new).decode()}))

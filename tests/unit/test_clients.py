@@ -16,7 +16,7 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreUnavailable
 from price_keeper.exchange import Request
-from price_keeper.model import scope_of_client
+from price_keeper.model import parse_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore
@@ -261,7 +261,7 @@ async def test_what_is_remembered_is_bounded(store: SqliteStore, time: Time, mon
     for number in range(50):
         await outcomes(wrong(clients, f"org-{ORG}-app-nobody{number}", 1))
     assert len(clients._cached_absent) <= 10
-    assert list(clients._cached) == list(clients._verified_digests) == [scope_of_client(WEB)]
+    assert list(clients._cached) == list(clients._verified_digests) == [parse_client_id(WEB)]
 
 
 class Kept:

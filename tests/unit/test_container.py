@@ -11,7 +11,7 @@ from price_keeper.auth.clients import SESSIONS_GENERATION, ClientVerifier
 from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
-from price_keeper.model import client_id_of
+from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 
@@ -20,7 +20,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.secrets_kept import cheap_hashes, first_secret
 from tests.support.sessions import ORG, WEB, Instance, instances
 
-CLIENT = client_id_of(WEB.org, WEB.app)
+CLIENT = build_client_id(WEB.org, WEB.app)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
-from price_keeper.model import scope_of_client
+from price_keeper.model import parse_client_id
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
@@ -151,5 +151,5 @@ def test_what_a_web_page_could_send_is_refused(headers: dict[bytes, bytes]) -> N
     ],
 )
 def test_a_client_id_names_an_org_or_app(client_id: str, scope: tuple[str, str | None] | None) -> None:
-    found = scope_of_client(client_id)
+    found = parse_client_id(client_id)
     assert (None if found is None else (found.org, found.app)) == scope

@@ -17,7 +17,7 @@ from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.registering import register
 from price_keeper.auth.retrieval import _RETRIEVAL_TOKEN_FORMAT, is_tagged_token, retrieve, seal_secret
-from price_keeper.model import client_id_of
+from price_keeper.model import build_client_id
 from price_keeper.stores.contract import Put
 
 from tests.support.clock import ManualClock
@@ -74,7 +74,7 @@ def test_an_invention_has_no_mark(invented: bytes, bit: int) -> None:
 
 def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
     marks, scope = SecretTagger([NEW]), new_scope()
-    client_id = client_id_of(scope.org, scope.app)
+    client_id = build_client_id(scope.org, scope.app)
     for _ in range(100):
         secret, token = make_secret(client_id, marks), seal_secret(scope, "s", 0, marks).token
         assert _SECRET_FORMAT.fullmatch(secret)
@@ -101,7 +101,7 @@ async def test_a_marked_secret_that_is_good_no_more_causes_few_reads() -> None:
     store, clock, marks, scope = MemoryStore(), ManualClock(), SecretTagger([NEW]), new_scope()
     none = LookupRate(1, 0.001)
     clients = ClientVerifier(store, clock.now, LookupThrottle(clock, none, none), clock.monotonic, marks)  # type: ignore[arg-type]
-    client_id = client_id_of(scope.org, scope.app)
+    client_id = build_client_id(scope.org, scope.app)
     former = make_secret(client_id, marks)
     reads, get = 0, store.get
 

@@ -22,7 +22,7 @@ from price_keeper.errors import (
     StoreThrottled,
     TransactionFailed,
 )
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.selection.settings import put_app, put_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ConditionCheck, Item, ItemExists, Key, Put, Store
@@ -67,7 +67,7 @@ async def item_of(store: Store, scope: Scope) -> Item:
 
 async def is_good(store: Store, clock: ManualClock, scope: Scope, secret: str) -> bool:
     try:
-        return await ClientVerifier(store, clock.now).verify(client_id_of(scope.org, scope.app), secret) == scope
+        return await ClientVerifier(store, clock.now).verify(build_client_id(scope.org, scope.app), secret) == scope
     except AccessDenied:
         return False
 
@@ -84,7 +84,7 @@ async def test_a_put_and_then_credentials_once(store: Store, clock: ManualClock,
     await put(store, clock, scope)
     issued = await register(store, clock, scope)
     assert issued is not None
-    assert issued.client_id == client_id_of(scope.org, app)
+    assert issued.client_id == build_client_id(scope.org, app)
     kept = await item_of(store, scope)
     assert (kept["client_id"], kept[SECRET_CREATED_AT]) == (issued.client_id, int(clock.now()))
     assert not {PREVIOUS_SECRET_HASH, GRACE_ENDS_AT, RETRIEVED_AT} & kept.keys()

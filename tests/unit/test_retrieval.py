@@ -13,7 +13,7 @@ from price_keeper.auth import retrieval as module
 from price_keeper.auth.clients import client_item_key
 from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_SECONDS, retrieve
 from price_keeper.errors import AccessDenied, Busy
-from price_keeper.model import client_id_of
+from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Put, Store
 from price_keeper.stores.dynamodb import DynamoStore
@@ -81,7 +81,7 @@ async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualC
     store, scope, other = MemoryStore(), new_scope(), new_scope()
     issued = await registered(store, clock, scope)
     key, row = row_of(store)
-    await store.put(Put(key, {**row, "client_id": client_id_of(other.org, other.app)}))
+    await store.put(Put(key, {**row, "client_id": build_client_id(other.org, other.app)}))
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, other, issued.retrieval_token)
 

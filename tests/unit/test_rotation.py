@@ -17,7 +17,7 @@ from price_keeper.auth.lookups import LookupThrottle, LookupRate
 from price_keeper.auth.registering import MAX_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.stores.contract import Item, Key, Put, Update
 
 from tests.support.clock import ManualClock
@@ -59,7 +59,7 @@ class Stage:
 
     async def is_good(self, secret: str, clients: ClientVerifier | None = None) -> bool:
         try:
-            found = await (clients or self.here).verify(client_id_of(self.scope.org, self.scope.app), secret)
+            found = await (clients or self.here).verify(build_client_id(self.scope.org, self.scope.app), secret)
         except AccessDenied:
             return False
         assert found == self.scope
@@ -200,7 +200,7 @@ async def test_nobody_is_told_the_generation_of_a_secret_that_was_rotated_away_m
 
     monkeypatch.setattr(bcrypt, "checkpw", slow)
     with pytest.raises(AccessDenied):
-        await stage.here.verify_with_generation(client_id_of(stage.scope.org, stage.scope.app), old)
+        await stage.here.verify_with_generation(build_client_id(stage.scope.org, stage.scope.app), old)
 
 
 async def test_a_rotation_makes_nobody_a_stranger() -> None:
@@ -211,7 +211,7 @@ async def test_a_rotation_makes_nobody_a_stranger() -> None:
     old = await stage.begin()
     assert await stage.is_good(old)
     with pytest.raises(Busy):
-        await stage.here.verify(client_id_of(new_scope().org, "web"), make_secret())
+        await stage.here.verify(build_client_id(new_scope().org, "web"), make_secret())
     new = await stage.rotate(1)
     assert await stage.good(old, new) == [True, True]
 
@@ -237,7 +237,7 @@ async def test_a_clock_that_was_set_back_keeps_nothing_alive() -> None:
 
 
 async def flood(stage: Stage, count: int) -> set[str]:
-    client = client_id_of(stage.scope.org, stage.scope.app)
+    client = build_client_id(stage.scope.org, stage.scope.app)
     sent = [asyncio.create_task(stage.here.verify(client, make_secret())) for _ in range(count)]
     return {type(each).__name__ for each in await asyncio.gather(*sent, return_exceptions=True)}
 

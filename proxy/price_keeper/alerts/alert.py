@@ -57,7 +57,7 @@ class Alert:
         """Raises ValueError for what is no alert."""
         try:
             values: dict[str, Any] = orjson.loads(content)
-            alert = cls(**values | {"scope": Scope.of_key(values["scope"])})
+            alert = cls(**values | {"scope": Scope.from_key(values["scope"])})
             _ = alert.marker_key, alert.is_marker_expired(0), alert.body()
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(str(error)) from None

@@ -31,7 +31,7 @@ from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreError
-from price_keeper.model import Scope, client_id_of, scope_of_client
+from price_keeper.model import Scope, build_client_id, parse_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 
@@ -117,7 +117,7 @@ class ClientVerifier:
 
         `address` is whose pace it is at which the store is asked about a client that is not known here.
         """
-        scope = scope_of_client(client_id)
+        scope = parse_client_id(client_id)
         if scope is None or not _SECRET_FORMAT.fullmatch(secret):
             raise AccessDenied(_WRONG_SECRET)
         if not await self._is_correct(scope, secret.encode(), address):
@@ -135,7 +135,7 @@ class ClientVerifier:
 
     def needs_throttled_lookup(self, client_id: str, secret: str) -> bool:
         """Whether the store would be asked, in its turn, about what anybody may have made up."""
-        scope = scope_of_client(client_id)
+        scope = parse_client_id(client_id)
         if scope is None or not _SECRET_FORMAT.fullmatch(secret):
             return False  # it is refused at once
         return self._check_cached(scope, secret.encode()) is None and self._is_unknown(scope, secret.encode())
@@ -178,7 +178,7 @@ class ClientVerifier:
 
         A marked secret was a client's once. If it is not any more, it causes a read in AGAIN_SECONDS at most.
         """
-        if self._tagger.is_tagged(_secret_purpose(client_id_of(scope.org, scope.app)), base64.b64decode(secret)):
+        if self._tagger.is_tagged(_secret_purpose(build_client_id(scope.org, scope.app)), base64.b64decode(secret)):
             return False
         cached = self._cached.get(scope)
         if cached is None:

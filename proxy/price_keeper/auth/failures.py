@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Callable, Hashable
 
 from price_keeper.errors import TooManyRequests
-from price_keeper.model import scope_of_client
+from price_keeper.model import parse_client_id
 
 ADMIN = "admin"  # the administrator among the clients, whose ids are longer
 MAX_FAILURE_BUCKETS = 10_000  # clients, and as many addresses
@@ -73,7 +73,7 @@ class LoginThrottle:
         wait = self._by_address.add(network_of(address))
         if client_id is not None:
             # Of ids that nobody can have, all are one.
-            client = ADMIN if client_id == ADMIN else scope_of_client(client_id)
+            client = ADMIN if client_id == ADMIN else parse_client_id(client_id)
             wait = max(wait, self._by_client.add(client))
         if wait > 0:
             raise TooManyRequests("one more wrong secret, after too many", retry_after=wait)

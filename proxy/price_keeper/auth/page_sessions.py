@@ -14,7 +14,7 @@ from uuid import uuid4
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
-from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
+from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 
 PAGE_AUDIENCE = "price-keeper-page"
 PAGE_PURPOSE = "page"
@@ -105,5 +105,5 @@ def _parse_source_claims(claims: dict[str, Any]) -> Claims:
     is_caller_valid = isinstance(org, str) and is_org_id(org) and (app is None or is_app_id(app))
     if not is_caller_valid or not isinstance(source, dict):
         raise AccessDenied(_INVALID_SESSION)
-    caller = Caller(str(org), app, client_id_of(str(org), app))
+    caller = Caller(str(org), app, build_client_id(str(org), app))
     return Claims(caller, "access", source["jti"], source.get("sid"), source["exp"], source["iat"], source.get("gen"))

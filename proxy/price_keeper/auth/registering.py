@@ -28,7 +28,7 @@ from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_ROW
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidRequest, NotFound, WriteConflict, ReasonCode, StoreUnavailable, TransactionFailed
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
@@ -74,7 +74,7 @@ class _PreparedSecret:
 def build_secret_attributes(scope: Scope, hashed: str, now: float) -> dict[str, Value]:
     """The attributes of a client with one secret."""
     return {
-        "client_id": client_id_of(scope.org, scope.app),
+        "client_id": build_client_id(scope.org, scope.app),
         SECRET_HASH: hashed,
         SECRET_CREATED_AT: int(now),
     }
@@ -197,7 +197,7 @@ def _describe_scope(scope: Scope) -> str:
 
 
 async def _prepare_secret(scope: Scope, clock: Clock, tagger: SecretTagger = NO_TAGS) -> _PreparedSecret:
-    client_id = client_id_of(scope.org, scope.app)
+    client_id = build_client_id(scope.org, scope.app)
     secret = make_secret(client_id, tagger)
     hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
     now = clock.now()

@@ -29,7 +29,7 @@ from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.auth.waiting import WaiterLimit, SingleFlight
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TooManyRequests, TokenExpired
-from price_keeper.model import scope_of_client
+from price_keeper.model import parse_client_id
 
 MAX_CACHED_CALLERS = 10_000  # callers, and as many whose asking was in vain
 MAX_WAITERS = 1000  # who have nothing kept, for the control service; past this the answer would come too late
@@ -136,7 +136,7 @@ class CredentialRelay(CredentialIssuer):
         if self._ask is None:
             raise AccessDenied(_NOT_CONFIGURED)
         client_id, secret = parse_authorization(authorization)
-        if scope_of_client(client_id) is None or not _SHOWN_SECRET_FORMAT.fullmatch(secret):
+        if parse_client_id(client_id) is None or not _SHOWN_SECRET_FORMAT.fullmatch(secret):
             raise AccessDenied(_WRONG_SECRET)
         cache_key = hmac.digest(self._digest_key, authorization.encode(), "sha256")
         wanted_request = _RelayRequest(self._ask, cache_key, client_id, authorization)

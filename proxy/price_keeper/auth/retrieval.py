@@ -28,7 +28,7 @@ from price_keeper.auth.clients import SECRET_CREATED_AT, client_item_key
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Item, Key, Put, Store, Update, above, all_of, equals, ignore_expired
 
@@ -64,7 +64,7 @@ class SealedSecret:
 
 
 def seal_secret(scope: Scope, secret: str, now: float, tagger: SecretTagger = NO_TAGS) -> SealedSecret:
-    client_id = client_id_of(scope.org, scope.app)
+    client_id = build_client_id(scope.org, scope.app)
     token = base64.urlsafe_b64encode(tagger.make_secret(_token_purpose(client_id))).decode().rstrip("=")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     sealed = nonce + ChaCha20Poly1305(_derive(token, _KEY_LABEL)).encrypt(nonce, secret.encode(), client_id.encode())
@@ -75,7 +75,7 @@ def seal_secret(scope: Scope, secret: str, now: float, tagger: SecretTagger = NO
 
 def is_tagged_token(tagger: SecretTagger, scope: Scope, token: str) -> bool:
     """Whether this token was made for this client, and not invented."""
-    purpose = _token_purpose(client_id_of(scope.org, scope.app))
+    purpose = _token_purpose(build_client_id(scope.org, scope.app))
     return _RETRIEVAL_TOKEN_FORMAT.fullmatch(token) is not None and tagger.is_tagged(purpose, base64.urlsafe_b64decode(f"{token}="))
 
 
@@ -86,7 +86,7 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
     """
     if not _RETRIEVAL_TOKEN_FORMAT.fullmatch(token):
         raise AccessDenied(_TOKEN_REFUSED)
-    row, client_id, now = _derive(token, _ROW_LABEL).hex(), client_id_of(scope.org, scope.app), int(clock.now())
+    row, client_id, now = _derive(token, _ROW_LABEL).hex(), build_client_id(scope.org, scope.app), int(clock.now())
     await _require_row(store, schema.retrieval_token_key(row), client_id, now)
     await _note_retrieved(store, client_item_key(scope), row, now)
     is_its = all_of(equals("client_id", client_id), above(EXPIRY_ATTRIBUTE, now))

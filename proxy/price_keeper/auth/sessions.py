@@ -49,7 +49,7 @@ from price_keeper.errors import (
     StoreUnavailable,
     TransactionFailed,
 )
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -129,7 +129,7 @@ class RefreshSessions:
 
         `generation` is the client's, as it was with that secret. Raises Outdated if it is over by now.
         """
-        client, sid = client_id_of(scope.org, scope.app), str(uuid4())
+        client, sid = build_client_id(scope.org, scope.app), str(uuid4())
         issued = self._mint_pair(scope, sid, generation)
         with translate_store_errors():
             if not self._max_sessions:
@@ -169,7 +169,7 @@ class RefreshSessions:
         Of a session that is over already, the access tokens are revoked. That the sid is the client's own is for the
         caller to know: from a token, or from `live`.
         """
-        client = client_id_of(scope.org, scope.app)
+        client = build_client_id(scope.org, scope.app)
         if self._refusals.has_ended(client, sid):
             return
         if await self.end(scope, sid) is None:
@@ -183,7 +183,7 @@ class RefreshSessions:
 
         False of one whose row alone was left: its time was over, or all of its client's were ended.
         """
-        client = client_id_of(scope.org, scope.app)
+        client = build_client_id(scope.org, scope.app)
         with translate_store_errors():
             for attempt in range(MAX_ATTEMPTS):
                 await self._writer.back_off(attempt)
@@ -238,7 +238,7 @@ class RefreshSessions:
         """The oldest first. Raises Busy."""
         with translate_store_errors():
             owner = await self._store.get(client_item_key(scope), consistent=True)
-            found = await self._read_rows(client_id_of(scope.org, scope.app), read_generation(owner), self._clock.now())
+            found = await self._read_rows(build_client_id(scope.org, scope.app), read_generation(owner), self._clock.now())
         return [
             Session(kept.sid, kept.read_int(BEGAN) / MICROS_PER_SECOND, kept.read_int(REFRESHED), kept.read_int(EXPIRY_ATTRIBUTE))
             for kept in found
@@ -268,7 +268,7 @@ class RefreshSessions:
 
     async def _try_begin(self, scope: Scope, issued: TokenPair, generation: int) -> bool:
         """False when there were more to end first than fit into one transaction: those are ended by now."""
-        client, now = client_id_of(scope.org, scope.app), self._clock.now()
+        client, now = build_client_id(scope.org, scope.app), self._clock.now()
         # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
         keys = [schema.session_head_key(client), client_item_key(scope)]
         head, owner = await self._store.get_many(keys, consistent=True)

@@ -18,7 +18,7 @@ from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.marks import SecretTagger
 from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
-from price_keeper.model import Caller, client_id_of, is_app_id, is_org_id
+from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper"
 ACCESS: Literal["access"] = "access"
@@ -119,7 +119,7 @@ class TokenService:
     ) -> MintedToken:
         now = int(self._now())
         claims: dict[str, Any] = {
-            "sub": client_id_of(org, app),
+            "sub": build_client_id(org, app),
             "iat": now,
             "exp": now + seconds,
             "jti": str(uuid4()),
@@ -223,5 +223,5 @@ def _parse_caller(claims: dict[str, Any]) -> Caller | None:
         return None
     if not (app is None or (isinstance(app, str) and is_app_id(app))):
         return None
-    client = client_id_of(org, app)
+    client = build_client_id(org, app)
     return Caller(org, app, client) if claims["sub"] == client else None

@@ -26,7 +26,7 @@ from price_keeper.config import Address, Config
 from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
 from price_keeper.memory import release_large_blocks
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
 from price_keeper.surface.tls import ensure_local_certificates
@@ -162,7 +162,7 @@ class _Ready:
             data=self.data,
             control=self.control,
             token=self.token,
-            client_id=client_id_of(ORG, APP),
+            client_id=build_client_id(ORG, APP),
             secret=self.secret,
         )
 
@@ -182,7 +182,7 @@ class _Ready:
             "control": self.control,
             "admin_key_file": str((self.folder / ADMIN_KEY).absolute()),
             "environment": {API_VARIABLE: self.control, **calls, **trust},
-            "client_id": client_id_of(ORG, APP),
+            "client_id": build_client_id(ORG, APP),
             "client_secret": self.secret,
         }
 

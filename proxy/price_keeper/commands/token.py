@@ -14,13 +14,13 @@ from price_keeper.commandline.access import SECRET_VARIABLE
 from price_keeper.commands.asking import Api, checked, secret_of, visible
 from price_keeper.commands.shared import NotAsked, print_json
 from price_keeper.config.checks import url as url_complaint
-from price_keeper.model import scope_of_client
+from price_keeper.model import parse_client_id
 
 USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
 
 
 def token(chosen: Namespace) -> int:
-    if scope_of_client(chosen.client_id) is None:
+    if parse_client_id(chosen.client_id) is None:
         raise NotAsked("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
     complaint = url_complaint(chosen.data)
     if complaint:

@@ -15,7 +15,7 @@ from price_keeper.control.parts import Parts
 from price_keeper.control.problems import unauthorized
 from price_keeper.control.terms import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
 from price_keeper.errors import AccessDenied
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.reporting.settings_shown import utc
 
 BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
@@ -46,7 +46,7 @@ async def fetched(parts: Parts, call: Call) -> Answer:
     if token is None:
         raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
     scope = Scope(call.path["org"], call.path.get("app"))
-    client_id = client_id_of(scope.org, scope.app)
+    client_id = build_client_id(scope.org, scope.app)
     with wrong_counted(parts, call, client_id):
         if is_tagged_token(parts.tokens.secret_tagger, scope, token):
             await parts.marked_retrieval_pace.wait_for(token)

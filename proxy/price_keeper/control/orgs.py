@@ -127,7 +127,7 @@ async def _written(parts: Parts, call: Call, scope: Scope, written: Written, sho
 
 async def list_orgs(parts: Parts, call: Call) -> Answer:
     page = await _page(parts, call, schema.ORG_REGISTRY, "ORG#")
-    orgs = [Scope.of_key(row.key.sk).org for row in page.rows]
+    orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
     items = await parts.store.get_many([schema.org_config_key(org) for org in orgs])
     found = [
         {"org_name": row.item.get("org_name"), **shown_org(parts, org, item or {}).record()}

@@ -10,7 +10,7 @@ from price_keeper.control.overrides import override_told
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
 from price_keeper.metering.profiles import Own
-from price_keeper.model import Caller, Scope, client_id_of
+from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reporting import money
 from price_keeper.reporting.settings_shown import utc
@@ -24,7 +24,7 @@ _FLAGS = {"true": True, "false": False}
 async def get(parts: Parts, call: Call) -> Answer:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
     org, app = call.path["org"], call.path.get("app")
-    caller = Caller(org, app, client_id_of(org, app))
+    caller = Caller(org, app, build_client_id(org, app))
     is_forced = _flag(call, "force_check")
     if is_forced:
         parts.standings.own_labels.changed(Scope(org, app))

@@ -18,7 +18,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.metering.pricing import Priced, cost, label_tariff
 from price_keeper.metering.profiles import NOTHING, UNREAD
 from price_keeper.metering.usage import Usage
-from price_keeper.model import Caller, client_id_of
+from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, counts_of
 from price_keeper.recording.flush import DAY_SECONDS, micros
 from price_keeper.recording.submitted import OLDEST_SECONDS, Charged, NameTaken, Submission
@@ -113,7 +113,7 @@ def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
 
 
 async def _charging(parts: Parts, call: Call) -> Charging:
-    caller = Caller(call.path["org"], call.path["app"], client_id_of(call.path["org"], call.path["app"]))
+    caller = Caller(call.path["org"], call.path["app"], build_client_id(call.path["org"], call.path["app"]))
     return Charging(caller, await _plan(parts, call))
 
 

@@ -63,15 +63,15 @@ class Name(NamedTuple):
 
     @property
     def bucket(self) -> Key:
-        return schema.hard_bucket_key(Scope.of_key(self.scope), self.label, self.period)
+        return schema.hard_bucket_key(Scope.from_key(self.scope), self.label, self.period)
 
     def hold(self, holder: str) -> Key:
-        return schema.budget_lease_key(Scope.of_key(self.scope), self.label, self.period, holder)
+        return schema.budget_lease_key(Scope.from_key(self.scope), self.label, self.period, holder)
 
     @property
     def holds(self) -> Query:
         prefix = KeyPrefix(schema.budget_leases_prefix(self.label, self.period))
-        return Query("rate-buckets", Scope.of_key(self.scope).key, prefix, consistent=True)
+        return Query("rate-buckets", Scope.from_key(self.scope).key, prefix, consistent=True)
 
     @property
     def expires_at(self) -> int:

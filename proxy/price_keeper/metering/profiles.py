@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 from price_keeper.config import checks as must_be
 from price_keeper.config.prices import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
 from price_keeper.metering.pricing import Tariff, label_tariff
-from price_keeper.model import Choice
+from price_keeper.model import ResolvedLabel
 from price_keeper.stores.contract import Item
 
 _REGION = r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}"
@@ -32,7 +32,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnChoice(Choice):
+class OwnChoice(ResolvedLabel):
     profile: Profile
 
 

@@ -145,7 +145,7 @@ async def listed(
 
 
 def shard_keys(counter: Counter) -> list[Key]:
-    scope = Scope.of_key(counter.scope)
+    scope = Scope.from_key(counter.scope)
     return [schema.usage_shard_key(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
 
 
@@ -170,7 +170,7 @@ def summed(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
 
 
 def total_key(counter: Counter) -> Key:
-    return schema.daily_total_key(Scope.of_key(counter.scope), counter.label, counter.period)
+    return schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
 
 
 def counter_of(entry: str, shards: int) -> Counter:

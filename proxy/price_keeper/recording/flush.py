@@ -83,7 +83,7 @@ def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) ->
     one stays there beside the others, so that no shard is overlooked."""
     for counter, _ in part:
         if counter not in known and not counter.is_hold:
-            key = schema.active_counter_key(utc_day, Scope.of_key(counter.scope), counter.label, counter.period)
+            key = schema.active_counter_key(utc_day, Scope.from_key(counter.scope), counter.label, counter.period)
             kept = {f"{SHARDS}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + KEEP_TOTALS_SECONDS}
             yield Update(key, set=kept)
 
@@ -103,7 +103,7 @@ def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
     for counter, counts in part:
         if counter.is_hold:
             continue
-        key = schema.daily_total_key(Scope.of_key(counter.scope), counter.label, counter.period)
+        key = schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
         yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
 
 
@@ -112,7 +112,7 @@ def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
         holder, period = counter.holder_and_period
         return rows.spent(rows.Name(counter.scope, counter.label, period), holder, counts.pico)
     shard = schema.choose_shard(ulid, counter.shards)
-    key = schema.usage_shard_key(Scope.of_key(counter.scope), counter.label, shard, counter.period)
+    key = schema.usage_shard_key(Scope.from_key(counter.scope), counter.label, shard, counter.period)
     return _added(key, counts, now, KEEP_SHARDS_SECONDS)
 
 

@@ -23,7 +23,7 @@ from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.profiles import OwnChoice, Profile
 from price_keeper.metering.reading import BYTES_A_TOKEN
 from price_keeper.metering.usage import Usage, plain_usage
-from price_keeper.model import Caller, Choice
+from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account, Ended
 from price_keeper.recording.expected import Expected
 from price_keeper.recording.guarded import GuardedMeter, with_units
@@ -105,7 +105,7 @@ class Metering:
             return each
         return each.at_other_prices() if one is not None and other is not None and one.model == other.model else None
 
-    def terms(self, choice: Choice, operation: Operation, method: bytes) -> Terms | None:
+    def terms(self, choice: ResolvedLabel, operation: Operation, method: bytes) -> Terms | None:
         """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises
         InvalidRequest."""
         if operation in FREE or method != b"POST":

@@ -69,7 +69,7 @@ def _batches(counters: Iterable[Wanted]) -> Iterator[list[Wanted]]:
 
 
 def _scope(counter: Counter) -> Scope:
-    return Scope.of_key(counter.scope)
+    return Scope.from_key(counter.scope)
 
 
 async def _from_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, Counts]:

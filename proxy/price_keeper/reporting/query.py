@@ -51,7 +51,7 @@ async def report(
     Of one `app` alone nothing else of its org is read: its own counters are exact, whatever those of the org hold.
     """
     listed = await aggregator.listed(store, listing_days(asked, now), org, app, consistent=True)
-    orgs = [org] if org is not None else [Scope.of_key(each.counter.scope).org for each in listed]
+    orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
     known = await tenants(store, orgs, names, zone, now)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in known.values()}
@@ -95,7 +95,7 @@ class _Calendar:
 
 def _wanted(listed: Iterable[aggregator.Listed], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
     for each in listed:
-        end = calendars[Scope.of_key(each.counter.scope).org].ends.get(each.counter.period)
+        end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:
             yield counted.wanted(each, end)
 
@@ -119,7 +119,7 @@ def _by_org_and_day(counts: Mapping[Counter, Counts]) -> dict[tuple[str, date], 
     found: dict[tuple[str, date], dict[str | None, dict[str, Counts]]] = {}
     for counter, each in counts.items():
         if any(each):
-            scope = Scope.of_key(counter.scope)
+            scope = Scope.from_key(counter.scope)
             day = parse_day(counter.period.removeprefix("DAY#"))
             found.setdefault((scope.org, day), {}).setdefault(scope.app, {})[counter.label] = each
     return found

@@ -32,7 +32,7 @@ async def registered(store: Store) -> dict[str, str | None]:
     """The name of each org in the registry, None where it has none there."""
     found: dict[str, str | None] = {}
     async for row in iterate_rows(store, Query("config", schema.ORG_REGISTRY)):
-        found[Scope.of_key(row.key.sk).org] = _name(row.item, "org_name")
+        found[Scope.from_key(row.key.sk).org] = _name(row.item, "org_name")
     return found
 
 

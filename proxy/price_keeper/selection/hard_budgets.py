@@ -27,7 +27,7 @@ from price_keeper.metering.guardrails import guardrail_prices
 from price_keeper.metering.price_list import model_of
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice
-from price_keeper.model import Choice
+from price_keeper.model import ResolvedLabel
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import Terms
 from price_keeper.selection.standing import Decision, Standing
@@ -52,7 +52,7 @@ class Asking(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    choice: Choice
+    choice: ResolvedLabel
     terms: Terms
     targets: Sequence[UpstreamTarget]
 

@@ -172,4 +172,4 @@ def _read(values: list[Any]) -> tuple[float, Name, bytes]:
     made, about, scope, _ = values
     if about not in (_SETTINGS, _STANDING) or type(made) not in (int, float):
         raise ValueError("no note")
-    return made, (about, Scope.of_key(scope).key), line(orjson.dumps(values))
+    return made, (about, Scope.from_key(scope).key), line(orjson.dumps(values))

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 from price_keeper.auth.clients import client_item_key, hash_secret, make_secret
 from price_keeper.auth.tokens import ACCESS_SECONDS
-from price_keeper.model import Scope, client_id_of
+from price_keeper.model import Scope, build_client_id
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -52,7 +52,7 @@ class Known:
 
     @property
     def pair(self) -> str:
-        return f"{client_id_of(self.scope.org, self.scope.app)}:{self.secret}"
+        return f"{build_client_id(self.scope.org, self.scope.app)}:{self.secret}"
 
 
 @dataclass(frozen=True)

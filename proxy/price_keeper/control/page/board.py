@@ -14,7 +14,7 @@ from price_keeper.control.page.places import Place
 from price_keeper.control.parts import Parts
 from price_keeper.control.selecting import selection_told
 from price_keeper.errors import StoreError
-from price_keeper.model import PICO_PER_MICRO, Caller, client_id_of
+from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.recording.entries import Counter
 from price_keeper.reporting.settings_shown import utc
 from price_keeper.selection.overrides import Override
@@ -144,7 +144,7 @@ def _drawn(course: Course) -> list[tuple[int, int]]:
 
 
 def _caller(org: str, app: str | None) -> Caller:
-    return Caller(org, app, client_id_of(org, app))
+    return Caller(org, app, build_client_id(org, app))
 
 
 async def seen(parts: Parts, org: str, app: str | None) -> tuple[Standing, Override | None]:
