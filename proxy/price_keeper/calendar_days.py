@@ -24,9 +24,9 @@ _ONE_DAY = timedelta(days=1)
 _ONE_WEEK = timedelta(weeks=1)
 # Names the zone database lists although they are no places: the host's own setting, and "not set yet".
 _PLACELESS = frozenset({"localtime", "Factory"})
-_LONGEST_NAME = 64  # bounds the work on, and the echo of, a name that came from outside
+_MAX_NAME_LENGTH = 64  # bounds the work on, and the echo of, a name that came from outside
 _DAY_TEXT = re.compile(r"(\d{4})(\d\d)(\d\d)", re.ASCII)
-_KEY = re.compile(r"DAY#(?P<day>\d{8})|WEEK#(?P<year>\d{4})-W(?P<week>\d\d)|MONTH#(?P<month>\d{6})", re.ASCII)
+_SPAN_KEY = re.compile(r"DAY#(?P<day>\d{8})|WEEK#(?P<year>\d{4})-W(?P<week>\d\d)|MONTH#(?P<month>\d{6})", re.ASCII)
 
 
 class Period(Enum):
@@ -36,7 +36,7 @@ class Period(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PeriodSpan:
     """One period of one zone, from `start` up to but not including `end`, in whole epoch seconds."""
 
     key: str
@@ -47,90 +47,90 @@ class Span:
         return self.start <= at_epoch < self.end
 
 
-def span(period: Period, at_epoch: float, zone: ZoneInfo) -> Span:
+def find_span(period: Period, at_epoch: float, zone: ZoneInfo) -> PeriodSpan:
     """The one span that covers this instant; the spans of a period leave no gap and never overlap."""
-    return _span_holding(period, org_date(at_epoch, zone), zone)
+    return _find_span_containing(period, find_org_date(at_epoch, zone), zone)
 
 
-def span_of_day(day: date, zone: ZoneInfo) -> Span:
-    return _span_holding(Period.DAY, day, zone)
+def find_day_span(day: date, zone: ZoneInfo) -> PeriodSpan:
+    return _find_span_containing(Period.DAY, day, zone)
 
 
-def span_of_key(key: str, zone: ZoneInfo) -> Span:
+def parse_span_key(key: str, zone: ZoneInfo) -> PeriodSpan:
     """The span with this key, or ValueError if no span can have it."""
-    found = _KEY.fullmatch(key)
-    if found is None:
-        raise ValueError(f"not the key of a day, week or month: {key[:_LONGEST_NAME]!r}")
+    match = _SPAN_KEY.fullmatch(key)
+    if match is None:
+        raise ValueError(f"not the key of a day, week or month: {key[:_MAX_NAME_LENGTH]!r}")
     try:
-        if found["day"]:
-            return span_of_day(parse_day(found["day"]), zone)
-        if found["week"]:
-            monday = date.fromisocalendar(int(found["year"]), int(found["week"]), 1)
-            return _span_holding(Period.WEEK, monday, zone)
-        return _span_holding(Period.MONTH, parse_day(found["month"] + "01"), zone)
+        if match["day"]:
+            return find_day_span(parse_day(match["day"]), zone)
+        if match["week"]:
+            monday = date.fromisocalendar(int(match["year"]), int(match["week"]), 1)
+            return _find_span_containing(Period.WEEK, monday, zone)
+        return _find_span_containing(Period.MONTH, parse_day(match["month"] + "01"), zone)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"no such day, week or month: {key!r}") from error
 
 
-def day_spans(first: date, last: date, zone: ZoneInfo) -> Iterator[Span]:
+def iterate_day_spans(first: date, last: date, zone: ZoneInfo) -> Iterator[PeriodSpan]:
     """The days from first to last, both included, without those that were skipped and so hold no instant."""
     for ordinal in range(first.toordinal(), last.toordinal() + 1):
-        day = span_of_day(date.fromordinal(ordinal), zone)
+        day = find_day_span(date.fromordinal(ordinal), zone)
         if day.start < day.end:
             yield day
 
 
-def org_date(at_epoch: float, zone: ZoneInfo) -> date:
+def find_org_date(at_epoch: float, zone: ZoneInfo) -> date:
     """The org's day at this instant: never earlier than at any instant before."""
-    day = _local_date(math.floor(at_epoch), zone)
+    day = _compute_local_date(math.floor(at_epoch), zone)
     # The clocks may have fallen back into the day before, but a day that has begun is not left again.
-    while _day_start(day + _ONE_DAY, zone) <= at_epoch:
+    while _find_day_start(day + _ONE_DAY, zone) <= at_epoch:
         day += _ONE_DAY
     return day
 
 
-def org_day(at_epoch: float, zone: ZoneInfo) -> str:
-    return day_text(org_date(at_epoch, zone))
+def format_org_day(at_epoch: float, zone: ZoneInfo) -> str:
+    return format_day(find_org_date(at_epoch, zone))
 
 
-def day_text(day: date) -> str:
+def format_day(day: date) -> str:
     return f"{day.year:04}{day.month:02}{day.day:02}"
 
 
 def parse_day(text: str) -> date:
-    found = _DAY_TEXT.fullmatch(text)
-    if found is None:
-        raise ValueError(f"not a day as YYYYMMDD: {text[:_LONGEST_NAME]!r}")
-    return date(int(found[1]), int(found[2]), int(found[3]))
+    match = _DAY_TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a day as YYYYMMDD: {text[:_MAX_NAME_LENGTH]!r}")
+    return date(int(match[1]), int(match[2]), int(match[3]))
 
 
-def known_zone(name: str) -> ZoneInfo:
+def load_zone(name: str) -> ZoneInfo:
     """The zone of exactly this name. Only a known name is ever looked up, so none can act as a path."""
-    if name not in _zone_names():
-        told, nearest = name[:_LONGEST_NAME], _nearest_zone(name)
-        raise ValueError(f"unknown time zone {told!r}; the nearest known one is {nearest!r}")
+    if name not in _list_zone_names():
+        shown_name, nearest_name = name[:_MAX_NAME_LENGTH], _find_nearest_zone(name)
+        raise ValueError(f"unknown time zone {shown_name!r}; the nearest known one is {nearest_name!r}")
     return ZoneInfo(name)
 
 
-def _span_holding(period: Period, day: date, zone: ZoneInfo) -> Span:
-    key, first, following = _bounds(period, day)
-    return Span(key, _day_start(first, zone), _day_start(following, zone))
+def _find_span_containing(period: Period, day: date, zone: ZoneInfo) -> PeriodSpan:
+    key, first, following = _find_period_bounds(period, day)
+    return PeriodSpan(key, _find_day_start(first, zone), _find_day_start(following, zone))
 
 
-def _bounds(period: Period, day: date) -> tuple[str, date, date]:
+def _find_period_bounds(period: Period, day: date) -> tuple[str, date, date]:
     """The key of the period that holds the day, its first day, and the first day after it."""
     if period is Period.DAY:
-        return f"DAY#{day_text(day)}", day, day + _ONE_DAY
+        return f"DAY#{format_day(day)}", day, day + _ONE_DAY
     if period is Period.WEEK:
         year, week, weekday = day.isocalendar()
         monday = day - (weekday - 1) * _ONE_DAY
         return f"WEEK#{year:04}-W{week:02}", monday, monday + _ONE_WEEK
     first = day.replace(day=1)
     following = (first + 31 * _ONE_DAY).replace(day=1)
-    return f"MONTH#{day_text(day)[:6]}", first, following
+    return f"MONTH#{format_day(day)[:6]}", first, following
 
 
-def _day_start(day: date, zone: ZoneInfo) -> int:
+def _find_day_start(day: date, zone: ZoneInfo) -> int:
     """The first instant at which the local date is this day or a later one."""
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
     first = int(midnight.timestamp())
@@ -138,23 +138,23 @@ def _day_start(day: date, zone: ZoneInfo) -> int:
     if first <= second:  # midnight comes once, or twice
         return first
     # Midnight is skipped, and the two readings lie on either side of the change that skips it.
-    return second + bisect_left(range(second, first), day, key=lambda at: _local_date(at, zone))
+    return second + bisect_left(range(second, first), day, key=lambda at: _compute_local_date(at, zone))
 
 
-def _local_date(at_epoch: int, zone: ZoneInfo) -> date:
+def _compute_local_date(at_epoch: int, zone: ZoneInfo) -> date:
     # Whole seconds only: fromtimestamp rounds, and could round the last instant of a day into the next.
     return datetime.fromtimestamp(at_epoch, zone).date()
 
 
 @cache
-def _zone_names() -> frozenset[str]:
+def _list_zone_names() -> frozenset[str]:
     return frozenset(zoneinfo.available_timezones()) - _PLACELESS
 
 
 @lru_cache(256)
-def _nearest_zone(name: str) -> str:
+def _find_nearest_zone(name: str) -> str:
     """The known name most like this one, whatever its case and with or without the continent."""
-    spellings = {known.rpartition("/")[2].casefold(): known for known in sorted(_zone_names())}
-    spellings |= {known.casefold(): known for known in sorted(_zone_names())}
-    likeness = get_close_matches(name[:_LONGEST_NAME].casefold(), spellings, n=1, cutoff=0.0)
-    return spellings[likeness[0]]
+    spellings = {known.rpartition("/")[2].casefold(): known for known in sorted(_list_zone_names())}
+    spellings |= {known.casefold(): known for known in sorted(_list_zone_names())}
+    matches = get_close_matches(name[:_MAX_NAME_LENGTH].casefold(), spellings, n=1, cutoff=0.0)
+    return spellings[matches[0]]

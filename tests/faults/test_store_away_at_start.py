@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
@@ -47,7 +47,7 @@ class Tenants:
 
     def __init__(self) -> None:
         self.hard, self.shared, self.chain, self.stranger = (str(uuid4()) for _ in range(4))
-        self.day = span(Period.DAY, time.time(), known_zone(zone_by_day())).key
+        self.day = find_span(Period.DAY, time.time(), load_zone(zone_by_day())).key
 
     @property
     def away(self) -> list[tuple[str, str]]:

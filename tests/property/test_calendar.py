@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.calendar_days import (
     Period,
-    Span,
-    day_spans,
-    day_text,
-    known_zone,
-    org_date,
-    org_day,
+    PeriodSpan,
+    iterate_day_spans,
+    format_day,
+    load_zone,
+    find_org_date,
+    format_org_day,
     parse_day,
-    span,
-    span_of_day,
-    span_of_key,
+    find_span,
+    find_day_span,
+    parse_span_key,
 )
 
 from tests.support.effort import tries
@@ -81,7 +81,7 @@ def key_of(period: Period, day: date) -> str:
     return day.strftime({"day": "DAY#%Y%m%d", "week": "WEEK#%G-W%V", "month": "MONTH#%Y%m"}[period.value])
 
 
-def model_span(period: Period, at: int, zone: ZoneInfo) -> Span:
+def model_span(period: Period, at: int, zone: ZoneInfo) -> PeriodSpan:
     first = Model(zone, at).day_at(at)
     key = key_of(period, first)
     following = first
@@ -90,7 +90,7 @@ def model_span(period: Period, at: int, zone: ZoneInfo) -> Span:
     while key_of(period, following) == key:
         following += ONE_DAY
     start, end = (Model(zone, utc(d.year, d.month, d.day)).first_instant(d) for d in (first, following))
-    return Span(key, start, end)
+    return PeriodSpan(key, start, end)
 
 
 def test_the_model_agrees_with_a_walk_over_every_second():
@@ -125,12 +125,12 @@ def instants(draw: st.DrawFn) -> tuple[ZoneInfo, int]:
 @given(where=instants(), period=st.sampled_from(Period), fraction=st.sampled_from([0, 0.5, 0.999_999_7]))
 def test_a_span_is_what_the_model_says(where, period, fraction):
     zone, at = where
-    found = span(period, at + fraction, zone)
+    found = find_span(period, at + fraction, zone)
     assert found == model_span(period, at, zone)
     assert found.covers(at + fraction)
-    assert span_of_key(found.key, zone) == found
-    assert span(period, found.end, zone).start == found.end
-    assert span(period, found.start - 1, zone).end == found.start
+    assert parse_span_key(found.key, zone) == found
+    assert find_span(period, found.end, zone).start == found.end
+    assert find_span(period, found.start - 1, zone).end == found.start
 
 
 @settings(max_examples=tries(250), deadline=None)
@@ -138,8 +138,8 @@ def test_a_span_is_what_the_model_says(where, period, fraction):
 def test_days_and_their_keys_never_go_back(where, later):
     zone, at = where
     for period in Period:
-        assert span(period, at, zone).key <= span(period, at + later, zone).key
-    assert org_day(at, zone) <= org_day(at + later, zone)
+        assert find_span(period, at, zone).key <= find_span(period, at + later, zone).key
+    assert format_org_day(at, zone) <= format_org_day(at + later, zone)
 
 
 def test_every_change_of_clocks_in_twenty_years():
@@ -157,7 +157,7 @@ def test_every_change_of_clocks_in_twenty_years():
 def check_around(zone: ZoneInfo, change: int) -> None:
     model = Model(zone, change, step=12 * HOUR)
     middle = datetime.fromtimestamp(change + lead(change, zone), UTC).date()
-    days = [span_of_day(middle + n * ONE_DAY, zone) for n in range(-2, 3)]
+    days = [find_day_span(middle + n * ONE_DAY, zone) for n in range(-2, 3)]
     for n, day in enumerate(days, start=-2):
         assert day.start == model.first_instant(middle + n * ONE_DAY), (zone, day)
     for day, following in pairwise(days):
@@ -166,12 +166,12 @@ def check_around(zone: ZoneInfo, change: int) -> None:
     moments = sorted({change - 1, change, change + HOUR, *edges})
     for at in moments:
         day = model.day_at(at)
-        assert org_date(at, zone) == day, (zone, at)
+        assert find_org_date(at, zone) == day, (zone, at)
         for period in Period:
-            found = span(period, at, zone)
+            found = find_span(period, at, zone)
             assert found.covers(at), (zone, at)
             assert found.key == key_of(period, day), (zone, at)
-            assert span(period, found.end, zone).start == found.end, (zone, at)
+            assert find_span(period, found.end, zone).start == found.end, (zone, at)
 
 
 # ---------------------------------------------------------------- worked out by hand
@@ -210,17 +210,17 @@ BY_HAND = {
 @pytest.mark.parametrize(("name", "day", "start", "end"), BY_HAND.values(), ids=BY_HAND.keys())
 def test_days_worked_out_by_hand(name, day, start, end):
     zone = ZoneInfo(name)
-    assert span_of_day(parse_day(day), zone) == Span(f"DAY#{day}", start, end)
+    assert find_day_span(parse_day(day), zone) == PeriodSpan(f"DAY#{day}", start, end)
     if start < end:
-        assert org_day(start, zone) == org_day(end - 1, zone) == org_day(math.nextafter(end, -math.inf), zone) == day
-    assert org_day(start - 1, zone) < day < org_day(end, zone)
+        assert format_org_day(start, zone) == format_org_day(end - 1, zone) == format_org_day(math.nextafter(end, -math.inf), zone) == day
+    assert format_org_day(start - 1, zone) < day < format_org_day(end, zone)
 
 
 def test_the_org_day_stays_when_the_local_date_goes_back():
     zone = ZoneInfo("America/St_Johns")
     at = 1_289_097_060 + 10  # ten seconds after 00:01 became 23:01 again
     assert datetime.fromtimestamp(at, zone).date() == date(2010, 11, 6)
-    assert org_date(at, zone) == date(2010, 11, 7)
+    assert find_org_date(at, zone) == date(2010, 11, 7)
 
 
 @pytest.mark.parametrize(
@@ -242,16 +242,16 @@ def test_the_org_day_stays_when_the_local_date_goes_back():
 @pytest.mark.parametrize("name", ["UTC", "America/New_York", "Pacific/Kiritimati"])
 def test_weeks_and_months(name, period, day, key, first, following):
     zone = ZoneInfo(name)
-    edges = [span_of_day(parse_day(edge), zone).start for edge in (first, following)]
-    assert span(period, span_of_day(parse_day(day), zone).start, zone) == Span(key, *edges)
-    assert span_of_key(key, zone) == Span(key, *edges)
+    edges = [find_day_span(parse_day(edge), zone).start for edge in (first, following)]
+    assert find_span(period, find_day_span(parse_day(day), zone).start, zone) == PeriodSpan(key, *edges)
+    assert parse_span_key(key, zone) == PeriodSpan(key, *edges)
 
 
 def test_the_days_of_a_range_leave_out_the_one_that_never_was():
-    days = list(day_spans(date(2011, 12, 28), date(2012, 1, 1), ZoneInfo("Pacific/Apia")))
+    days = list(iterate_day_spans(date(2011, 12, 28), date(2012, 1, 1), ZoneInfo("Pacific/Apia")))
     assert [day.key[-2:] for day in days] == ["28", "29", "31", "01"]
     assert all(day.end == following.start for day, following in pairwise(days))
-    assert list(day_spans(date(2026, 1, 2), date(2026, 1, 1), ZoneInfo("UTC"))) == []
+    assert list(iterate_day_spans(date(2026, 1, 2), date(2026, 1, 1), ZoneInfo("UTC"))) == []
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_days_of_a_range_leave_out_the_one_that_never_was():
 )
 def test_a_key_no_span_can_have_is_refused(key):
     with pytest.raises(ValueError, match=r"day, week or month"):
-        span_of_key(key, ZoneInfo("UTC"))
+        parse_span_key(key, ZoneInfo("UTC"))
 
 
 @pytest.mark.parametrize("text", ["2026-11-18", "20261118 ", "20260229", "٢٠٢٦١١١٨", ""])
@@ -291,12 +291,12 @@ def test_a_day_is_eight_digits_of_a_real_date(text):
 
 @given(st.dates())
 def test_a_day_survives_its_text(day):
-    assert parse_day(day_text(day)) == day
+    assert parse_day(format_day(day)) == day
 
 
 def test_every_zone_is_known_by_its_name():
     for name in set(ZONES) - {"localtime", "Factory"}:
-        assert known_zone(name).key == name
+        assert load_zone(name).key == name
 
 
 @pytest.mark.parametrize(
@@ -320,5 +320,5 @@ def test_every_zone_is_known_by_its_name():
 )
 def test_an_unknown_zone_is_refused_and_the_nearest_named(name, nearest):
     with pytest.raises(ValueError, match=f"the nearest known one is '{nearest}") as refused:
-        known_zone(name)
+        load_zone(name)
     assert len(str(refused.value)) < 200

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.clock import SystemClock
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
@@ -144,12 +144,12 @@ _STARTS = st.integers(1_260_000_000, 1_890_000_000)  # 2009 to 2029
 
 def next_period(trio: Trio, at: float) -> int:
     """The model: the first second with another key, looked for by halving."""
-    zone, period = known_zone(trio.timezone), Period(trio.period)
-    key = span(period, at, zone).key
+    zone, period = load_zone(trio.timezone), Period(trio.period)
+    key = find_span(period, at, zone).key
     low, high = int(at), int(at) + 40 * 86_400
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if span(period, middle, zone).key == key else (low, middle)
+        low, high = (middle, high) if find_span(period, middle, zone).key == key else (low, middle)
     return high
 
 

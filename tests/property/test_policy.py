@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.config import Config
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
@@ -24,7 +24,7 @@ PREMIUM = Config.development().labels["premium"]
 CONFIGURED = MappingProxyType({name: replace(PREMIUM, format=kind) for name, kind in FORMATS.items()})  # type: ignore[arg-type]
 PLAN = plan_of(None, None, Config.development().defaults, (), 0)
 SCOPE = Scope("e0000000-0000-4000-8000-000000000001")
-DAY = span(Period.DAY, 1_795_003_200, known_zone("UTC"))
+DAY = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
 AMOUNTS = st.dictionaries(st.sampled_from(LABELS), st.integers(0, 3))
 
 

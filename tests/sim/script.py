@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
 from price_keeper.hard.holds import give_back_former
 from price_keeper.model import Scope
@@ -328,7 +328,7 @@ class Script:
         return Scope(ORG, caller.app if self.setup.quota_scope == "APP" else None)
 
     def _today(self):  # type: ignore[no-untyped-def]
-        return span(Period(self.setup.period), self.world.wall(), known_zone(self.setup.zone))
+        return find_span(Period(self.setup.period), self.world.wall(), load_zone(self.setup.zone))
 
     def _replays(self) -> object:
         """The disk of one that is no more is found, copied, and brought to the store elsewhere as well."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.model import Caller
 
 from tests.sim import bedrock, network
@@ -125,7 +125,7 @@ def _starts_at(chance: random.Random, zone: str, period: str) -> float:
     if chance.random() < 0.5:
         return noon
     which = chance.choice((Period.DAY, Period(period)))
-    return span(which, noon, known_zone(zone)).end - chance.uniform(1, 60)
+    return find_span(which, noon, load_zone(zone)).end - chance.uniform(1, 60)
 
 
 def _some_of(chance: random.Random, names: Sequence[str], odds: Sequence[float]) -> dict[str, float]:

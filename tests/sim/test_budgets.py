@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import ConditionFailed, Refusal
 from price_keeper.model import Caller, Scope
 from price_keeper.selection import policy, sticky
@@ -237,14 +237,14 @@ class Fleet(RuleBasedStateMachine):
 
     async def _override(self, app: Caller, label: str, hours: int | None) -> None:
         now = self.clock.now()
-        today = span(self.period, now, known_zone(self.zone))
+        today = find_span(self.period, now, load_zone(self.zone))
         until = None if hours is None else now + 100 + hours * 3600
         arguments = self.world.store, self.clock, self._scope(app), today, label, "why", "who", until
         await set_override(*arguments, ordering=self.ordering)
 
     @rule(app=st.sampled_from(APPS))
     def an_override_is_cleared(self, app: Caller) -> None:
-        today = span(self.period, self.clock.now(), known_zone(self.zone))
+        today = find_span(self.period, self.clock.now(), load_zone(self.zone))
         with suppress(ConditionFailed):
             self.run(clear_override(self.world.store, self._scope(app), today))
 
@@ -302,7 +302,7 @@ class Fleet(RuleBasedStateMachine):
 
     def _due_to_serve(self, app: Caller, label: str) -> str:
         scope, now = self._scope(app), self.clock.now()
-        today = span(self.period, now, known_zone(self.zone))
+        today = find_span(self.period, now, load_zone(self.zone))
         item = self.world.store.items.get(schema.sticky_state_key(scope, today.key)) or {}
         override = override_of(item, now)
         # An override for a label that has left the chain says nothing, so what is sticky holds.
@@ -317,7 +317,7 @@ class Fleet(RuleBasedStateMachine):
 
     def _something_ends(self, app: Caller) -> bool:
         now = self.clock.now()
-        today = span(self.period, now, known_zone(self.zone))
+        today = find_span(self.period, now, load_zone(self.zone))
         item = self.world.store.items.get(schema.sticky_state_key(self._scope(app), today.key)) or {}
         return any(abs(now - end) < 10 for end in (today.start, today.end, item.get("override_until_epoch", 0)))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Span, span_of_key
+from price_keeper.calendar_days import PeriodSpan, parse_span_key
 from price_keeper.hard import rows
 from price_keeper.limits.bucket import CAPACITY, TOKENS
 from price_keeper.recording.aggregator import COUNTED
@@ -121,7 +121,7 @@ class Truth:
         self.is_out_of_time = False
         self.spent_at: dict[Name, float] = {}
         self.late: list[tuple[Any, Callable[[bool], None]]] = []  # what was sent, and has not arrived for long
-        self._spans: dict[str, list[Span]] = {}
+        self._spans: dict[str, list[PeriodSpan]] = {}
         self.has_replayed_snapshot = (
             False  # so that somebody may count twice what the store has of him, until he flushes
         )
@@ -153,7 +153,7 @@ class Truth:
     def _covers(self, counter: Any, intent: Intent) -> bool:
         spans = self._spans.get(counter.own_period)
         if spans is None:  # by the org's own zone, or that of the defaults while nobody knows the org's
-            spans = self._spans[counter.own_period] = [span_of_key(counter.own_period, zone) for zone in self.zones]
+            spans = self._spans[counter.own_period] = [parse_span_key(counter.own_period, zone) for zone in self.zones]
         at = intent.started_ms
         return any(span.start * 1000 <= at < span.end * 1000 + LATE_MS for span in spans)
 
@@ -332,7 +332,7 @@ class ToldAlerts:
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
 
-    async def raise_alert(self, scope: Any, label: str, span: Span, pct: int, _: int, quota: int) -> None:
+    async def raise_alert(self, scope: Any, label: str, span: PeriodSpan, pct: int, _: int, quota: int) -> None:
         name = Name(scope.key, label, span.key)
         is_reached = self._truth.pico[name] * 100 >= pct * quota or self._truth.has_replayed_snapshot
         self._truth.check("an alert fires when its threshold is reached", is_reached, name, pct, quota)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from price_keeper.calendar_days import Period, known_zone
+from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config import Config
 from price_keeper.errors import QuotaExceeded
 from price_keeper.recording import segment
@@ -66,7 +66,7 @@ class World:
         self.lives, self.numbers, self.names = count(1), count(1), count(1)
         self.trace_hash, self.recent = sha256(), deque[str](maxlen=None if keeps_trace else RECENT)
         self.figures = Figures()
-        self.truth = Truth(lambda: self.scheduler.now, (known_zone(setup.zone), known_zone("UTC")))
+        self.truth = Truth(lambda: self.scheduler.now, (load_zone(setup.zone), load_zone("UTC")))
         self.truth.quotas = dict(setup.quotas)
         self.store = SharedStore(self.truth)
         self.bedrock = Bedrock(self.chance, self.truth, prices_of(self.config.labels), self.trace)
@@ -75,7 +75,7 @@ class World:
         self.settings = Settings(
             list(setup.quotas), dict(setup.quotas), setup.is_sticky, setup.enforcement, setup.limits
         )
-        self.calendar = known_zone(setup.zone), Period(setup.period), setup.quota_scope, setup.shards
+        self.calendar = load_zone(setup.zone), Period(setup.period), setup.quota_scope, setup.shards
         self.last_trouble = -1e9
         self.is_soft_bound_kept = not any(abs(each) > 2.5 for each in setup.wrong_by)
         self.has_clock_far_off = any(abs(each) > 3000 for each in setup.wrong_by)

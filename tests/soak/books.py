@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, span
+from price_keeper.calendar_days import Period, find_span
 
 from tests.soak.bedrock import read
 from tests.soak.fleet import Member
@@ -106,7 +106,7 @@ class Books:
         query = "select request, sidecar, scope, label, period, started, scopes, is_held from receipts"
         for request, sidecar, scope, label, period, started, scopes, is_held in self._db.execute(query):
             org = scope.split("#")[1]
-            days = {span(Period.DAY, moment, known[org]).key for moment in (started, started - WAITING_SECONDS)}
+            days = {find_span(Period.DAY, moment, known[org]).key for moment in (started, started - WAITING_SECONDS)}
             if period not in days or scopes != (2 if org == SHARED else 1) or is_held != (org == HARD):
                 held = "" if is_held else ", without a hold"
                 wrong.append(f"{request} of {sidecar}: {scope} {label} {period}, {scopes} scopes{held}")

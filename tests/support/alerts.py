@@ -15,7 +15,7 @@ from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import WebhookResponse
-from price_keeper.calendar_days import Span
+from price_keeper.calendar_days import PeriodSpan
 from price_keeper.errors import ConditionFailed, StoreUnavailable
 from price_keeper.model import Scope
 from price_keeper.stores.contract import Item, Key, Put
@@ -24,7 +24,7 @@ from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
 
-DAY = Span("DAY#20261118", 1_794_960_000, 1_795_046_400)
+DAY = PeriodSpan("DAY#20261118", 1_794_960_000, 1_795_046_400)
 USD = 10**12
 TAKEN = WebhookResponse(200)
 
@@ -119,7 +119,7 @@ class Mortal:
         store: Any = _Stepped(rows, "put", self.death)
         self.alerts = AlertRaiser(store, clock, self.deliveries)
 
-    async def reached(self, whom: Scope, pct: int = 80, span: Span = DAY) -> bool:
+    async def reached(self, whom: Scope, pct: int = 80, span: PeriodSpan = DAY) -> bool:
         return await self.alerts.raise_alert(whom, "premium", span, pct, 8 * USD, 10 * USD)
 
 

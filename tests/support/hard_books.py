@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, span
+from price_keeper.calendar_days import Period, find_span
 from price_keeper.hard.rows import Bucket, Hold, Name
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far, sum_of_shards
@@ -52,7 +52,7 @@ async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dic
         "version": 1,
     }
     await store.put(Put(schema.org_config_key(fleet.org), item))
-    today = span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
+    today = find_span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
     return {label: Name(Scope(fleet.org, APP).key, label, today) for label in quotas}
 
 

@@ -11,7 +11,7 @@ import pytest
 from price_keeper.alerts import raising as module
 from price_keeper.alerts.alert import MARKER_SECONDS
 from price_keeper.alerts.raising import SETTLE_SECONDS, AlertRaiser
-from price_keeper.calendar_days import Span
+from price_keeper.calendar_days import PeriodSpan
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Store
@@ -53,8 +53,8 @@ async def test_of_ten_at_once_one_raises_it(
 
 async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualClock) -> None:
     alerts, whom = AlertRaiser(Rows(), clock), scope()  # type: ignore[arg-type]
-    tomorrow = Span("DAY#20261119", DAY.end, DAY.end + 86_400)
-    cases: list[tuple[Any, str, Span, int]] = [
+    tomorrow = PeriodSpan("DAY#20261119", DAY.end, DAY.end + 86_400)
+    cases: list[tuple[Any, str, PeriodSpan, int]] = [
         (whom, "premium", DAY, 50),
         (whom, "premium", DAY, 80),
         (whom, "economy", DAY, 50),
@@ -178,7 +178,7 @@ async def test_a_marker_whose_time_is_over_is_no_marker_and_nothing_is_raised_th
     assert not await late.raise_alert(whom, "premium", DAY, 50, USD, USD)
     clock.set_wall(DAY.end + MARKER_SECONDS)
     assert not await AlertRaiser(rows, clock).raise_alert(whom, "premium", DAY, 50, USD, USD)  # type: ignore[arg-type]
-    again = Span(DAY.key, DAY.start, DAY.end + 86_400)  # the clocks of a fleet, or an org's zone, may differ
+    again = PeriodSpan(DAY.key, DAY.start, DAY.end + 86_400)  # the clocks of a fleet, or an org's zone, may differ
     assert await AlertRaiser(rows, clock).raise_alert(whom, "premium", again, 50, USD, USD)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter
@@ -141,7 +141,7 @@ async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(
 async def test_an_override_stays_in_force_until_its_end(one: Sidecar, tmp_path: Path) -> None:
     who = caller()
     await budget(one.store._store, who.org, QUOTAS)
-    scope, today = Scope(who.org, "web"), span(Period.DAY, one.clock.now(), known_zone("UTC"))
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
     until = one.clock.now() + 600
     await set_override(
         one.store._store, one.clock, scope, today, "economy", "a secret plan", "ops@hand", until, ordering=list(QUOTAS)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope
 from price_keeper.selection.overrides import Override, clear_override, override_of, set_override, version_of
@@ -29,7 +29,7 @@ class Impatient(ManualClock):
 
 CLOCK = Impatient()
 NOW = CLOCK.now()
-DAY = span(Period.DAY, NOW, known_zone("America/New_York"))
+DAY = find_span(Period.DAY, NOW, load_zone("America/New_York"))
 KEY = schema.sticky_state_key(SCOPE, DAY.key)
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.config import Config
 from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.forwarding.forwarder import UpstreamTarget
@@ -332,7 +332,7 @@ def test_a_job_has_no_price(metering: Metering) -> None:
 
 
 def standing(scope: Scope, ordering: list[str], **quotas: int) -> Standing:
-    today = span(Period.DAY, 1_795_003_200, known_zone("UTC"))
+    today = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
     budget: Item = {"model_ordering": cast(Any, ordering), "quotas": cast(Any, quotas)} if ordering or quotas else {}
     return Standing(scope, today, plan_of(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
 

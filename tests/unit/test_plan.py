@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from price_keeper.calendar_days import Period, known_zone
+from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.selection.plan import NO_LABEL, THRESHOLDS, Plan, plan_of, turns_at
 
@@ -38,13 +38,13 @@ def plan(org: Any, app: Any = None, now: float = NOW) -> Plan:
 
 def test_without_any_item_the_defaults_hold_and_there_is_no_budget() -> None:
     assert plan(None) == Plan(
-        known_zone("UTC"), "APP", 8, Period.DAY, (), {}, True, "soft", 95, 300.0, 60.0, THRESHOLDS, 0
+        load_zone("UTC"), "APP", 8, Period.DAY, (), {}, True, "soft", 95, 300.0, 60.0, THRESHOLDS, 0
     )
 
 
 def test_what_the_org_says_goes_over_the_defaults() -> None:
     quotas = {"premium": 5 * MICRO, "economy": 7 * MICRO, "guardrails": MICRO}
-    zone = known_zone("America/New_York")
+    zone = load_zone("America/New_York")
     assert plan(ORG) == Plan(
         zone, "APP", 16, Period.WEEK, ("premium", "economy"), quotas, False, "shadow", 80, 100.0, 2.5, (10, 90), 4
     )
@@ -119,8 +119,8 @@ def test_money_fails_closed(written: dict[str, Any], ordering: tuple[str, ...], 
 
 
 PASSED_OVER = [
-    ("timezone", "Mars/Olympus", "zone", known_zone("UTC")),
-    ("timezone", 7, "zone", known_zone("UTC")),
+    ("timezone", "Mars/Olympus", "zone", load_zone("UTC")),
+    ("timezone", 7, "zone", load_zone("UTC")),
     ("quota_scope", "org", "quota_scope", "APP"),
     ("period", ["day"], "period", Period.DAY),
     ("agg_shard_count", 7, "shards", 8),

@@ -8,7 +8,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.config import Config
 from price_keeper.model import Scope
 from price_keeper.selection import quotas
@@ -20,7 +20,7 @@ from price_keeper.telemetry import ACTIVE_LABEL_INFO, QUOTA_MODE, QUOTA_USED_RAT
 
 from tests.support.observed import samples_of
 
-TODAY = span(Period.DAY, 1_795_003_200, known_zone("UTC"))
+TODAY = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
 CONFIG = Config.development()
 MICRO = 10**6  # in pico
 

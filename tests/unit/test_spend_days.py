@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.calendar_days import org_date, span_of_day
+from price_keeper.calendar_days import find_org_date, find_day_span
 from price_keeper.recording.flush import DAY_SECONDS, KEEP_MARKERS_SECONDS, KEEP_TOTALS_SECONDS
 from price_keeper.reporting.days import Asked, check, listing_days, parse
 
@@ -93,7 +93,7 @@ moments = st.floats(min_value=datetime(2020, 1, 1, tzinfo=UTC).timestamp(), max_
 def test_the_earliest_day_is_wholly_kept(now: float, zone_name: str) -> None:
     zone = ZoneInfo(zone_name)
     earliest = next(day for back in range(400, 390, -1) if _is_allowed(day := _utc(now) - timedelta(days=back), now))
-    begins = span_of_day(earliest, zone).start
+    begins = find_day_span(earliest, zone).start
     assert begins + KEEP_TOTALS_SECONDS > now
 
 
@@ -119,11 +119,11 @@ def test_wherever_and_however_late_a_call_was_flushed_it_is_looked_for(
 ) -> None:
     """A call is listed on the UTC day of its flush, which is up to 34 days after its start."""
     zone = ZoneInfo(zone_name)
-    today = org_date(now, zone)
+    today = find_org_date(now, zone)
     first, last = today - timedelta(days=ago + length), today - timedelta(days=ago)
     days = range(length + 1)
     day = first + timedelta(days=days[int(at * len(days))])
-    span = span_of_day(day, zone)
+    span = find_day_span(day, zone)
     started = span.start + at * (span.end - span.start)
     flushed = started + late
     if started > now or flushed > now:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.calendar_days import known_zone, org_day
+from price_keeper.calendar_days import load_zone, format_org_day
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import STAMP, Aggregator, total_key
 from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
@@ -53,7 +53,7 @@ class Org:
         whole = Scope(self.org)
         own = Scope(self.org, app)
         scopes = [whole] if app is None else [own] if self.quota_scope == "APP" else [whole, own]
-        period = f"DAY#{org_day(self.rec.clock.now(), self.zone)}"
+        period = f"DAY#{format_org_day(self.rec.clock.now(), self.zone)}"
         account = Account.of([Counter(scope.key, label, period, shards) for scope in scopes])
         number = self.rec.journal.intend(Intent(account, int(self.rec.clock.now() * 1000), 7, 7, 5))
         self.rec.journal.record(number, Receipt(Counts(1, int(estimated), 10, 20, pico=pico)))
@@ -241,7 +241,7 @@ async def test_a_stamp_in_the_future_proves_nothing(acme: Org) -> None:
 
 async def test_a_day_that_goes_on_is_read_from_shards_whatever_its_total_says(acme: Org) -> None:
     """Nobody flushed since the UTC day ended at which the total was made; yet the org's own day has half to go."""
-    acme.zone = known_zone("Etc/GMT+12")
+    acme.zone = load_zone("Etc/GMT+12")
     await acme.register()
     await acme.rec.clock.advance(HOUR)
     acme.call("shop", "premium", 1)
@@ -291,7 +291,7 @@ ZONES = ["Pacific/Kiritimati", "Asia/Kolkata", "UTC", "America/Los_Angeles", "Et
 @pytest.mark.parametrize("zone", ZONES)
 async def test_a_day_is_the_orgs_own(acme: Org, zone: str) -> None:
     """A call every hour for three days, told by the day as the org has it."""
-    acme.zone = known_zone(zone)
+    acme.zone = load_zone(zone)
     await acme.register()
     truth: dict[tuple[str | None, str, str], int] = {}
     for hour in range(72):
@@ -325,7 +325,7 @@ async def test_days_on_which_the_clocks_change(
     async with _opened(engines, tmp_path) as store:
         clock = ManualClock(start - HOUR / 2)
         async with recording(tmp_path / "journal", store, clock) as rec:
-            org = Org(rec, store, known_zone(zone))
+            org = Org(rec, store, load_zone(zone))
             await org.register()
             for step in range(int(hours * 2) + 2):  # every half an hour, from before the day until after it
                 org.call("shop", "premium", 10**step if step in (0, 1) else 10)
@@ -347,8 +347,8 @@ def _opened(engines: Engines, folder: Path) -> AbstractAsyncContextManager[Store
 async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engines) -> None:
     """Each on its own day."""
     async with _opened(engines, tmp_path) as store, recording(tmp_path / "journal", store, ManualClock(NOON)) as rec:
-        early, late, ghost = Org(rec, store, known_zone("Etc/GMT+12")), Org(rec, store), Org(rec, store)
-        late.zone = known_zone("Pacific/Kiritimati")
+        early, late, ghost = Org(rec, store, load_zone("Etc/GMT+12")), Org(rec, store), Org(rec, store)
+        late.zone = load_zone("Pacific/Kiritimati")
         await early.register("Early")
         await late.register("Late")
         await store.put(Put(schema.app_config_key(late.org, "shop"), {"app_name": "Shop"}))

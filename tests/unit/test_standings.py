@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
 from price_keeper.selection import watching as limits
@@ -285,7 +285,7 @@ async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(one:
     await budget(exact_store, who.org, QUOTAS | {"premium": 100})
     await look(one, who)
     assert (await one.decide(who)).label == "standard"
-    scope, today = Scope(who.org, "web"), span(Period.DAY, one.clock.now(), known_zone("UTC"))
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
     until = one.clock.now() + 600
     await set_override(exact_store, one.clock, scope, today, "premium", "a demo", "ops", until, ordering=list(QUOTAS))
     await look(one, who)
@@ -298,7 +298,7 @@ async def test_an_override_may_also_go_down_and_is_cleared(one: Sidecar, exact_s
     who = caller()
     await budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
-    scope, today = Scope(who.org, "web"), span(Period.DAY, one.clock.now(), known_zone("UTC"))
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
     await set_override(exact_store, one.clock, scope, today, "economy", "save", "ops", ordering=list(QUOTAS))
     await look(one, who)
     assert (await one.decide(who)).label == "economy"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, InvalidStoreRequest
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.aggregator import total_key
@@ -259,7 +259,7 @@ async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: Si
     who = caller()
     await budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
-    scope, today = Scope(who.org, "web"), span(Period.DAY, one.clock.now(), known_zone("UTC"))
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
     until = one.clock.now() + 600
     await set_override(
         one.store._store, one.clock, scope, today, "economy", "save", "ops", until, ordering=list(QUOTAS)

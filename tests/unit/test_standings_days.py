@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from price_keeper.calendar_days import Period, known_zone, span
+from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
@@ -27,13 +27,13 @@ def turns() -> Iterator[tuple[str, datetime]]:
 async def _turns_over(one: Sidecar, zone: str) -> None:
     who = caller()
     await budget(one.store._store, who.org, {"premium": 10, "standard": 5}, timezone=zone)
-    day = span(Period.DAY, one.clock.now(), known_zone(zone))
+    day = find_span(Period.DAY, one.clock.now(), load_zone(zone))
     await one.spend(who, 10 * USD)
     one.clock.set_wall(day.end - 0.001)
     assert (await one.decide(who)).label == "standard", zone
     one.clock.set_wall(day.end)
     assert (await one.decide(who)).label == "premium", zone
-    following = span(Period.DAY, day.end, known_zone(zone))
+    following = find_span(Period.DAY, day.end, load_zone(zone))
     assert await one.spend(who, 10 * USD) == "premium"
     one.clock.set_wall(following.end - 0.001)
     assert (await one.decide(who)).label == "standard", zone

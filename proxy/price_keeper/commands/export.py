@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from price_keeper.calendar_days import known_zone
+from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commands.places import config_of, opened
 from price_keeper.commands.progress import Progress
@@ -149,7 +149,7 @@ def _form(config: Config, chosen: Namespace) -> _Form:
 
 async def _exported(config: Config, chosen: Namespace, clock: Clock, file: TextIO) -> _Summary:
     now, form = clock.now(), _form(config, chosen)
-    zone = known_zone(config.defaults.timezone)
+    zone = load_zone(config.defaults.timezone)
     pieces = list(stretches(chosen.when, now))
     async with opened(config.store, clock) as store:
         names = await registered(store)

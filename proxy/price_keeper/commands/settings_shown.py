@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, span
+from price_keeper.calendar_days import Period, find_span
 from price_keeper.commandline.terminal import BOLD, YELLOW, painted
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.reporting import money
@@ -78,7 +78,7 @@ class Shown:
         """The setting, what it is called, and what holds."""
         holds = dict(self.record["in_force"])
         period = Period(holds["period"])
-        end = local(span(period, time.time(), self.zone).end, self.zone)
+        end = local(find_span(period, time.time(), self.zone).end, self.zone)
         sticky = "sticky, until the period ends" if holds["sticky_fallback_enabled"] else "for each call anew"
         thresholds = ", ".join(f"{pct} %" for pct in holds["alert_thresholds_pct"])
         normal, tight = (holds[f"refresh_interval_{name}_secs"] for name in ("normal", "tight"))

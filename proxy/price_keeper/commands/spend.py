@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
-from price_keeper.calendar_days import known_zone
+from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commandline.terminal import can_show, is_colored, width
 from price_keeper.commands.places import config_of, opened
@@ -66,7 +66,7 @@ async def _found(config: Config, chosen: Namespace, clock: Clock) -> tuple[Repor
     async with opened(config.store, clock) as store:
         names = await registered(store)
         org = org_asked_for(chosen.org, names)
-        zone = known_zone(config.defaults.timezone)
+        zone = load_zone(config.defaults.timezone)
         return await report(store, chosen.when, org, names, zone, clock.now()), org
 
 

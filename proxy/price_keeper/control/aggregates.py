@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from price_keeper.calendar_days import known_zone
+from price_keeper.calendar_days import load_zone
 from price_keeper.control.calls import ASK_AGAIN, Answer, Call, Handler, Route, Who, read
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
@@ -59,7 +59,7 @@ def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked
 async def _spent(parts: Parts, call: Call, asked: Asked) -> Answer:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = call.path["org"], call.path.get("app"), parts.clock.now()
-    found = await report(parts.store, asked, org, {}, known_zone(parts.config.defaults.timezone), now, app)
+    found = await report(parts.store, asked, org, {}, load_zone(parts.config.defaults.timezone), now, app)
     told = rows(only(found.spent, app, None), DIMENSIONS)
     value = as_json(found, told, DIMENSIONS, {"org": org, "app": app, "label": None}, found.notes)
     del value["as_of"], value["by"], value["filters"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.calendar_days import Period, Span, org_date, span
+from price_keeper.calendar_days import Period, PeriodSpan, find_org_date, find_span
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Counter
 from price_keeper.selection.payer import counters_at
@@ -11,8 +11,8 @@ from price_keeper.selection.plan import Plan
 
 class Day:
     def __init__(self, caller: Caller, plan: Plan, at: float) -> None:
-        self.span: Span = span(Period.DAY, at, plan.zone)
-        self.date = org_date(at, plan.zone).isoformat()
+        self.span: PeriodSpan = find_span(Period.DAY, at, plan.zone)
+        self.date = find_org_date(at, plan.zone).isoformat()
         self._caller = caller
         self._plan = plan
         self._at = at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from price_keeper.calendar_days import Span, span
+from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BYTES
 from price_keeper.control.calls import Answer, Call, Route, Who
 from price_keeper.control.fields import Fields, Moment, Text, Words
@@ -62,7 +62,7 @@ def override_told(override: Override | None) -> dict[str, Any] | None:
     return {**told, "until": utc(override.until), "version": override.version}
 
 
-async def _where(parts: Parts, call: Call) -> tuple[Scope, Span, Shown]:
+async def _where(parts: Parts, call: Call) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = call.path["org"], call.path.get("app")
     shown = await found_org(parts, org) if app is None else await found_app(parts, org, app)
@@ -70,10 +70,10 @@ async def _where(parts: Parts, call: Call) -> tuple[Scope, Span, Shown]:
     if (plan.quota_scope == "APP") is (app is None):
         where = "each app" if app is None else "the org as a whole"
         raise Problem(409, ERRORS[409], f"the quotas of this org apply to {where}, and so do overrides")
-    return Scope(org, app), span(plan.period, shown.now, plan.zone), shown
+    return Scope(org, app), find_span(plan.period, shown.now, plan.zone), shown
 
 
-def _of(scope: Scope, period: Span) -> dict[str, Any]:
+def _of(scope: Scope, period: PeriodSpan) -> dict[str, Any]:
     return {"org": scope.org, "app": scope.app, "period": period.key}
 
 

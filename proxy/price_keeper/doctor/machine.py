@@ -7,7 +7,7 @@ import zoneinfo
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from price_keeper.calendar_days import known_zone
+from price_keeper.calendar_days import load_zone
 from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_get_request
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
@@ -66,7 +66,7 @@ def check_time_zones(context: DoctorContext) -> Finding:
     count = len(zoneinfo.available_timezones())
     if count < MIN_ZONES:
         return trouble(f"{data} has {count} time zones only", remedy)
-    return ok(f"{count} in {data}; an org's default is {known_zone(context.config.defaults.timezone).key}")
+    return ok(f"{count} in {data}; an org's default is {load_zone(context.config.defaults.timezone).key}")
 
 
 def check_open_files(_: DoctorContext) -> Finding:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import span_of_key
+from price_keeper.calendar_days import parse_span_key
 from price_keeper.errors import StoreMisconfigured
 from price_keeper.model import Scope
 from price_keeper.stores import schema
@@ -75,11 +75,11 @@ class Name(NamedTuple):
 
     @property
     def expires_at(self) -> int:
-        return span_of_key(self.period, _UTC).end + KEPT_SECONDS
+        return parse_span_key(self.period, _UTC).end + KEPT_SECONDS
 
     def is_long_over(self, now: float) -> bool:
         """Nobody calls in this period any more, whatever the zone, so nothing in it matters."""
-        return now > span_of_key(self.period, _UTC).end + OVER_SECONDS
+        return now > parse_span_key(self.period, _UTC).end + OVER_SECONDS
 
 
 class Bucket(NamedTuple):

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from price_keeper.calendar_days import day_text
+from price_keeper.calendar_days import format_day
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.hard.rows import Name
@@ -130,7 +130,7 @@ async def listed(
     found: dict[tuple[str, str, str], Listed] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
-        query = Query("request-dedup", schema.active_counters_partition(day_text(day)), sort, consistent=consistent)
+        query = Query("request-dedup", schema.active_counters_partition(format_day(day)), sort, consistent=consistent)
         async for row in iterate_rows(store, query):
             try:
                 counter = counter_of(row.key.sk, shards_of(row.item))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from price_keeper.calendar_days import span_of_day
+from price_keeper.calendar_days import find_day_span
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.recording.entries import Counts
 from price_keeper.reporting.money import exact_usd
@@ -105,7 +105,7 @@ def _account(report: Report, spent: Spent, account: str | None) -> Record:
 
 def _periods(report: Report, spent: Spent) -> Record:
     """The org's day in UTC, and the month of UTC in which it begins, since that is how AWS bills."""
-    day = span_of_day(spent.day, report.tenants[spent.org].zone)
+    day = find_day_span(spent.day, report.tenants[spent.org].zone)
     begins = datetime.fromtimestamp(day.start, UTC).replace(day=1, hour=0, minute=0, second=0)
     years, month = divmod(begins.month, 12)
     ends = begins.replace(year=begins.year + years, month=month + 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import day_spans, org_date, parse_day
+from price_keeper.calendar_days import iterate_day_spans, find_org_date, parse_day
 from price_keeper.model import Scope
 from price_keeper.recording import aggregator
 from price_keeper.recording.entries import Counter, Counts
@@ -82,12 +82,12 @@ class _Calendar:
     """The days meant, as they are in one zone. `ends` is when each of them ends, by its period's key."""
 
     def __init__(self, zone: ZoneInfo, asked: Asked, now: float) -> None:
-        today = org_date(now, zone)
+        today = find_org_date(now, zone)
         self.first, self.last = asked.days(today)
         self.is_running = self.first <= today <= self.last
         self._today = today
         latest = min(self.last, today + timedelta(days=1))  # by somebody's clock it is tomorrow already
-        self.ends = {span.key: span.end for span in day_spans(self.first, latest, zone)}
+        self.ends = {span.key: span.end for span in iterate_day_spans(self.first, latest, zone)}
 
     def over(self, days: Iterable[date]) -> list[date]:
         return [day for day in days if day < self._today]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
 from price_keeper.audit import Actor
-from price_keeper.calendar_days import Span
+from price_keeper.calendar_days import PeriodSpan
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config.problems import did_you_mean, join_names
 from price_keeper.errors import ConfigError
@@ -83,7 +83,7 @@ async def set_override(
     store: Store,
     clock: Clock,
     scope: Scope,
-    span: Span,
+    span: PeriodSpan,
     label: str,
     reason: str,
     who: str,
@@ -112,7 +112,7 @@ async def set_override(
 
 
 async def clear_override(
-    store: Store, scope: Scope, span: Span, clock: Clock | None = None, beside: Beside = _nothing
+    store: Store, scope: Scope, span: PeriodSpan, clock: Clock | None = None, beside: Beside = _nothing
 ) -> bool:
     """Whether there was one to clear."""
     clock = clock or SystemClock()

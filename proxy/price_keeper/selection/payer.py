@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from price_keeper.calendar_days import Period, Span, span
+from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.entries import Account, Counter
 from price_keeper.selection.plan import Plan
@@ -21,7 +21,7 @@ class Payer:
 
     __slots__ = ("_accounts", "_charged", "_generation", "end", "good_until", "standing", "start")
 
-    def __init__(self, caller: Caller, standing: Standing, day: Span) -> None:
+    def __init__(self, caller: Caller, standing: Standing, day: PeriodSpan) -> None:
         plan = standing.plan
         self.standing = standing
         self.start = max(day.start, standing.span.start)
@@ -50,7 +50,7 @@ class Payer:
 
 def counters_at(caller: Caller, plan: Plan, label: str, at: float) -> list[Counter]:
     """What is charged with a call that started then, wherever it was made."""
-    day, period = span(Period.DAY, at, plan.zone), span(plan.period, at, plan.zone)
+    day, period = find_span(Period.DAY, at, plan.zone), find_span(plan.period, at, plan.zone)
     return _counters(_charged(caller, plan, day, period), label)
 
 
@@ -63,7 +63,7 @@ def _counters(charged: list[_Charged], label: str) -> list[Counter]:
     return [Counter(scope, label, period, shards) for scope, period, shards in charged]
 
 
-def _charged(caller: Caller, plan: Plan, day: Span, period: Span) -> list[_Charged]:
+def _charged(caller: Caller, plan: Plan, day: PeriodSpan, period: PeriodSpan) -> list[_Charged]:
     """Each scope by day, for reports, and that of the budget by its own period."""
     charged = [(scope.key, day.key, plan.shards) for scope in _scopes(caller, plan)]
     if period.key != day.key:

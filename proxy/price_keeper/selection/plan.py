@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, known_zone
+from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import PICO_PER_MICRO, is_label
 from price_keeper.stores.contract import Item
@@ -73,7 +73,7 @@ def plan_of(org: Item | None, app: Item | None, defaults: DefaultsConfig, thresh
     told: list[str] = []
     whole, own = Reading(org, "org", told), Reading(app, "app", told)
     settled = Reading(_settled(org, now), "org: settled", told)
-    zone = first((settled, whole), "timezone", zone_of) or known_zone(defaults.timezone)
+    zone = first((settled, whole), "timezone", zone_of) or load_zone(defaults.timezone)
     quota_scope = cast(QuotaScope, first((settled, whole), "quota_scope", one_of(QUOTA_SCOPES)) or "APP")
     either = (own, whole)
     budget = (whole,) if quota_scope == "ORG" else either
@@ -193,7 +193,7 @@ def is_whole(value: Any, low: int, high: int) -> bool:
 
 
 def zone_of(value: Any) -> ZoneInfo:
-    return known_zone(value if isinstance(value, str) else "")
+    return load_zone(value if isinstance(value, str) else "")
 
 
 def one_of(options: Sequence[str]) -> Callable[[Any], str]:

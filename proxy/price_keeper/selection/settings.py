@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from price_keeper.audit import Actor, select_attributes
-from price_keeper.calendar_days import span
+from price_keeper.calendar_days import find_span
 from price_keeper.clock import Clock
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.config.prices import PSEUDO_LABELS
@@ -345,7 +345,7 @@ def _turn(before: Item | None, settings: Mapping[str, Value], defaults: Defaults
     _refuse_if_too_late(before, settings, settled, waiting, now)
     if all(settings[name] == value for name, value in settled.items()):
         return {}
-    until = waiting if waiting is not None else span(holds.period, now + TURN_LEAD_SECONDS, holds.zone).end
+    until = waiting if waiting is not None else find_span(holds.period, now + TURN_LEAD_SECONDS, holds.zone).end
     return {"settled": settled, "settled_until_epoch": int(until)}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from price_keeper.calendar_days import Span
+from price_keeper.calendar_days import PeriodSpan
 from price_keeper.config.keys import LabelConfig
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NOTHING, Own
@@ -66,7 +66,7 @@ class Standing:
     def __init__(
         self,
         scope: Scope,
-        span: Span,
+        span: PeriodSpan,
         plan: Plan,
         labels: Mapping[str, LabelConfig],
         unflushed: Callable[[], Mapping[str, tuple[int, int]]],
@@ -299,7 +299,7 @@ class Standing:
 
     # Learning.
 
-    def renew(self, span: Span, plan: Plan) -> None:
+    def renew(self, span: PeriodSpan, plan: Plan) -> None:
         """The org turns out to have another calendar. What was spent in the period of this name still counts."""
         self.span, self.plan = span, plan
         self._routes.clear()

@@ -14,7 +14,7 @@ from typing import Final
 
 from price_keeper import telemetry as metrics
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.calendar_days import Period, Span, span
+from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.errors import Busy, UnknownOrg
@@ -80,7 +80,7 @@ class Standings:
         )
         self._payers: dict[_Name, tuple[Payer, Watch]] = {}
         self._watches: dict[tuple[str, str], Watch] = {}  # by scope and period
-        self._frozen: dict[str, tuple[Plan, Span]] = {}  # by org: what it cannot change before its period is over
+        self._frozen: dict[str, tuple[Plan, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
         self._meeting: dict[_Name, asyncio.Event] = {}
         self._swept = -NEVER
         self.outcomes = Outcomes()
@@ -198,7 +198,7 @@ class Standings:
             payer = payer or await self.learned(caller)
         except UnknownOrg:
             plan = self.watching.looks.plan_of()
-            period = span(plan.period, self._clock.now(), plan.zone)
+            period = find_span(plan.period, self._clock.now(), plan.zone)
             return Standing(budget_scope(caller, plan), period, plan, {}, dict), None
         _, watch = self._met(caller)
         if is_forced:
@@ -300,19 +300,19 @@ class Standings:
             watch.standing.renew(period, plan)
             watch.forget()
         watch.standing.learn_own(self.own_labels.so_far(scope))
-        payer = Payer(caller, watch.standing, span(Period.DAY, now, plan.zone))
+        payer = Payer(caller, watch.standing, find_span(Period.DAY, now, plan.zone))
         if not is_known:
             payer.good_until = self._clock.monotonic() + ASK_AGAIN_SECONDS
         if len(self._payers) >= MOST_STANDINGS and (caller.org, caller.app) not in self._payers:
             del self._payers[next(iter(self._payers))]
         self._payers[caller.org, caller.app] = payer, watch
 
-    def _frozen_calendar(self, org: str, plan: Plan, now: float, is_settled: bool) -> tuple[Plan, Span]:
+    def _frozen_calendar(self, org: str, plan: Plan, now: float, is_settled: bool) -> tuple[Plan, PeriodSpan]:
         """All apps of an org that somebody put go by one calendar, until its period is over."""
         frozen = self._frozen.get(org)
         if frozen is not None and frozen[1].covers(now):
             return plan.with_calendar_of(frozen[0]), frozen[1]
-        period = span(plan.period, now, plan.zone)
+        period = find_span(plan.period, now, plan.zone)
         if is_settled:
             self._frozen[org] = plan, period
         return plan, period
@@ -336,7 +336,7 @@ class Standings:
         if found is not None and found[1].standing.scope == scope:
             found[1].standing.learn_own(own)
 
-    def _new_watch(self, scope: Scope, period: Span, plan: Plan, is_settled: bool) -> Watch:
+    def _new_watch(self, scope: Scope, period: PeriodSpan, plan: Plan, is_settled: bool) -> Watch:
         self._make_room()
 
         def by_label(found: Mapping[Counter, int]) -> dict[str, int]:

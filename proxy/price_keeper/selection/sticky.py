@@ -5,7 +5,7 @@ Manual overrides stand in the same item, in attributes of their own (`overrides`
 
 from __future__ import annotations
 
-from price_keeper.calendar_days import Span
+from price_keeper.calendar_days import PeriodSpan
 from price_keeper.model import Scope
 from price_keeper.selection.plan import Plan
 from price_keeper.stores import schema
@@ -37,7 +37,7 @@ def is_newer(item: Item | None, plan: Plan) -> bool:
     return isinstance(version, int) and version > plan.version
 
 
-def moved_to(index: int, before: int, scope: Scope, span: Span, plan: Plan, now: float) -> Update:
+def moved_to(index: int, before: int, scope: Scope, span: PeriodSpan, plan: Plan, now: float) -> Update:
     """Of any number of instances that write it, those who know the newest ordering and are furthest in it win."""
     return Update(
         schema.sticky_state_key(scope, span.key),
