@@ -71,7 +71,7 @@ class Fleet:
         assert self._own(sidecar, call.label) == own + usd * USD
 
     def _own(self, sidecar: Process, label: str) -> int:
-        return sum(spent.known for name, spent in sidecar.spent() if name.label == label)
+        return sum(spent.spent for name, spent in sidecar.spent() if name.label == label)
 
     async def plays(self, script: Sequence[tuple[int, int, float]], normal_seconds: int) -> None:
         quotas: dict[str, Value] = {label: usd * 10**6 for label, usd in QUOTAS.items()}
@@ -97,7 +97,7 @@ class Fleet:
         for sidecar in self.sidecars:
             standing, _ = await in_time(self.clock, sidecar.standings.told(CALLER, is_forced=True))
             for label, quota in QUOTAS.items():
-                spent = standing.spent(label).known
+                spent = standing.spent(label).spent
                 assert spent == self.spent(label)
                 reached = {(label, pct) for pct in (50, 80, 95, 100) if spent >= pct * quota * USD // 100}
                 assert reached <= self.alerts.fired

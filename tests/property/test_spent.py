@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from price_keeper.selection.spent import Spent
+from price_keeper.selection.spent import SpendTracker
 
 from tests.support.effort import tries
 
@@ -17,7 +17,7 @@ from tests.support.effort import tries
 class One:
     """A sidecar: what it recorded and has not sent, what it is sending, and what it has in the store."""
 
-    spent: Spent = field(default_factory=Spent)
+    spent: SpendTracker = field(default_factory=SpendTracker)
     waiting: int = 0
     sending: int = 0
     applied: int = 0  # of what it is sending, though it has not heard so
@@ -58,7 +58,7 @@ class Fleet(RuleBasedStateMachine):
         one = self.all[who]
         if not one.sending:
             one.sending, one.waiting = one.waiting, 0
-            one.spent.sending(one.sending)
+            one.spent.add_sent(one.sending)
 
     @rule(who=which)
     def apply(self, who: int) -> None:
@@ -70,7 +70,7 @@ class Fleet(RuleBasedStateMachine):
         """The answer, which may have been on its way for long."""
         one = self.all[who]
         if one.applied == one.sending:
-            one.spent.acknowledged(one.sending)
+            one.spent.add_acknowledged(one.sending)
             one.sending, one.applied, one.is_in_doubt = 0, 0, False
 
     @rule(who=which)
@@ -81,7 +81,7 @@ class Fleet(RuleBasedStateMachine):
     def fail_for_certain(self, who: int) -> None:
         one = self.all[who]
         if not (one.applied or one.is_in_doubt):
-            one.spent.not_taken(one.sending)
+            one.spent.remove_sent(one.sending)
             one.waiting, one.sending = one.waiting + one.sending, 0
 
     @rule()
@@ -95,38 +95,38 @@ class Fleet(RuleBasedStateMachine):
     @rule(who=which)
     def read_shards(self, who: int) -> None:
         one = self.all[who]
-        if one.spent.is_certain:
-            one.spent.read_exactly(self.stored, 0.0)
+        if one.spent.is_flush_certain:
+            one.spent.apply_exact_sum(self.stored, 0.0)
             one.floor = self.stored + one.unstored
-            assert one.spent.known == one.floor
+            assert one.spent.spent == one.floor
         else:
             self._read(who, self.stored)
 
     def _read(self, who: int, pico: int) -> None:
         one = self.all[who]
-        one.spent.read(pico)
+        one.spent.apply_lower_bound(pico)
         one.floor = max(one.floor, pico)
 
     @rule(who=which, was_noted=st.booleans())
     def die(self, who: int, was_noted: bool) -> None:
         """The next one finds all that was not acknowledged, and may go by what was noted."""
-        one, parts = self.all[who], self.all[who].spent.parts
+        one, parts = self.all[who], self.all[who].spent.stored_and_pending
         one.sending, one.waiting, one.is_in_doubt = one.sending + one.waiting, 0, True
-        one.spent = Spent(one.sending, one.sending)
+        one.spent = SpendTracker(one.sending, one.sending)
         if was_noted:
-            one.spent.recall(*parts, is_ours=True)
+            one.spent.restore(*parts, is_own=True)
         else:
             one.floor = one.sending
 
     @rule(who=which, other=which)
     def recall_what_another_one_noted(self, who: int, other: int) -> None:
-        self.all[who].spent.recall(*self.all[other].spent.parts, is_ours=False)
+        self.all[who].spent.restore(*self.all[other].spent.stored_and_pending, is_own=False)
 
     @invariant()
     def nothing_is_known_too_high_or_too_low(self) -> None:
         truth = self.stored + sum(one.unstored for one in self.all)
         for one in self.all:
-            assert one.floor <= one.spent.known <= truth
+            assert one.floor <= one.spent.spent <= truth
             assert one.spent.in_flight == 0
 
     def teardown(self) -> None:
@@ -138,7 +138,7 @@ class Fleet(RuleBasedStateMachine):
                 self.send(who)
         for who, one in enumerate(self.all):
             self.read_shards(who)
-            assert one.spent.known == self.stored
+            assert one.spent.spent == self.stored
 
 
 TestFleet = Fleet.TestCase
@@ -150,6 +150,6 @@ def test_what_another_worker_noted_is_recalled_as_a_lower_bound(
     others: int, seen: int, unseen: int, waiting: int
 ) -> None:
     """Of what the journal has, the other one has seen some in the store."""
-    spent = Spent(seen + unseen, seen + unseen)
-    spent.recall(others + seen, waiting, is_ours=False)
-    assert max(others + seen + waiting, seen + unseen) == spent.known <= others + seen + unseen + waiting
+    spent = SpendTracker(seen + unseen, seen + unseen)
+    spent.restore(others + seen, waiting, is_own=False)
+    assert max(others + seen + waiting, seen + unseen) == spent.spent <= others + seen + unseen + waiting

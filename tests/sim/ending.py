@@ -128,7 +128,7 @@ class Ending:
             standing, _ = await life.standings.told(caller, is_forced=True)
             for label in standing.plan.quotas:
                 spent, name = standing.spent(label), Name(standing.scope.key, label, standing.span.key)
-                told = spent.known, spent.in_flight
+                told = spent.spent, spent.in_flight
                 self.truth.check("all know what was spent", told == (self.truth.pico[name], 0), life.name, name, told)
 
     def _all_decide_alike(self) -> None:

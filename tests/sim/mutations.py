@@ -27,7 +27,7 @@ from price_keeper.recording.sender import Sender
 from price_keeper.recording.turns import Turns
 from price_keeper.selection import notebook, policy, sticky
 from price_keeper.selection.notebook import Notebook
-from price_keeper.selection.spent import Spent
+from price_keeper.selection.spent import SpendTracker
 from price_keeper.selection.standing import Standing
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
@@ -205,10 +205,10 @@ MISTAKES = {
     ),
     "sticky fallback by quotas that hold no more": Mistake(Standing, "learn", _by_former_quotas, "sticky", 10_000),
     "sticky fallback past a label that is not spent": Mistake(policy, "moved_on", _past_one_more, "sticky", 10_000),
-    "spend that is counted when it is flushed": Mistake(Spent, "ended", _not_at_once, "soft"),
-    "own spend counted although it may be in the total": Mistake(Spent, "read", _certain_that_it_is_not_in, "soft"),
+    "spend that is counted when it is flushed": Mistake(SpendTracker, "ended", _not_at_once, "soft"),
+    "own spend counted although it may be in the total": Mistake(SpendTracker, "apply_lower_bound", _certain_that_it_is_not_in, "soft"),
     "shards read exactly beside a flush of unknown outcome": Mistake(
-        Spent, "is_certain", property(lambda _: True), "soft", 10_010
+        SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
     "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 20_010),
     "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),

@@ -274,7 +274,7 @@ class Life:
                 least = truth.least(wire.seen, name, spent.exact_at)
                 is_known = least is None or least < quota
                 truth.check("no call begins on a quota that is known to be spent", is_known, name, least, quota)
-                truth.check("what is taken is less than the quota", spent.taken < quota, name, spent.taken, quota)
+                truth.check("what is taken is less than the quota", spent.committed < quota, name, spent.committed, quota)
                 self._is_seen_in_time(name, standing, now)
 
     def _counts_no_more(self) -> None:
@@ -326,8 +326,8 @@ class Life:
             for label, spent in standing._spent.items():
                 name = Name(standing.scope.key, label, standing.span.key)
                 least = truth.least(self.wire.seen, name, spent.exact_at)
-                is_less = least is not None and spent.known < least
-                told = self.name, name, spent.known, least, spent.exact_at, self.wire.seen.known.get(name)
+                is_less = least is not None and spent.spent < least
+                told = self.name, name, spent.spent, least, spent.exact_at, self.wire.seen.known.get(name)
                 truth.check("nobody counts less than it can know", not is_less, *told)
                 expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.budgets)
                 truth.check(

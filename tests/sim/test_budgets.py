@@ -296,7 +296,7 @@ class Fleet(RuleBasedStateMachine):
                 for label in standing.plan.quotas:
                     spent = standing.spent(label)
                     name = Name(standing.scope.key, label, standing.span.key)
-                    assert (spent.known, spent.in_flight) == (self.world.truth(name), 0)
+                    assert (spent.spent, spent.in_flight) == (self.world.truth(name), 0)
             for label in LABELS:
                 assert {served(standing, label) for standing in standings} == {self._due_to_serve(app, label)}
 

@@ -32,7 +32,7 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import sticky
-from price_keeper.selection.spent import Spent
+from price_keeper.selection.spent import SpendTracker
 from price_keeper.selection.standings import Payer, Standings
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
@@ -315,7 +315,7 @@ class Process:
         standing = (payer := await self.payer(caller)).standing
         serving = standing.decide(label, False).label
         quota = standing.plan.quotas.get(serving)
-        assert quota is None or standing.spent(serving).taken < quota
+        assert quota is None or standing.spent(serving).committed < quota
         account = payer.account(serving)
         number = self.journal.intend(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
         call = Call(account, number, expected, serving)
@@ -335,13 +335,13 @@ class Process:
         with suppress(StoreError):
             await self.aggregator.run()
 
-    def spent(self) -> Iterator[tuple[Name, Spent]]:
+    def spent(self) -> Iterator[tuple[Name, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
         for standing in {id(payer.standing): payer.standing for payer, _ in self.standings._payers.values()}.values():
             for label, spent in standing._spent.items():
                 yield Name(standing.scope.key, label, standing.span.key), spent
 
-    def least(self, name: Name, spent: Spent) -> int:
+    def least(self, name: Name, spent: SpendTracker) -> int:
         """What it must at least know of: all that it last read exactly, and all its own that was not in there."""
         read = self.lines["look"].known.get(name, {}).get(spent.exact_at)
         if read is None:
@@ -353,7 +353,7 @@ class Process:
     def check(self) -> None:
         assert self.world.violations == []
         for name, spent in self.spent():
-            assert 0 <= self.least(name, spent) <= spent.known <= self.world.truth(name)
+            assert 0 <= self.least(name, spent) <= spent.spent <= self.world.truth(name)
             under_way = [call.expected for call in self.open if spent in call.account.budgets]
             assert spent.in_flight == sum(under_way)
 

@@ -22,7 +22,7 @@ from price_keeper.selection import watching as limits
 from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.overrides import set_override
-from price_keeper.selection.spent import Spent
+from price_keeper.selection.spent import SpendTracker
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -84,7 +84,7 @@ async def test_the_chain_goes_on_where_it_was(one: Sidecar, tmp_path: Path) -> N
         payer = await two.payer(who)
         assert payer.standing.is_stale
         assert payer.standing.active == 1
-        assert [payer.standing.spent(label).known for label in QUOTAS] == [10 * USD, 5 * USD, 0]
+        assert [payer.standing.spent(label).spent for label in QUOTAS] == [10 * USD, 5 * USD, 0]
         assert (await two.decide(who)).label == "economy"
 
 
@@ -112,7 +112,7 @@ async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: S
         counted = sorted(two.recorder.journal.tally.sums())
         scopes = [f"ORG#{who.org}", f"ORG#{who.org}#APP#never-met", f"ORG#{who.org}#APP#web"]
         assert counted == [Counter(scope, "premium", "DAY#20261118", 16) for scope in scopes]
-        assert (await two.payer(who)).standing.spent("premium").known == 8 * USD
+        assert (await two.payer(who)).standing.spent("premium").spent == 8 * USD
 
 
 async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Sidecar, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: Sidecar
     await one.clock.advance(86_400)
     async with following(one, tmp_path) as two:
         standing = (await two.payer(who)).standing
-        assert (standing.span.key, standing.spent("premium").known, standing.plan.quotas["premium"]) == (
+        assert (standing.span.key, standing.spent("premium").spent, standing.plan.quotas["premium"]) == (
             "DAY#20261119",
             0,
             10 * USD,
@@ -183,7 +183,7 @@ async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(o
     await one.recorder.flush()
     async with following(one, tmp_path) as two:
         standing = (await two.payer(who)).standing
-        assert (standing.span.key, standing.spent("premium").known) == (KIRITIMATI_DAY, 10 * USD)
+        assert (standing.span.key, standing.spent("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
 
 
 async def test_a_store_that_answers_is_believed_and_nothing_noted(one: Sidecar, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_a_store_that_answers_is_believed_and_nothing_noted(one: Sidecar, 
             KIRITIMATI_DAY,
             False,
         )
-        assert standing.spent("standard").known == 0
+        assert standing.spent("standard").spent == 0
 
 
 async def test_when_the_store_is_back_its_word_holds(one: Sidecar, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one
         await two.clock.advance(limits.SETTINGS_SECONDS)
         await two.decide(who)
         async with following(two, tmp_path / "more") as three:
-            assert (await three.payer(who)).standing.spent("premium").known == 10 * USD
+            assert (await three.payer(who)).standing.spent("premium").spent == 10 * USD
 
 
 async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
@@ -293,19 +293,19 @@ def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
     stored: int, before: list[int], flushed: int, after: list[int]
 ) -> None:
     """Calls, a note, more calls and flushes of some of all these in order, then a death: the journal has the rest."""
-    spent = Spent()
-    spent.read_exactly(stored, 0.0)
+    spent = SpendTracker()
+    spent.apply_exact_sum(stored, 0.0)
     for pico in before:
         spent.ended(0, pico)
-    parts = spent.parts
+    parts = spent.stored_and_pending
     left = sum([*before, *after][flushed:])
-    following = Spent(left, left)
-    following.recall(*parts, is_ours=True)
-    assert spent.known <= following.known <= stored + sum(before) + sum(after)
-    assert following.known >= stored + left
-    following.acknowledged(left)
-    following.read_exactly(stored + sum(before) + sum(after), 200.0)
-    assert following.known == stored + sum(before) + sum(after)
+    following = SpendTracker(left, left)
+    following.restore(*parts, is_own=True)
+    assert spent.spent <= following.spent <= stored + sum(before) + sum(after)
+    assert following.spent >= stored + left
+    following.add_acknowledged(left)
+    following.apply_exact_sum(stored + sum(before) + sum(after), 200.0)
+    assert following.spent == stored + sum(before) + sum(after)
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -407,7 +407,7 @@ async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, m
     async with following(one, tmp_path) as two:
         payers = [await two.payer(each) for each in apps]
         assert {payer.standing.plan.enforcement for payer in payers} == {"hard"}
-        known = sorted(payer.standing.spent("premium").known for payer in payers)
+        known = sorted(payer.standing.spent("premium").spent for payer in payers)
         assert known == [0] * 9 + [2 * USD] * 3
 
 

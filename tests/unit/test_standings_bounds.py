@@ -141,7 +141,7 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
     await meeting
     await one.looked()
     payer = await one.payer(who)
-    assert payer.standing.spent("premium").known == 30 * USD
+    assert payer.standing.spent("premium").spent == 30 * USD
 
 
 async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: Sidecar) -> None:
@@ -228,11 +228,11 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     await one.recorder.flush()
     one.clock.set_wall(right + 40)
     await look(one, who, 265)
-    assert (await one.payer(who)).standing.spent("premium").known == 5 * USD  # for certain: some may be in the total
+    assert (await one.payer(who)).standing.spent("premium").spent == 5 * USD  # for certain: some may be in the total
     of_all = {"as_of_epoch": int(one.clock.now()), "cost_usd_micros": 6 * 10**6, "requests": 2}
     await one.store._store.put(Put(key, of_all))
     await look(one, who, 305)
-    assert (await one.payer(who)).standing.spent("premium").known == 6 * USD
+    assert (await one.payer(who)).standing.spent("premium").spent == 6 * USD
 
 
 async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sidecar) -> None:
@@ -318,13 +318,13 @@ async def test_with_a_chain_nothing_is_spent_outside_of_it(one: Sidecar) -> None
 
 
 def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() -> None:
-    known = spent.Spent()
+    known = spent.SpendTracker()
     known.ended(0, 3)
-    known.sending(10)
-    assert known.known == 10
-    known.acknowledged(10)
-    known.read_exactly(10, 2.0)
-    assert known.known == 10
+    known.add_sent(10)
+    assert known.spent == 10
+    known.add_acknowledged(10)
+    known.apply_exact_sum(10, 2.0)
+    assert known.spent == 10
 
 
 async def test_labels_without_a_quota_are_not_kept(one: Sidecar) -> None:

@@ -87,7 +87,7 @@ def _itself(label: str, taken: int, quota: int | None) -> str | None:
 def _spent(standing: Standing, label: str) -> tuple[int, int]:
     """What is known to be spent of the label's quota, and what is under way; nothing where it has none."""
     budgets = standing.budgets_of(label)
-    return (max(0, budgets[0].known), max(0, budgets[0].in_flight)) if budgets else (0, 0)
+    return (max(0, budgets[0].spent), max(0, budgets[0].in_flight)) if budgets else (0, 0)
 
 
 _QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}

@@ -178,4 +178,4 @@ def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusa
 
 def _is_held(standing: Standing, label: str, worst: int) -> bool:
     quota = standing.plan.quotas.get(label, 0)
-    return quota - standing.spent(label).known >= worst
+    return quota - standing.spent(label).spent >= worst

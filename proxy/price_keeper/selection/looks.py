@@ -71,10 +71,10 @@ class Looks:
                 shards = found[number * counter.shards : (number + 1) * counter.shards]
                 pico = pico_of(summed(item for item in shards if item is not None)[COST])
                 spent = standing.spent(counter.label)
-                if is_quiet and spent.is_certain:
-                    spent.read_exactly(pico, began)
+                if is_quiet and spent.is_flush_certain:
+                    spent.apply_exact_sum(pico, began)
                 else:
-                    spent.read(pico)
+                    spent.apply_lower_bound(pico)
 
     async def read_totals(self, standing: Standing) -> None:
         """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
@@ -86,7 +86,7 @@ class Looks:
             if float(cast(Decimal, item[STAMP])) > self._clock.now() + MARGIN_SECONDS:
                 await self.read_shards(standing)
                 return
-            standing.spent(counter.label).read(pico_of(summed([item])[COST]))
+            standing.spent(counter.label).apply_lower_bound(pico_of(summed([item])[COST]))
 
 
 def _settings(scope: Scope) -> list[Key]:

@@ -21,42 +21,42 @@ from typing import Final
 NEVER: Final = float("inf")
 
 
-class Spent:
+class SpendTracker:
     """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
 
-    __slots__ = ("_acknowledged", "_ring", "_sent", "alarm", "exact_at", "in_flight", "known", "own")
+    __slots__ = ("_acknowledged_own", "_on_threshold", "_sent_own", "threshold", "exact_at", "in_flight", "spent", "own_spent")
 
-    def __init__(self, unflushed: int = 0, in_doubt: int = 0, ring: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, unflushed: int = 0, in_doubt: int = 0, on_threshold: Callable[[], None] = lambda: None) -> None:
         """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it is, or
         may be, in the store all the same."""
-        self._ring = ring
-        self.known = unflushed
-        self.own = unflushed
-        self._sent = in_doubt  # of our own, and perhaps in the store; all of the rest is certainly not
-        self._acknowledged = 0  # of that, what certainly is
+        self._on_threshold = on_threshold
+        self.spent = unflushed
+        self.own_spent = unflushed
+        self._sent_own = in_doubt  # of our own, and perhaps in the store; all of the rest is certainly not
+        self._acknowledged_own = 0  # of that, what certainly is
         self.in_flight = 0
-        self.alarm: float = NEVER
+        self.threshold: float = NEVER
         self.exact_at: float = -NEVER  # when the last exact read began, by the monotonic clock
 
     @property
-    def taken(self) -> int:
-        return self.known + self.in_flight
+    def committed(self) -> int:
+        return self.spent + self.in_flight
 
     @property
-    def is_certain(self) -> bool:
+    def is_flush_certain(self) -> bool:
         """Nothing of ours is under way to the store, or of unknown outcome."""
-        return self._sent == self._acknowledged
+        return self._sent_own == self._acknowledged_own
 
     @property
-    def parts(self) -> tuple[int, int]:
+    def stored_and_pending(self) -> tuple[int, int]:
         """What is known: so much of it is in the store, and so much of ours is still in the journal."""
-        pending = self.own - self._acknowledged
-        return self.known - pending, pending
+        pending = self.own_spent - self._acknowledged_own
+        return self.spent - pending, pending
 
-    def recall(self, stored: int, waiting: int, *, is_ours: bool) -> None:
+    def restore(self, stored: int, pending: int, *, is_own: bool) -> None:
         """`parts` as they were noted, until the store can be asked. What waited then is in the store by now, or still
         in the journal and our own. What another process noted may hold any of our own."""
-        self._others_are_at_least(stored + max(0, waiting - self.own) if is_ours else stored + waiting - self.own)
+        self._raise_others_to(stored + max(0, pending - self.own_spent) if is_own else stored + pending - self.own_spent)
 
     # What this process does.
 
@@ -65,41 +65,41 @@ class Spent:
 
     def ended(self, expected: int, pico: int) -> None:
         self.in_flight -= expected
-        self.own += pico
-        self._grow(pico)
+        self.own_spent += pico
+        self._add_spent(pico)
 
-    def sending(self, pico: int) -> None:
+    def add_sent(self, pico: int) -> None:
         """From now on it may be in the store. What was recorded before this quota was known shows by now at the latest
         that it is our own."""
-        self._sent += pico
-        if self._sent > self.own:
-            more, self.own = self._sent - self.own, self._sent
-            self._grow(more)
+        self._sent_own += pico
+        if self._sent_own > self.own_spent:
+            unseen, self.own_spent = self._sent_own - self.own_spent, self._sent_own
+            self._add_spent(unseen)
 
-    def not_taken(self, pico: int) -> None:
+    def remove_sent(self, pico: int) -> None:
         """What was being sent is certainly not in the store, and nothing brings it there but sending it again."""
-        self._sent -= pico
+        self._sent_own -= pico
 
-    def acknowledged(self, pico: int) -> None:
+    def add_acknowledged(self, pico: int) -> None:
         """It is in the store, and in the journal no more."""
-        self._acknowledged += pico
+        self._acknowledged_own += pico
 
-    def _grow(self, pico: int) -> None:
-        self.known += pico
-        if self.known >= self.alarm:
-            self.alarm = NEVER
-            self._ring()
+    def _add_spent(self, pico: int) -> None:
+        self.spent += pico
+        if self.spent >= self.threshold:
+            self.threshold = NEVER
+            self._on_threshold()
 
     # What the store says.
 
-    def read(self, pico: int) -> None:
+    def apply_lower_bound(self, pico: int) -> None:
         """A sum that is no newer than this moment; some of what was sent may be in it."""
-        self._others_are_at_least(pico - self._sent)
+        self._raise_others_to(pico - self._sent_own)
 
-    def read_exactly(self, pico: int, began: float) -> None:
+    def apply_exact_sum(self, pico: int, read_began_at: float) -> None:
         """The shards, while all was certain: what was sent is in them."""
-        self.known = self.own + pico - self._sent
-        self.exact_at = began
+        self.spent = self.own_spent + pico - self._sent_own
+        self.exact_at = read_began_at
 
-    def _others_are_at_least(self, pico: int) -> None:
-        self.known = max(self.known, self.own + pico)
+    def _raise_others_to(self, pico: int) -> None:
+        self.spent = max(self.spent, self.own_spent + pico)

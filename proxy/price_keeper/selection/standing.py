@@ -21,11 +21,11 @@ from price_keeper.selection import policy
 from price_keeper.selection.alertness import Alertness
 from price_keeper.selection.plan import Plan
 from price_keeper.selection.policy import Mode
-from price_keeper.selection.spent import Spent
+from price_keeper.selection.spent import SpendTracker
 
 HELD_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
 
-_NO_BUDGET: Final = Spent()  # of labels without a quota; nothing is counted there
+_NO_BUDGET: Final = SpendTracker()  # of labels without a quota; nothing is counted there
 
 _log = logging.getLogger("price_keeper.selection")
 
@@ -58,7 +58,7 @@ class Used(NamedTuple):
 
 class _Step(NamedTuple):
     label: str
-    spent: Spent
+    spent: SpendTracker
     quota: int | None
 
 
@@ -85,7 +85,7 @@ class Standing:
         self._unflushed = unflushed
         self._ring = ring
         self._outcomes = outcomes or Outcomes()
-        self._spent: dict[str, Spent] = {}
+        self._spent: dict[str, SpendTracker] = {}
         self._routes: dict[tuple[str, bool], tuple[_Step, ...]] = {}
         self._served: dict[tuple[str, bool], str | None] = {}
         self.generation = 0  # moves on when other labels have a quota
@@ -94,11 +94,11 @@ class Standing:
 
     # What is spent.
 
-    def spent(self, label: str) -> Spent:
+    def spent(self, label: str) -> SpendTracker:
         """Of a label that has a quota."""
         return self._spent[label]
 
-    def budgets_of(self, label: str) -> tuple[Spent, ...]:
+    def budgets_of(self, label: str) -> tuple[SpendTracker, ...]:
         """What a call that this label serves is counted against."""
         found = self._spent.get(label)
         return () if found is None else (found,)
@@ -108,7 +108,7 @@ class Standing:
         new = [label for label in self.plan.quotas if label not in self._spent]
         if new:
             unflushed = self._unflushed()
-            self._spent |= {label: Spent(*unflushed.get(label, (0, 0)), self._ring) for label in new}
+            self._spent |= {label: SpendTracker(*unflushed.get(label, (0, 0)), self._ring) for label in new}
             self.generation += 1
 
     @property
@@ -124,7 +124,7 @@ class Standing:
         for serving, spent, quota in route:
             if quota is None:
                 return Decision(serving, Mode.NORMAL, None)
-            taken = spent.known + spent.in_flight
+            taken = spent.spent + spent.in_flight
             if taken < quota:
                 return self._decided(label, is_specific, serving, taken, quota)
         return self._without_one(label, is_specific)
@@ -139,8 +139,8 @@ class Standing:
                 continue
             if quota is None:
                 return Decision(serving, Mode.NORMAL, None)
-            if spent.known < quota:
-                return self._decided(label, is_specific, serving, spent.known, quota)
+            if spent.spent < quota:
+                return self._decided(label, is_specific, serving, spent.spent, quota)
         if dry:  # others may have had room, but not for this call
             raise self._spent_all(label, tuple(dry))
         return self._without_one(label, is_specific)
@@ -150,7 +150,7 @@ class Standing:
         quota = self.plan.quotas.get(label)
         if quota is None:
             return self.allows(label)
-        known = self.spent(label).known
+        known = self.spent(label).spent
         if label in dry or known >= quota:
             raise self._spent_all(label, (label,))
         return self._by_quota(label, known, quota)
@@ -172,7 +172,7 @@ class Standing:
             route = self._routes.get((label, False)) or self._made_route(label, False)
         except InvalidRequest:
             return None
-        return next((step.label for step in route if step.quota is None or step.spent.taken < step.quota), None)
+        return next((step.label for step in route if step.quota is None or step.spent.committed < step.quota), None)
 
     def allows(self, label: str) -> Decision:
         """For what is not served by a label that is configured: it is paid from a quota of its own, or from none where
@@ -184,7 +184,7 @@ class Standing:
             if is_shadow:
                 return Decision(label, Mode.NORMAL, None, "")
             raise self._not_among(label)  # or a budget could be passed by through it
-        taken = self.spent(label).taken
+        taken = self.spent(label).committed
         if taken < quota or is_shadow:
             return self._by_quota(label, taken, quota, None if taken < quota else "")
         raise self._spent_all(label, (label,))
@@ -218,7 +218,7 @@ class Standing:
         quota = self.plan.quotas.get(asked)
         if quota is None:
             return Decision(asked, Mode.NORMAL, None, instead)
-        return self._by_quota(asked, self.spent(asked).taken, quota, instead)
+        return self._by_quota(asked, self.spent(asked).committed, quota, instead)
 
     def _made_route(self, label: str, is_specific: bool) -> tuple[_Step, ...]:
         format, quotas = self._labels[label].format, self.plan.quotas
@@ -242,7 +242,7 @@ class Standing:
 
     def _refuse_format(self, asked: str, may: tuple[str, ...]) -> None:
         """A label that could pay but not read the body is no reason to say that all is spent."""
-        left = [each for each in may if each in self._labels and self.spent(each).taken < self.plan.quotas[each]]
+        left = [each for each in may if each in self._labels and self.spent(each).committed < self.plan.quotas[each]]
         if left:
             format = self._labels[asked].format
             others = ", ".join(f"{each} ({self._labels[each].format})" for each in left)
@@ -254,13 +254,13 @@ class Standing:
         """What is only taken by calls under way may be left over when they end."""
         self._outcomes.refused += 1
         quotas, ordering = self.plan.quotas, self.plan.ordering
-        held = [label for label in may if self.spent(label).known < quotas[label]]
+        held = [label for label in may if self.spent(label).spent < quotas[label]]
         if held:
             expected = f"calls under way are expected to use what is left of the quota of {self.scope.key}"
             what = f"{expected}: {self.amounts(held)} spent"
             return TooManyRequests(what, retry_after=HELD_SECONDS)
         chain = ordering[ordering.index(asked) :] if asked in ordering else (asked,)
-        told = [label for label in chain if label in may or self.spent(label).known >= quotas[label]]
+        told = [label for label in chain if label in may or self.spent(label).spent >= quotas[label]]
         return QuotaExceeded(
             f"the quota of {self.scope.key} for {self.span.key} is spent: {self.amounts(told)}; {self.reset_told}"
         )
@@ -274,13 +274,13 @@ class Standing:
         return ", ".join(f"{label} {self._amounts(label)}" for label in labels)
 
     def _amounts(self, label: str) -> str:
-        return f"{_usd(self.spent(label).known)} of {_usd(self.plan.quotas[label])} USD"
+        return f"{_usd(self.spent(label).spent)} of {_usd(self.plan.quotas[label])} USD"
 
     def _tell_change(self, asked: str, is_specific: bool, serving: str | None) -> None:
         """Once: what is under way may come to cost less, so it changes nothing for good."""
         before, plan = self._served.get((asked, is_specific), asked), self.plan
         route = self._routes[asked, is_specific]
-        for_good = (step.label for step in route if step.quota is None or step.spent.known < step.quota)
+        for_good = (step.label for step in route if step.quota is None or step.spent.spent < step.quota)
         if next(for_good, None) != serving:
             return
         self._served[asked, is_specific] = serving
@@ -348,13 +348,13 @@ class Standing:
     def used(self) -> Iterator[Used]:
         """Of each label that has a quota."""
         for label, quota in self.plan.quotas.items():
-            known = self.spent(label).known
+            known = self.spent(label).spent
             yield Used(label, known / quota if quota else 1.0, policy.mode(known, quota, self.plan.tight_pct))
 
     def _modes(self) -> Iterator[Mode]:
         for label, quota in self.plan.quotas.items():
             if quota:  # what never has any room is nothing to look after
-                yield policy.mode(self.spent(label).known, quota, self.plan.tight_pct)
+                yield policy.mode(self.spent(label).spent, quota, self.plan.tight_pct)
 
     def due_to_move(self, sticky: int) -> int | None:
         """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may
@@ -362,7 +362,7 @@ class Standing:
         plan = self.plan
         if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
             return None
-        index = policy.moved_on(sticky, plan.ordering, lambda label: self.spent(label).known, plan.quotas)
+        index = policy.moved_on(sticky, plan.ordering, lambda label: self.spent(label).spent, plan.quotas)
         return index if index > sticky else None
 
 

@@ -28,7 +28,7 @@ from price_keeper.selection.own_labels import OwnLabels
 from price_keeper.selection.payer import Payer, budget_scope
 from price_keeper.selection.plan import Plan
 from price_keeper.selection.quotas import Quotas
-from price_keeper.selection.spent import NEVER, Spent
+from price_keeper.selection.spent import NEVER, SpendTracker
 from price_keeper.selection.standing import Outcomes, Standing
 from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.selection.watch import Watch
@@ -221,20 +221,20 @@ class Standings:
 
     def sending(self, counter: Counter, pico: int) -> None:
         for spent in self._spent_of(counter):
-            spent.sending(pico)
+            spent.add_sent(pico)
 
     def not_taken(self, counter: Counter, pico: int) -> None:
         for spent in self._spent_of(counter):
-            spent.not_taken(pico)
+            spent.remove_sent(pico)
 
     def acknowledged(self, counter: Counter, pico: int) -> None:
         for spent in self._spent_of(counter):
-            spent.acknowledged(pico)
+            spent.add_acknowledged(pico)
         watch = self._watches.get((counter.scope, counter.period))
         if watch is not None and watch.knows_money:
             self.notes.stands(watch)
 
-    def _spent_of(self, counter: Counter) -> tuple[Spent, ...]:
+    def _spent_of(self, counter: Counter) -> tuple[SpendTracker, ...]:
         watch = self._watches.get((counter.scope, counter.period))
         return () if watch is None else watch.standing.budgets_of(counter.label)
 

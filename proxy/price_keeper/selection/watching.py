@@ -103,7 +103,7 @@ class Watching:
         if stood is None:
             return
         for label in stood.spent.keys() & standing.plan.quotas.keys():
-            standing.spent(label).recall(*stood.spent[label], is_ours=stood.is_ours)
+            standing.spent(label).restore(*stood.spent[label], is_own=stood.is_ours)
         self._take_settings(watch, standing.plan, watch.is_settled, stood.state)
         watch.knows_money = True
 
@@ -233,6 +233,6 @@ class Watching:
         if self._alerts is None:
             return
         for label, quota in standing.plan.quotas.items():
-            known = standing.spent(label).known
+            known = standing.spent(label).spent
             for pct in crossed_thresholds(known, quota, standing.plan.thresholds):
                 await self._alerts.raise_alert(standing.scope, label, standing.span, pct, known, quota)

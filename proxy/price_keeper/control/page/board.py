@@ -152,7 +152,7 @@ async def seen(parts: Parts, org: str, app: str | None) -> tuple[Standing, Overr
     standing, override = await parts.standings.told(_caller(org, app), is_forced=False)
     now, history = parts.clock.now(), parts.page.history
     for label in standing.plan.quotas:
-        counter, known = _counter(standing, label), standing.spent(label).known
+        counter, known = _counter(standing, label), standing.spent(label).spent
         course = history.of(*counter[:3])
         if course is not None and course.is_news(known):
             parts.standings.spent_elsewhere(counter)
@@ -170,7 +170,7 @@ def view_of(parts: Parts, standing: Standing) -> View:
     return View(
         ordering=plan.ordering,
         quotas=quotas,
-        spent={label: max(0, standing.spent(label).known) for label in quotas},
+        spent={label: max(0, standing.spent(label).spent) for label in quotas},
         active=standing.active,
         is_sticky=plan.is_sticky,
         tight_pct=plan.tight_pct,
