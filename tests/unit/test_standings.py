@@ -12,7 +12,7 @@ from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
 from price_keeper.selection import watching as limits
-from price_keeper.selection.alertness import LEAST_SECONDS
+from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
 from price_keeper.selection.overrides import clear_override, set_override
 from price_keeper.selection.policy import Mode
 from price_keeper.stores import schema
@@ -82,7 +82,7 @@ async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
     await one.spend(who, 10 * USD)
     await one.looked()
     assert one.store.asked == []  # it was looked at less than a second ago
-    await clock.advance(LEAST_SECONDS)
+    await clock.advance(MIN_REFRESH_SECONDS)
     await one.looked()
     assert one.store.asked
 

@@ -18,7 +18,7 @@ from price_keeper.metering.profiles import NOTHING, Own
 from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.selection import policy
-from price_keeper.selection.alertness import Alertness
+from price_keeper.selection.alertness import RefreshSchedule
 from price_keeper.selection.plan import Plan
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.spent import SpendTracker
@@ -89,7 +89,7 @@ class Standing:
         self._routes: dict[tuple[str, bool], tuple[_Step, ...]] = {}
         self._served: dict[tuple[str, bool], str | None] = {}
         self.generation = 0  # moves on when other labels have a quota
-        self._alertness = Alertness()
+        self._alertness = RefreshSchedule()
         self._make_spent()
 
     # What is spent.
@@ -332,7 +332,7 @@ class Standing:
 
     def looked(self, now: float) -> float:
         """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""
-        return self._alertness.looked(self.plan, self._spent, now)
+        return self._alertness.plan_next(self.plan, self._spent, now)
 
     @property
     def is_near(self) -> bool:

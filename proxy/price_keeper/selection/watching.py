@@ -18,7 +18,7 @@ from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection import own_labels as own
 from price_keeper.selection import sticky
-from price_keeper.selection.alertness import LEAST_SECONDS
+from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
 from price_keeper.selection.looks import Looks
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.overrides import override_of
@@ -77,7 +77,7 @@ class Watching:
 
     def alarmed(self, watch: Watch) -> None:
         """More was spent than anybody thought."""
-        watch.due = watch.money_due = min(watch.money_due, watch.looked_at + LEAST_SECONDS)
+        watch.due = watch.money_due = min(watch.money_due, watch.looked_at + MIN_REFRESH_SECONDS)
         wait = watch.due - self._clock.monotonic()
         if wait <= 0 and watch.looking is None:
             self.look(watch)
@@ -170,7 +170,7 @@ class Watching:
     def _took_money(self, watch: Watch, moment: float) -> None:
         wait = watch.standing.looked(moment)
         watch.looked_at, watch.money_due, watch.knows_money = moment, moment + wait, True
-        watch.grace = max(LEAST_SECONDS, wait * GRACE)
+        watch.grace = max(MIN_REFRESH_SECONDS, wait * GRACE)
 
     def _take_settings(self, watch: Watch, plan: Plan, is_settled: bool, item: Item | None) -> None:
         standing = watch.standing
