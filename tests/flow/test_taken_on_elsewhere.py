@@ -19,7 +19,7 @@ from price_keeper.metering.profiles import Own
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.recorder import Recorder
 from price_keeper.reloading import build_budget_reload
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -161,7 +161,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
         before = replace(config(), labels={**config().labels, **others})
         standings = Standings(before, cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
         settings = {"model_ordering": ["premium", "economy"], "quotas": {"premium": 5, "economy": 5}}
-        plan = plan_of(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
+        plan = resolve_settings(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
         for number in range(MANY):
             org = str(UUID(int=number))
             standings._introduce(Caller(org, "web", build_client_id(org, "web")), plan, is_known=True, is_settled=True)

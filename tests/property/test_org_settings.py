@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.clock import SystemClock
 from price_keeper.config.keys import DefaultsConfig
-from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
+from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, resolve_settings, find_change_time
 from price_keeper.selection.settings import TURN_LEAD_SECONDS, SettingsRefused, put_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store
@@ -63,7 +63,7 @@ def merged(org: dict[str, Any], app: dict[str, Any]) -> dict[str, Any]:
         "tight_mode_threshold_pct": 95,
         "refresh_interval_normal_secs": 300,
         "refresh_interval_tight_secs": 60,
-        "alert_thresholds_pct": list(THRESHOLDS),
+        "alert_thresholds_pct": list(DEFAULT_ALERT_THRESHOLDS),
         "timezone": "UTC",
         "quota_scope": "APP",
         "period": "day",
@@ -77,7 +77,7 @@ def merged(org: dict[str, Any], app: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def as_item(plan: Plan) -> dict[str, Any]:
+def as_item(plan: EffectiveSettings) -> dict[str, Any]:
     return {
         "model_ordering": list(plan.ordering),
         "quotas": {label: pico // 10**6 for label, pico in plan.quotas.items()},
@@ -98,7 +98,7 @@ def as_item(plan: Plan) -> dict[str, Any]:
 @settings(max_examples=tries(150))
 @given(org=st.fixed_dictionaries({}, optional=_ORGS), app=st.fixed_dictionaries({}, optional=_ORGS))
 def test_an_app_inherits_attribute_by_attribute(org: dict[str, Any], app: dict[str, Any]) -> None:
-    assert as_item(plan_of(org, app, DEFAULTS, THRESHOLDS, NOW)) == merged(org, app)
+    assert as_item(resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)) == merged(org, app)
 
 
 _ANYTHING = st.recursive(
@@ -112,7 +112,7 @@ _SPOILT = st.dictionaries(st.sampled_from([*_ORGS, "settled", "settled_until_epo
 @settings(max_examples=tries(150))
 @given(org=_SPOILT, app=_SPOILT)
 def test_whatever_was_written_by_hand_there_is_a_plan_and_every_label_of_it_has_a_quota(org: Any, app: Any) -> None:
-    plan = plan_of(org, app, DEFAULTS, THRESHOLDS, NOW)
+    plan = resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW)
     assert set(plan.ordering) <= plan.quotas.keys()
     assert all(isinstance(quota, int) and quota >= 0 for quota in plan.quotas.values())
     assert 0 < plan.tight_secs <= plan.normal_secs
@@ -176,7 +176,7 @@ class Model:
 
 
 def trio_of(item: Item, at: float) -> Trio:
-    plan = plan_of(item, None, DEFAULTS, THRESHOLDS, at)
+    plan = resolve_settings(item, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, at)
     return Trio(plan.zone.key, plan.quota_scope, plan.period.value)
 
 
@@ -205,7 +205,7 @@ async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, 
             if at >= now:
                 assert trio_of(after, at) == model.at(at)
         _check_who_reads_late(before, after, now)
-        assert turns_at(after, now) == (model.turns if model.waits is not None else None)
+        assert find_change_time(after, now) == (model.turns if model.waits is not None else None)
 
 
 def _check_who_reads_late(before: Item, after: Item, now: float) -> None:

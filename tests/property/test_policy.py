@@ -13,7 +13,7 @@ from price_keeper.config import Config
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
 from price_keeper.selection import policy
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import Standing
 
@@ -22,7 +22,7 @@ ORDERINGS = st.lists(st.sampled_from(LABELS[:4]), unique=True)
 FORMATS = {"a": "anthropic", "b": "nova", "c": "anthropic", "d": "llama", "e": "nova"}
 PREMIUM = Config.development().labels["premium"]
 CONFIGURED = MappingProxyType({name: replace(PREMIUM, format=kind) for name, kind in FORMATS.items()})  # type: ignore[arg-type]
-PLAN = plan_of(None, None, Config.development().defaults, (), 0)
+PLAN = resolve_settings(None, None, Config.development().defaults, (), 0)
 SCOPE = Scope("e0000000-0000-4000-8000-000000000001")
 DAY = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
 AMOUNTS = st.dictionaries(st.sampled_from(LABELS), st.integers(0, 3))

@@ -14,7 +14,7 @@ from price_keeper.errors import QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.selection import notes as noted
 from price_keeper.selection.notes import Notes
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -75,6 +75,6 @@ def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, sco
     for each in (Scope(_ORG), Scope(_ORG, "web")):
         found = notes.settings_of(each)
         if found is not None:
-            plan_of(found, found, Config.development().defaults, (), 5.0)
+            resolve_settings(found, found, Config.development().defaults, (), 5.0)
         stood = notes.stood(each, DAY)
         assert stood is None or all(type(pico) is int for pair in stood.spent.values() for pico in pair)

@@ -29,7 +29,7 @@ from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import own_labels as limits
 from price_keeper.selection.labels import Labels
 from price_keeper.selection.own_labels import OwnLabels
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.standing import Standing
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
@@ -334,7 +334,7 @@ def test_a_job_has_no_price(metering: Metering) -> None:
 def standing(scope: Scope, ordering: list[str], **quotas: int) -> Standing:
     today = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
     budget: Item = {"model_ordering": cast(Any, ordering), "quotas": cast(Any, quotas)} if ordering or quotas else {}
-    return Standing(scope, today, plan_of(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
+    return Standing(scope, today, resolve_settings(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
 
 
 def test_a_new_format_holds_in_a_chain_from_then_on() -> None:

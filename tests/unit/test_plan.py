@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config.keys import DefaultsConfig
-from price_keeper.selection.plan import NO_LABEL, THRESHOLDS, Plan, plan_of, turns_at
+from price_keeper.selection.plan import UNUSABLE_ORDERING_LABEL, DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, resolve_settings, find_change_time
 
 NOW = 1_795_003_200.0
 DEFAULTS = DefaultsConfig()
@@ -32,20 +32,20 @@ ORG: dict[str, Any] = {
 }
 
 
-def plan(org: Any, app: Any = None, now: float = NOW) -> Plan:
-    return plan_of(org, app, DEFAULTS, THRESHOLDS, now)
+def plan(org: Any, app: Any = None, now: float = NOW) -> EffectiveSettings:
+    return resolve_settings(org, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, now)
 
 
 def test_without_any_item_the_defaults_hold_and_there_is_no_budget() -> None:
-    assert plan(None) == Plan(
-        load_zone("UTC"), "APP", 8, Period.DAY, (), {}, True, "soft", 95, 300.0, 60.0, THRESHOLDS, 0
+    assert plan(None) == EffectiveSettings(
+        load_zone("UTC"), "APP", 8, Period.DAY, (), {}, True, "soft", 95, 300.0, 60.0, DEFAULT_ALERT_THRESHOLDS, 0
     )
 
 
 def test_what_the_org_says_goes_over_the_defaults() -> None:
     quotas = {"premium": 5 * MICRO, "economy": 7 * MICRO, "guardrails": MICRO}
     zone = load_zone("America/New_York")
-    assert plan(ORG) == Plan(
+    assert plan(ORG) == EffectiveSettings(
         zone, "APP", 16, Period.WEEK, ("premium", "economy"), quotas, False, "shadow", 80, 100.0, 2.5, (10, 90), 4
     )
 
@@ -69,7 +69,7 @@ def test_what_an_app_says_goes_over_its_org(
     attribute: str, value: Any, field: str, expected: Any, is_budget: bool
 ) -> None:
     found = plan(ORG, {attribute: value})
-    fields = [name for name in Plan.__slots__ if getattr(found, name) != getattr(plan(ORG), name)]
+    fields = [name for name in EffectiveSettings.__slots__ if getattr(found, name) != getattr(plan(ORG), name)]
     assert (getattr(found, field), fields) == (expected, [field])
     whole = ORG | {"quota_scope": "ORG"}
     assert (plan(whole, {attribute: value}) == plan(whole)) is is_budget
@@ -100,10 +100,10 @@ MONEY = [
     ({"quotas": {"premium": -1, "economy": Decimal("1.5")}}, ("premium", "economy"), {"premium": 0, "economy": 0}),
     ({"quotas": {"premium": 10**16, "economy": 1}}, ("premium", "economy"), {"premium": 0, "economy": MICRO}),
     ({"quotas": {"premium": 1, "economy": 1, "a#b": 1}}, ("premium", "economy"), {"premium": MICRO, "economy": MICRO}),
-    ({"model_ordering": "premium", "quotas": {}}, (NO_LABEL,), {NO_LABEL: 0}),
-    ({"model_ordering": [], "quotas": {"premium": 1}}, (NO_LABEL,), {"premium": MICRO, NO_LABEL: 0}),
-    ({"model_ordering": [7, ""], "quotas": {}}, (NO_LABEL,), {NO_LABEL: 0}),
-    ({"model_ordering": None, "quotas": 7}, (NO_LABEL,), {NO_LABEL: 0}),
+    ({"model_ordering": "premium", "quotas": {}}, (UNUSABLE_ORDERING_LABEL,), {UNUSABLE_ORDERING_LABEL: 0}),
+    ({"model_ordering": [], "quotas": {"premium": 1}}, (UNUSABLE_ORDERING_LABEL,), {"premium": MICRO, UNUSABLE_ORDERING_LABEL: 0}),
+    ({"model_ordering": [7, ""], "quotas": {}}, (UNUSABLE_ORDERING_LABEL,), {UNUSABLE_ORDERING_LABEL: 0}),
+    ({"model_ordering": None, "quotas": 7}, (UNUSABLE_ORDERING_LABEL,), {UNUSABLE_ORDERING_LABEL: 0}),
     ({"model_ordering": ["premium", 7, "premium"], "quotas": {"premium": 1}}, ("premium",), {"premium": MICRO}),
 ]
 
@@ -112,7 +112,7 @@ MONEY = [
 def test_money_fails_closed(written: dict[str, Any], ordering: tuple[str, ...], quotas: dict[str, int]) -> None:
     found = plan(ORG | written)
     assert (found.ordering, found.quotas) == (ordering, quotas)
-    assert found.passed_over
+    assert found.problems
     if None not in written.values():  # which in an app would leave it to the org
         of_app = plan(ORG, {"model_ordering": ["premium", "economy"]} | written)
         assert (of_app.ordering, of_app.quotas) == (ordering, quotas)
@@ -130,7 +130,7 @@ PASSED_OVER = [
     ("tight_mode_threshold_pct", 0, "tight_pct", 95),
     ("refresh_interval_normal_secs", 0, "normal_secs", 300.0),
     ("refresh_interval_tight_secs", "5", "tight_secs", 60.0),
-    ("alert_thresholds_pct", [50, "x"], "thresholds", THRESHOLDS),
+    ("alert_thresholds_pct", [50, "x"], "thresholds", DEFAULT_ALERT_THRESHOLDS),
     ("version", -1, "version", 0),
 ]
 
@@ -139,14 +139,14 @@ PASSED_OVER = [
 def test_what_cannot_be_used_is_passed_over_and_told(attribute: str, value: Any, field: str, expected: Any) -> None:
     found = plan({attribute: value})
     assert getattr(found, field) == expected
-    assert len(found.passed_over) == 1
-    assert f"org: {attribute}: " in found.passed_over[0]
+    assert len(found.problems) == 1
+    assert f"org: {attribute}: " in found.problems[0]
 
 
 def test_of_an_app_that_cannot_be_used_the_orgs_holds() -> None:
     found = plan(ORG, {"enforcement": "Hard", "alert_thresholds_pct": 7, "tight_mode_threshold_pct": 101})
     assert (found.enforcement, found.thresholds, found.tight_pct) == ("shadow", (10, 90), 80)
-    assert [line.split(": ")[:2] for line in found.passed_over] == [
+    assert [line.split(": ")[:2] for line in found.problems] == [
         ["app", "alert_thresholds_pct"],
         ["app", "enforcement"],
         ["app", "tight_mode_threshold_pct"],
@@ -170,16 +170,16 @@ def test_until_the_turn_what_was_settled_holds_and_nothing_else() -> None:
 
 
 def test_who_keeps_plans_is_told_when_they_turn() -> None:
-    assert turns_at(WAITING, NOW) == NOW + 60
-    assert turns_at(WAITING, NOW + 60) is None
-    assert turns_at(ORG, NOW) is None
-    assert turns_at(None, NOW) is None
+    assert find_change_time(WAITING, NOW) == NOW + 60
+    assert find_change_time(WAITING, NOW + 60) is None
+    assert find_change_time(ORG, NOW) is None
+    assert find_change_time(None, NOW) is None
 
 
 @pytest.mark.parametrize("spoilt", [{"settled": "x"}, {"settled_until_epoch": "soon"}, {"settled_until_epoch": True}])
 def test_a_spoilt_turn_is_none(spoilt: dict[str, Any]) -> None:
     assert plan(WAITING | spoilt) == plan(ORG)
-    assert turns_at(WAITING | spoilt, NOW) is None
+    assert find_change_time(WAITING | spoilt, NOW) is None
 
 
 def test_what_a_settled_value_lacks_the_org_says() -> None:

@@ -12,7 +12,7 @@ from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.config import Config
 from price_keeper.model import Scope
 from price_keeper.selection import quotas
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.quotas import COMPARED, LABELS, TOLD, Quotas
 from price_keeper.selection.standing import Outcomes, Standing
 from price_keeper.stores.contract import Item
@@ -28,7 +28,7 @@ MICRO = 10**6  # in pico
 def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], outcomes: Any = None) -> Standing:
     """`spent` and `limit` are in micro-dollars."""
     budget: Item = {"model_ordering": cast(Any, list(limit)), "quotas": cast(Any, dict(limit))}
-    plan = plan_of(budget, None, CONFIG.defaults, (), 0)
+    plan = resolve_settings(budget, None, CONFIG.defaults, (), 0)
     told = {label: (micros * MICRO, 0) for label, micros in spent.items()}
     scope = Scope(str(UUID(int=number)), "web" if number % 2 else None)
     return Standing(scope, TODAY, plan, CONFIG.labels, lambda: told, outcomes=outcomes)

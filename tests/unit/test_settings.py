@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.settings import (
     TURN_LEAD_SECONDS,
     SettingsRefused,
@@ -236,7 +236,7 @@ class Put1:
         return written
 
     def holds(self, item: Item, at: float) -> tuple[str, str, str]:
-        found = plan_of(item, None, DEFAULTS, (), at)
+        found = resolve_settings(item, None, DEFAULTS, (), at)
         return found.zone.key, found.quota_scope, found.period.value
 
 

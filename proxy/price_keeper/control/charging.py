@@ -6,11 +6,11 @@ from price_keeper.calendar_days import Period, PeriodSpan, find_org_date, find_s
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Counter
 from price_keeper.selection.payer import counters_at
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 
 
 class Day:
-    def __init__(self, caller: Caller, plan: Plan, at: float) -> None:
+    def __init__(self, caller: Caller, plan: EffectiveSettings, at: float) -> None:
         self.span: PeriodSpan = find_span(Period.DAY, at, plan.zone)
         self.date = find_org_date(at, plan.zone).isoformat()
         self._caller = caller
@@ -27,7 +27,7 @@ class Day:
 
 
 class Charging:
-    def __init__(self, caller: Caller, plan: Plan) -> None:
+    def __init__(self, caller: Caller, plan: EffectiveSettings) -> None:
         self.caller = caller
         self._plan = plan
         self._days: list[Day] = []

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from price_keeper.control.problems import invalid
 from price_keeper.control.terms import LONGEST_NAME
-from price_keeper.selection.plan import shown
+from price_keeper.selection.plan import format_value
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -38,7 +38,7 @@ class Text:
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or len(value) > self.longest or not re.fullmatch(self.pattern, value, re.ASCII):
-            found = "something else" if self.is_secret else shown(value)
+            found = "something else" if self.is_secret else format_value(value)
             raise ValueError(f"expected {self.what}, found {found}")
         return value
 
@@ -54,7 +54,7 @@ class Whole:
 
     def read(self, value: Any) -> int:
         if type(value) is not int or not self.low <= value <= self.high:
-            raise ValueError(f"expected a whole number from {self.low} to {self.high}, found {shown(value)}")
+            raise ValueError(f"expected a whole number from {self.low} to {self.high}, found {format_value(value)}")
         return value
 
     @property
@@ -70,7 +70,7 @@ class Words:
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or not 0 < len(value) <= self.longest or not value.isprintable():
-            raise ValueError(f"expected 1 to {self.longest} printable characters, found {shown(value)}")
+            raise ValueError(f"expected 1 to {self.longest} printable characters, found {format_value(value)}")
         return value
 
     @property
@@ -86,7 +86,7 @@ class Moment:
                 return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError):
             pass
-        raise ValueError(f"expected a time with its zone, as 2026-11-18T15:00:00Z, found {shown(value)}")
+        raise ValueError(f"expected a time with its zone, as 2026-11-18T15:00:00Z, found {format_value(value)}")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class OneOf:
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or value not in self.words:
-            raise ValueError(f"expected one of {', '.join(self.words)}, found {shown(value)}")
+            raise ValueError(f"expected one of {', '.join(self.words)}, found {format_value(value)}")
         return value
 
     @property
@@ -125,7 +125,7 @@ class Fields:
     def read(self, body: Any, below: str = "") -> dict[str, Any]:
         """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
         if not isinstance(body, Mapping):
-            raise invalid("the body cannot be used", (below.rstrip("."), f"expected an object, found {shown(body)}"))
+            raise invalid("the body cannot be used", (below.rstrip("."), f"expected an object, found {format_value(body)}"))
         unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
         given = {name: body[name] for name in self.kinds if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]

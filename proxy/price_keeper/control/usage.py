@@ -23,7 +23,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO, Counter, counts_of
 from price_keeper.recording.flush import DAY_SECONDS, micros
 from price_keeper.recording.submitted import OLDEST_SECONDS, Charged, NameTaken, Submission
 from price_keeper.reporting import money
-from price_keeper.selection.plan import Plan, plan_of
+from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
 
 MOST_ITEMS = 100
@@ -117,14 +117,14 @@ async def _charging(parts: Parts, call: Call) -> Charging:
     return Charging(caller, await _plan(parts, call))
 
 
-async def _plan(parts: Parts, call: Call) -> Plan:
+async def _plan(parts: Parts, call: Call) -> EffectiveSettings:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
     org, app = call.path["org"], call.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     above, own = await parts.store.get_many(keys)
     if own is None:
         raise not_found(f"there is no app {app} of an org {org}")
-    return plan_of(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
+    return resolve_settings(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
 
 
 async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> Charged:

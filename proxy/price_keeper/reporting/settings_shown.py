@@ -11,7 +11,7 @@ from typing import Any
 from price_keeper.audit import to_json_value
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import PICO_PER_MICRO
-from price_keeper.selection.plan import THRESHOLDS, Plan, plan_of, turns_at
+from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, resolve_settings, find_change_time
 from price_keeper.selection.settings import APP_SETTINGS, ORG_SETTINGS
 from price_keeper.stores.contract import Item
 
@@ -28,8 +28,8 @@ class Shown:
     app_item: Item | None = None
 
     @property
-    def plan(self) -> Plan:
-        return plan_of(self.org_item, self.app_item, self.defaults, THRESHOLDS, self.now)
+    def plan(self) -> EffectiveSettings:
+        return resolve_settings(self.org_item, self.app_item, self.defaults, DEFAULT_ALERT_THRESHOLDS, self.now)
 
     @property
     def own(self) -> Item:
@@ -37,7 +37,7 @@ class Shown:
 
     @property
     def turns_at(self) -> float | None:
-        return turns_at(self.org_item, self.now)
+        return find_change_time(self.org_item, self.now)
 
     def record(self) -> dict[str, Any]:
         """For programs. Credentials' hashes stand on the same item, and never here."""
@@ -51,11 +51,11 @@ class Shown:
             "turns_at": None if turn is None else utc(turn),
             "created_at": _stamp(self.own, "created_at_epoch"),
             "updated_at": _stamp(self.own, "updated_at_epoch"),
-            "passed_over": list(self.plan.passed_over),
+            "passed_over": list(self.plan.problems),
         }
 
 
-def _in_force(plan: Plan) -> dict[str, Any]:
+def _in_force(plan: EffectiveSettings) -> dict[str, Any]:
     return {
         "timezone": plan.zone.key,
         "quota_scope": plan.quota_scope,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.model import Scope, is_org_id
-from price_keeper.selection.plan import plan_of
+from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, iterate_rows
 
@@ -74,7 +74,7 @@ def _told(names: Mapping[str, str | None]) -> str:
 
 def _tenant(org: str, item: Item | None, registry_name: str | None, default: ZoneInfo, now: float) -> Tenant:
     """As those who count read it."""
-    plan = plan_of(item, None, DefaultsConfig(timezone=default.key), (), now)
+    plan = resolve_settings(item, None, DefaultsConfig(timezone=default.key), (), now)
     return Tenant(org, _name(item or {}, "org_name") or registry_name, plan.zone, plan.quota_scope)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER, SpendTracker
 
 REFRESH_SHARE = 10  # of what is left, or of the time until it is gone, before somebody looks again
@@ -33,7 +33,7 @@ class RefreshSchedule:
         self._rates: dict[str, tuple[int, float]] = {}  # at the last look, by label, and the rate until then
         self._share_samples: dict[str, _ShareSample] = {}
 
-    def plan_next(self, plan: Plan, trackers: Mapping[str, SpendTracker], now: float) -> float:
+    def plan_next(self, plan: EffectiveSettings, trackers: Mapping[str, SpendTracker], now: float) -> float:
         """Sets the alarms, and says in how many seconds to look again at the latest."""
         elapsed, self._refreshed_at = max(now - self._refreshed_at, MIN_REFRESH_SECONDS), now
         wait = plan.normal_secs

@@ -13,7 +13,7 @@ from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import Notes
-from price_keeper.selection.plan import Plan, plan_of
+from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.selection.standing import Standing
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
@@ -32,10 +32,10 @@ class Looks:
         self._clock = clock
         self._notes = notes
 
-    def plan_of(self, org: Item | None = None, app: Item | None = None) -> Plan:
-        return plan_of(org, app, self._defaults, self._thresholds, self._clock.now())
+    def plan_of(self, org: Item | None = None, app: Item | None = None) -> EffectiveSettings:
+        return resolve_settings(org, app, self._defaults, self._thresholds, self._clock.now())
 
-    def noted_plan(self, scope: Scope) -> Plan | None:
+    def noted_plan(self, scope: Scope) -> EffectiveSettings | None:
         """By what was read last; None where nothing was. Of an app that was never met only the org's calendar is known,
         unless the org has one budget for all."""
         org, app = self._notes.settings_of(Scope(scope.org)), self._notes.settings_of(scope)
@@ -44,14 +44,14 @@ class Looks:
         plan = self.plan_of(org, None if scope.app is None else app)
         return self.plan_of().with_calendar_of(plan) if app is None and plan.quota_scope == "APP" else plan
 
-    async def plan(self, scope: Scope) -> tuple[Plan, bool]:
+    async def plan(self, scope: Scope) -> tuple[EffectiveSettings, bool]:
         """And whether anybody ever put the org. That nobody has is read consistently: a call may be refused for it."""
         org, *app = await self._store.get_many(_settings(scope))
         if org is None:
             org, *app = await self._store.get_many(_settings(scope), consistent=True)
         return self.plan_of(org, *app), org is not None
 
-    async def settings_and_sticky(self, standing: Standing) -> tuple[Plan, bool, Item | None, Item | None]:
+    async def settings_and_sticky(self, standing: Standing) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
         keys = [schema.sticky_state_key(standing.scope, standing.span.key), *_settings(standing.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)

@@ -18,7 +18,7 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config.problems import did_you_mean, join_names
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
-from price_keeper.selection.plan import is_number, shown
+from price_keeper.selection.plan import is_number, format_value
 from price_keeper.stores import schema
 from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Condition, Item, AttributeMissing, Store, Update, Value, Write, all_of, equals
@@ -149,10 +149,10 @@ def _check(label: str, reason: str, who: str, ends: float, now: float, ordering:
     mistakes = []
     if label not in ordering:
         hint = did_you_mean(label, ordering) or f"there are {join_names(ordering) or 'none'}"
-        mistakes.append(f"label: {shown(label)} is not in the ordering; {hint}")
+        mistakes.append(f"label: {format_value(label)} is not in the ordering; {hint}")
     for name, text, longest in (("reason", reason, LONGEST_REASON), ("who", who, LONGEST_WHO)):
         if not text.isprintable() or not text.strip() or len(text) > longest:
-            mistakes.append(f"{name}: expected 1 to {longest} printable characters, found {shown(text)}")
+            mistakes.append(f"{name}: expected 1 to {longest} printable characters, found {format_value(text)}")
     if ends <= now:
         mistakes.append("until: over already; expected a time to come")
     if mistakes:

@@ -7,7 +7,7 @@ from typing import Final
 from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.entries import Account, Counter
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import Standing
 
@@ -48,13 +48,13 @@ class Payer:
         return found
 
 
-def counters_at(caller: Caller, plan: Plan, label: str, at: float) -> list[Counter]:
+def counters_at(caller: Caller, plan: EffectiveSettings, label: str, at: float) -> list[Counter]:
     """What is charged with a call that started then, wherever it was made."""
     day, period = find_span(Period.DAY, at, plan.zone), find_span(plan.period, at, plan.zone)
     return _counters(_charged(caller, plan, day, period), label)
 
 
-def budget_scope(caller: Caller, plan: Plan) -> Scope:
+def budget_scope(caller: Caller, plan: EffectiveSettings) -> Scope:
     """Whose quotas a caller's calls are paid from."""
     return Scope(caller.org, caller.app if plan.quota_scope == "APP" else None)
 
@@ -63,7 +63,7 @@ def _counters(charged: list[_Charged], label: str) -> list[Counter]:
     return [Counter(scope, label, period, shards) for scope, period, shards in charged]
 
 
-def _charged(caller: Caller, plan: Plan, day: PeriodSpan, period: PeriodSpan) -> list[_Charged]:
+def _charged(caller: Caller, plan: EffectiveSettings, day: PeriodSpan, period: PeriodSpan) -> list[_Charged]:
     """Each scope by day, for reports, and that of the budget by its own period."""
     charged = [(scope.key, day.key, plan.shards) for scope in _scopes(caller, plan)]
     if period.key != day.key:
@@ -71,7 +71,7 @@ def _charged(caller: Caller, plan: Plan, day: PeriodSpan, period: PeriodSpan) ->
     return charged
 
 
-def _scopes(caller: Caller, plan: Plan) -> list[Scope]:
+def _scopes(caller: Caller, plan: EffectiveSettings) -> list[Scope]:
     """An org's total is the sum over its apps, unless its quotas are its own."""
     whole = Scope(caller.org)
     if caller.app is None:

@@ -27,23 +27,23 @@ from price_keeper.stores.schema import SHARD_COUNTS
 
 T = TypeVar("T")
 
-MOST_MICROS = 10**15  # of a quota: a thousand million dollars
-MOST_SECONDS = 86_400
-MOST_DECIMALS = 3
-MOST_PERCENT = 999  # an alert may well come when a soft quota is passed
-THRESHOLDS = (50, 80, 95, 100)
+MAX_QUOTA_MICROS = 10**15  # of a quota: a thousand million dollars
+MAX_REFRESH_SECONDS = 86_400
+MAX_DECIMALS = 3
+MAX_ALERT_PERCENT = 999  # an alert may well come when a soft quota is passed
+DEFAULT_ALERT_THRESHOLDS = (50, 80, 95, 100)
 ENFORCEMENTS = ("soft", "hard", "shadow")
 QUOTA_SCOPES = ("ORG", "APP")
 PERIODS = tuple(period.value for period in Period)
-NO_LABEL = "unusable-model-ordering"  # stands alone in an ordering of which nothing can be used
-MOST_SHOWN = 64  # characters of what was found instead
+UNUSABLE_ORDERING_LABEL = "unusable-model-ordering"  # stands alone in an ordering of which nothing can be used
+MAX_SHOWN_CHARACTERS = 64  # characters of what was found instead
 
 QuotaScope = Literal["ORG", "APP"]
 Enforcement = Literal["soft", "hard", "shadow"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EffectiveSettings:
     zone: ZoneInfo
     quota_scope: QuotaScope
     shards: int
@@ -57,103 +57,103 @@ class Plan:
     tight_secs: float
     thresholds: tuple[int, ...]
     version: int  # of two plans of one scope, the one with the higher version holds
-    passed_over: tuple[str, ...] = ()  # one line each, for whoever reads items to warn of
+    problems: tuple[str, ...] = ()  # one line each, for whoever reads items to warn of
 
     @property
     def calendar(self) -> tuple[ZoneInfo, Period, QuotaScope, int]:
         """What only an org can say, and change from one period to the next."""
         return self.zone, self.period, self.quota_scope, self.shards
 
-    def with_calendar_of(self, other: Plan) -> Plan:
+    def with_calendar_of(self, other: EffectiveSettings) -> EffectiveSettings:
         return replace(self, zone=other.zone, period=other.period, quota_scope=other.quota_scope, shards=other.shards)
 
 
-def plan_of(org: Item | None, app: Item | None, defaults: DefaultsConfig, thresholds: tuple[int, ...], now: float) -> Plan:
+def resolve_settings(org: Item | None, app: Item | None, defaults: DefaultsConfig, thresholds: tuple[int, ...], now: float) -> EffectiveSettings:
     """A function of its arguments alone, so that a whole fleet that reads the same items goes by the same plan."""
-    told: list[str] = []
-    whole, own = Reading(org, "org", told), Reading(app, "app", told)
-    settled = Reading(_settled(org, now), "org: settled", told)
-    zone = first((settled, whole), "timezone", zone_of) or load_zone(defaults.timezone)
-    quota_scope = cast(QuotaScope, first((settled, whole), "quota_scope", one_of(QUOTA_SCOPES)) or "APP")
-    either = (own, whole)
-    budget = (whole,) if quota_scope == "ORG" else either
-    ordering, quotas = _budget(budget, told)
-    normal = first(either, "refresh_interval_normal_secs", seconds) or defaults.refresh_interval_normal_secs
-    tight = first(either, "refresh_interval_tight_secs", seconds) or defaults.refresh_interval_tight_secs
-    is_sticky = first(budget, "sticky_fallback_enabled", truth)
-    alerts = first(either, "alert_thresholds_pct", percents)
-    enforcement = first(budget, "enforcement", one_of(ENFORCEMENTS)) or "soft"
-    return Plan(
+    problems: list[str] = []
+    org_item, app_item = SettingsItem(org, "org", problems), SettingsItem(app, "app", problems)
+    settled = SettingsItem(_find_settled(org, now), "org: settled", problems)
+    zone = read_first((settled, org_item), "timezone", read_zone) or load_zone(defaults.timezone)
+    quota_scope = cast(QuotaScope, read_first((settled, org_item), "quota_scope", make_choice_reader(QUOTA_SCOPES)) or "APP")
+    app_over_org = (app_item, org_item)
+    budget_items = (org_item,) if quota_scope == "ORG" else app_over_org
+    ordering, quotas = _read_budget(budget_items, problems)
+    normal = read_first(app_over_org, "refresh_interval_normal_secs", read_seconds) or defaults.refresh_interval_normal_secs
+    tight = read_first(app_over_org, "refresh_interval_tight_secs", read_seconds) or defaults.refresh_interval_tight_secs
+    is_sticky = read_first(budget_items, "sticky_fallback_enabled", read_bool)
+    alerts = read_first(app_over_org, "alert_thresholds_pct", read_percents)
+    enforcement = read_first(budget_items, "enforcement", make_choice_reader(ENFORCEMENTS)) or "soft"
+    return EffectiveSettings(
         zone,
         quota_scope,
-        shards=whole.read("agg_shard_count", shard_count) or defaults.agg_shard_count,
-        period=Period(first((settled, whole), "period", one_of(PERIODS)) or "day"),
+        shards=org_item.read("agg_shard_count", read_shard_count) or defaults.agg_shard_count,
+        period=Period(read_first((settled, org_item), "period", make_choice_reader(PERIODS)) or "day"),
         ordering=ordering,
         quotas=MappingProxyType(quotas),
         is_sticky=is_sticky is not False,
         enforcement=cast(Enforcement, enforcement),
-        tight_pct=first(either, "tight_mode_threshold_pct", percent(100)) or defaults.tight_mode_threshold_pct,
+        tight_pct=read_first(app_over_org, "tight_mode_threshold_pct", make_percent_reader(100)) or defaults.tight_mode_threshold_pct,
         normal_secs=float(normal),
         tight_secs=float(min(tight, normal)),  # an app may have made the one shorter than the org has the other
         thresholds=thresholds if alerts is None else alerts,
-        version=sum(item.read("version", _count) or 0 for item in budget),
-        passed_over=tuple(told),
+        version=sum(item.read("version", read_version) or 0 for item in budget_items),
+        problems=tuple(problems),
     )
 
 
-def turns_at(org: Item | None, now: float) -> float | None:
+def find_change_time(org: Item | None, now: float) -> float | None:
     """When another time zone, period or quota_scope will hold than now, for those who keep plans."""
-    return None if org is None or _settled(org, now) is None else float(cast(int, org["settled_until_epoch"]))
+    return None if org is None or _find_settled(org, now) is None else float(cast(int, org["settled_until_epoch"]))
 
 
-def _settled(org: Item | None, now: float) -> Item | None:
+def _find_settled(org: Item | None, now: float) -> Item | None:
     """What held before the org was changed, while it still holds."""
     if org is None:
         return None
     settled, until = org.get("settled"), org.get("settled_until_epoch")
-    is_waiting = isinstance(settled, Mapping) and is_number(until) and now < cast(Decimal, until)
-    return cast(Item, settled) if is_waiting else None
+    is_pending = isinstance(settled, Mapping) and is_number(until) and now < cast(Decimal, until)
+    return cast(Item, settled) if is_pending else None
 
 
 # Money.
 
 
-def _budget(items: Sequence[Reading], told: list[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    written = first(items, "model_ordering", lambda value: (value,))
-    ordering = () if written is None else _ordering(written[0], told)
-    found = first(items, "quotas", lambda value: (value,))
-    if found is not None and not isinstance(found[0], Mapping):
-        told.append(f"quotas: expected a mapping, found {shown(found[0])}; nothing may be spent")
-        return ordering or (NO_LABEL,), dict.fromkeys(ordering or (NO_LABEL,), 0)
-    quotas = {} if found is None else _quotas(found[0], told)
+def _read_budget(items: Sequence[SettingsItem], problems: list[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    ordering_value = read_first(items, "model_ordering", lambda value: (value,))
+    ordering = () if ordering_value is None else _read_ordering(ordering_value[0], problems)
+    quotas_value = read_first(items, "quotas", lambda value: (value,))
+    if quotas_value is not None and not isinstance(quotas_value[0], Mapping):
+        problems.append(f"quotas: expected a mapping, found {format_value(quotas_value[0])}; nothing may be spent")
+        return ordering or (UNUSABLE_ORDERING_LABEL,), dict.fromkeys(ordering or (UNUSABLE_ORDERING_LABEL,), 0)
+    quotas = {} if quotas_value is None else _read_quotas(quotas_value[0], problems)
     for label in ordering:
         if label not in quotas:
-            told.append(f"quotas: none for {label}, so nothing may be spent on it")
+            problems.append(f"quotas: none for {label}, so nothing may be spent on it")
             quotas[label] = 0
     return ordering, quotas
 
 
-def _ordering(written: Any, told: list[str]) -> tuple[str, ...]:
-    entries = written if isinstance(written, list) else [written]
-    good = list(dict.fromkeys(entry for entry in entries if isinstance(entry, str) and is_label(entry)))
-    if not isinstance(written, list) or not good:
-        told.append(f"model_ordering: expected a list of labels, found {shown(written)}; nothing may be spent")
-        return (NO_LABEL,)
-    if len(good) < len(entries):
-        told.append(f"model_ordering: what is no label, or stands there twice, is left out of {shown(written)}")
-    return tuple(good)
+def _read_ordering(value: Any, problems: list[str]) -> tuple[str, ...]:
+    entries = value if isinstance(value, list) else [value]
+    labels = list(dict.fromkeys(entry for entry in entries if isinstance(entry, str) and is_label(entry)))
+    if not isinstance(value, list) or not labels:
+        problems.append(f"model_ordering: expected a list of labels, found {format_value(value)}; nothing may be spent")
+        return (UNUSABLE_ORDERING_LABEL,)
+    if len(labels) < len(entries):
+        problems.append(f"model_ordering: what is no label, or stands there twice, is left out of {format_value(value)}")
+    return tuple(labels)
 
 
-def _quotas(written: Mapping[Any, Any], told: list[str]) -> dict[str, int]:
+def _read_quotas(values: Mapping[Any, Any], problems: list[str]) -> dict[str, int]:
     quotas = {}
-    for label, value in written.items():
+    for label, value in values.items():
         if not isinstance(label, str) or not is_label(label):
-            told.append(f"quotas: {shown(label)} is no label")
+            problems.append(f"quotas: {format_value(label)} is no label")
             continue
-        quotas[label] = value * PICO_PER_MICRO if is_whole(value, 0, MOST_MICROS) else 0
-        if not is_whole(value, 0, MOST_MICROS):
-            expected = f"expected whole micro-USD from 0 to {MOST_MICROS}"
-            told.append(f"quotas.{label}: {expected}, found {shown(value)}; nothing may be spent on it")
+        quotas[label] = value * PICO_PER_MICRO if is_whole(value, 0, MAX_QUOTA_MICROS) else 0
+        if not is_whole(value, 0, MAX_QUOTA_MICROS):
+            expected = f"expected whole micro-USD from 0 to {MAX_QUOTA_MICROS}"
+            problems.append(f"quotas.{label}: {expected}, found {format_value(value)}; nothing may be spent on it")
     return quotas
 
 
@@ -161,27 +161,27 @@ def _quotas(written: Mapping[Any, Any], told: list[str]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SettingsItem:
     """One item, or none, and a list for what cannot be used in it."""
 
     item: Item | None
     whose: str
-    told: list[str]
+    problems: list[str]
 
-    def read(self, name: str, as_what: Callable[[Any], T]) -> T | None:
+    def read(self, name: str, convert: Callable[[Any], T]) -> T | None:
         """None if it is not there or cannot be used."""
         value = None if self.item is None else self.item.get(name)
         if value is None:
             return None
         try:
-            return as_what(value)
+            return convert(value)
         except ValueError as failure:
-            self.told.append(f"{self.whose}: {name}: {failure}; passed over")
+            self.problems.append(f"{self.whose}: {name}: {failure}; passed over")
             return None
 
 
-def first(items: Iterable[Reading], name: str, as_what: Callable[[Any], T]) -> T | None:
-    return next((value for item in items if (value := item.read(name, as_what)) is not None), None)
+def read_first(items: Iterable[SettingsItem], name: str, convert: Callable[[Any], T]) -> T | None:
+    return next((value for item in items if (value := item.read(name, convert)) is not None), None)
 
 
 def is_number(value: Any) -> bool:
@@ -192,65 +192,65 @@ def is_whole(value: Any, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def zone_of(value: Any) -> ZoneInfo:
+def read_zone(value: Any) -> ZoneInfo:
     return load_zone(value if isinstance(value, str) else "")
 
 
-def one_of(options: Sequence[str]) -> Callable[[Any], str]:
-    def chosen(value: Any) -> str:
+def make_choice_reader(options: Sequence[str]) -> Callable[[Any], str]:
+    def read_choice(value: Any) -> str:
         if value not in options:
-            raise ValueError(f"expected one of {', '.join(options)}, found {shown(value)}")
+            raise ValueError(f"expected one of {', '.join(options)}, found {format_value(value)}")
         return str(value)
 
-    return chosen
+    return read_choice
 
 
-def seconds(value: Any) -> int | Decimal:
+def read_seconds(value: Any) -> int | Decimal:
     """Of few digits, since no store keeps any number of them."""
-    if not is_number(value) or not Decimal("0.001") <= value <= MOST_SECONDS or _decimals(value) > MOST_DECIMALS:
-        expected = f"0.001 to {MOST_SECONDS} seconds with at most {MOST_DECIMALS} decimals"
-        raise ValueError(f"expected {expected}, found {shown(value)}")
+    if not is_number(value) or not Decimal("0.001") <= value <= MAX_REFRESH_SECONDS or _count_decimals(value) > MAX_DECIMALS:
+        expected = f"0.001 to {MAX_REFRESH_SECONDS} seconds with at most {MAX_DECIMALS} decimals"
+        raise ValueError(f"expected {expected}, found {format_value(value)}")
     return cast(Decimal, value)
 
 
-def _decimals(value: int | Decimal) -> int:
+def _count_decimals(value: int | Decimal) -> int:
     """Of a finite number."""
     return -cast(int, Decimal(value).as_tuple().exponent)
 
 
-def percent(most: int) -> Callable[[Any], int]:
-    def checked(value: Any) -> int:
-        if not is_whole(value, 1, most):
-            raise ValueError(f"expected a whole number from 1 to {most}, found {shown(value)}")
+def make_percent_reader(maximum: int) -> Callable[[Any], int]:
+    def read_percent(value: Any) -> int:
+        if not is_whole(value, 1, maximum):
+            raise ValueError(f"expected a whole number from 1 to {maximum}, found {format_value(value)}")
         return int(value)
 
-    return checked
+    return read_percent
 
 
-def percents(value: Any) -> tuple[int, ...]:
+def read_percents(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"expected a list of percentages, found {shown(value)}")
-    return tuple(sorted(set(map(percent(MOST_PERCENT), value))))
+        raise ValueError(f"expected a list of percentages, found {format_value(value)}")
+    return tuple(sorted(set(map(make_percent_reader(MAX_ALERT_PERCENT), value))))
 
 
-def truth(value: Any) -> bool:
+def read_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, found {shown(value)}")
+        raise ValueError(f"expected true or false, found {format_value(value)}")
     return value
 
 
-def shard_count(value: Any) -> int:
+def read_shard_count(value: Any) -> int:
     if value not in SHARD_COUNTS:
-        raise ValueError(f"expected one of {', '.join(map(str, SHARD_COUNTS))}, found {shown(value)}")
+        raise ValueError(f"expected one of {', '.join(map(str, SHARD_COUNTS))}, found {format_value(value)}")
     return int(value)
 
 
-def _count(value: Any) -> int:
+def read_version(value: Any) -> int:
     if not is_whole(value, 0, 10**15):
-        raise ValueError(f"expected a whole number, found {shown(value)}")
+        raise ValueError(f"expected a whole number, found {format_value(value)}")
     return int(value)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = f'"{value}"' if isinstance(value, str) else str(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."

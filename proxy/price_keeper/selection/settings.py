@@ -27,7 +27,7 @@ from price_keeper.limits.settings import validate_rate_limits as limits_checked
 from price_keeper.model import Scope
 from price_keeper.selection import plan as may_be
 from price_keeper.selection.own_labels import own_names
-from price_keeper.selection.plan import MOST_MICROS, PERIODS, QUOTA_SCOPES, plan_of, shown, turns_at
+from price_keeper.selection.plan import MAX_QUOTA_MICROS, PERIODS, QUOTA_SCOPES, resolve_settings, format_value, find_change_time
 from price_keeper.stores import schema
 from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import (
@@ -60,7 +60,7 @@ class SettingsRefused(ConfigError):
 
 
 def told(path: tuple[str, ...], complaint: str) -> str:
-    return escape_line(f"{'.'.join(part[: may_be.MOST_SHOWN] for part in path)}: {complaint}" if path else complaint)
+    return escape_line(f"{'.'.join(part[: may_be.MAX_SHOWN_CHARACTERS] for part in path)}: {complaint}" if path else complaint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +102,28 @@ def audited(actor: Actor, action: str, scope: Scope, clock: Clock) -> Beside:
 def _name(value: Any) -> str:
     is_text = isinstance(value, str) and value.isprintable() and value.strip() == value
     if not is_text or not 0 < len(value) <= LONGEST_NAME:
-        raise ValueError(f"expected 1 to {LONGEST_NAME} printable characters, found {shown(value)}")
+        raise ValueError(f"expected 1 to {LONGEST_NAME} printable characters, found {format_value(value)}")
     return str(value)
 
 
 def _thresholds(value: Any) -> Value:
-    return list(may_be.percents(value))
+    return list(may_be.read_percents(value))
 
 
 _EITHERS: Mapping[str, _Read] = {
-    "sticky_fallback_enabled": may_be.truth,
-    "tight_mode_threshold_pct": may_be.percent(100),
-    "refresh_interval_normal_secs": may_be.seconds,
-    "refresh_interval_tight_secs": may_be.seconds,
-    "enforcement": may_be.one_of(may_be.ENFORCEMENTS),
+    "sticky_fallback_enabled": may_be.read_bool,
+    "tight_mode_threshold_pct": may_be.make_percent_reader(100),
+    "refresh_interval_normal_secs": may_be.read_seconds,
+    "refresh_interval_tight_secs": may_be.read_seconds,
+    "enforcement": may_be.make_choice_reader(may_be.ENFORCEMENTS),
     "alert_thresholds_pct": _thresholds,
 }
 _ORGS: Mapping[str, _Read] = {
     "org_name": _name,
-    "timezone": lambda value: may_be.zone_of(value).key,
-    "quota_scope": may_be.one_of(QUOTA_SCOPES),
-    "period": may_be.one_of(PERIODS),
-    "agg_shard_count": may_be.shard_count,
+    "timezone": lambda value: may_be.read_zone(value).key,
+    "quota_scope": may_be.make_choice_reader(QUOTA_SCOPES),
+    "period": may_be.make_choice_reader(PERIODS),
+    "agg_shard_count": may_be.read_shard_count,
     "limits": limits_checked,
     **_EITHERS,
 }
@@ -165,7 +165,7 @@ def checked_app(body: Any, labels: Sequence[str], org: Item, own: Sequence[str] 
 def _shards(before: Item | None, defaults: DefaultsConfig) -> int:
     if before is None:
         return defaults.agg_shard_count
-    return may_be.Reading(before, "", []).read("agg_shard_count", may_be.shard_count) or defaults.agg_shard_count
+    return may_be.SettingsItem(before, "", []).read("agg_shard_count", may_be.read_shard_count) or defaults.agg_shard_count
 
 
 class _Checking:
@@ -189,7 +189,7 @@ class _Checking:
     ) -> dict[str, Any]:
         """What was given and not left empty; _BAD in the place of what cannot be taken."""
         if not isinstance(body, Mapping):
-            raise SettingsRefused([((), f"expected a mapping of settings, found {shown(body)}")])
+            raise SettingsRefused([((), f"expected a mapping of settings, found {format_value(body)}")])
         given = {str(name): value for name, value in body.items() if value is not None}
         for name in (name for name in given if name not in allowed):
             hint = did_you_mean(name, allowed) or f"allowed are {join_names(allowed)}"
@@ -227,7 +227,7 @@ class _Checking:
 
     def _ordering(self, value: Any) -> Any:
         if not isinstance(value, list) or not 0 < len(value) <= MOST_LABELS:
-            found = f"{len(value)} of them" if isinstance(value, list) else shown(value)
+            found = f"{len(value)} of them" if isinstance(value, list) else format_value(value)
             return self.add("model_ordering", f"expected a list of 1 to {MOST_LABELS} labels, found {found}")
         before = len(self._mistakes)
         for index, label in enumerate(value):
@@ -242,13 +242,13 @@ class _Checking:
 
     def _quotas(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            return self.add("quotas", f"expected a mapping of labels to micro-USD, found {shown(value)}")
+            return self.add("quotas", f"expected a mapping of labels to micro-USD, found {format_value(value)}")
         for label, micros in value.items():
             if (complaint := self._about(label)) is not None:
                 self.add("quotas", complaint, str(label))
-            elif not may_be.is_whole(micros, 0, MOST_MICROS):
-                complaint = f"expected whole micro-USD (a dollar is 1000000) from 0 to {MOST_MICROS}"
-                self.add("quotas", f"{complaint}, found {shown(micros)}", str(label))
+            elif not may_be.is_whole(micros, 0, MAX_QUOTA_MICROS):
+                complaint = f"expected whole micro-USD (a dollar is 1000000) from 0 to {MAX_QUOTA_MICROS}"
+                self.add("quotas", f"{complaint}, found {format_value(micros)}", str(label))
         return dict(value)
 
     def _about(self, label: Any) -> str | None:
@@ -256,9 +256,9 @@ class _Checking:
             return None
         if label in self._without_quotas:
             why = "and all apps share one budget (quota_scope: ORG)"
-            return f"{shown(label)} is a label of the app's own, {why}"
+            return f"{format_value(label)} is a label of the app's own, {why}"
         hint = did_you_mean(str(label), self._labels) or f"there are {join_names(self._labels)}"
-        return f"there is no label {shown(label)} in the configuration; {hint}"
+        return f"there is no label {format_value(label)} in the configuration; {hint}"
 
 
 # Writing.
@@ -283,7 +283,7 @@ async def put_org(
         entry = Update(schema.org_entry_key(org), set={"org_name": settings["org_name"]})
         update, item = _update(key, before, settings, (*ORG_SETTINGS, *_TURNING), now)
         await transact_with_retry(store, clock, [update, entry, *beside(Change(before, item))])
-        return Written(item, before is None, turns_at(item, now))
+        return Written(item, before is None, find_change_time(item, now))
 
     return await retry_on_conflict(clock, once)
 
@@ -335,13 +335,13 @@ def _turn(before: Item | None, settings: Mapping[str, Value], defaults: Defaults
     """What holds until the next period begins, where that is not what is wanted."""
     if before is None:
         return {}
-    holds = plan_of(before, None, defaults, (), now)
+    holds = resolve_settings(before, None, defaults, (), now)
     settled: dict[str, Value] = {
         "timezone": holds.zone.key,
         "quota_scope": holds.quota_scope,
         "period": holds.period.value,
     }
-    waiting = turns_at(before, now)
+    waiting = find_change_time(before, now)
     _refuse_if_too_late(before, settings, settled, waiting, now)
     if all(settings[name] == value for name, value in settled.items()):
         return {}

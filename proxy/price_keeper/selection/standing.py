@@ -19,7 +19,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.selection import policy
 from price_keeper.selection.alertness import RefreshSchedule
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.spent import SpendTracker
 
@@ -67,7 +67,7 @@ class Standing:
         self,
         scope: Scope,
         span: PeriodSpan,
-        plan: Plan,
+        plan: EffectiveSettings,
         labels: Mapping[str, LabelConfig],
         unflushed: Callable[[], Mapping[str, tuple[int, int]]],
         ring: Callable[[], None] = lambda: None,
@@ -299,13 +299,13 @@ class Standing:
 
     # Learning.
 
-    def renew(self, span: PeriodSpan, plan: Plan) -> None:
+    def renew(self, span: PeriodSpan, plan: EffectiveSettings) -> None:
         """The org turns out to have another calendar. What was spent in the period of this name still counts."""
         self.span, self.plan = span, plan
         self._routes.clear()
         self._make_spent()
 
-    def learn(self, plan: Plan, active: int) -> None:
+    def learn(self, plan: EffectiveSettings, active: int) -> None:
         """The calendar stays as it is until the period is over, whatever the plan says."""
         plan, active = plan.with_calendar_of(self.plan), min(active, max(0, len(plan.ordering) - 1))
         if plan != self.plan or active != self.active:

@@ -26,7 +26,7 @@ from price_keeper.selection.notes import Notes
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.own_labels import OwnLabels
 from price_keeper.selection.payer import Payer, budget_scope
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import Quotas
 from price_keeper.selection.spent import NEVER, SpendTracker
 from price_keeper.selection.standing import Outcomes, Standing
@@ -80,7 +80,7 @@ class Standings:
         )
         self._payers: dict[_Name, tuple[Payer, Watch]] = {}
         self._watches: dict[tuple[str, str], Watch] = {}  # by scope and period
-        self._frozen: dict[str, tuple[Plan, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
+        self._frozen: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
         self._meeting: dict[_Name, asyncio.Event] = {}
         self._swept = -NEVER
         self.outcomes = Outcomes()
@@ -289,7 +289,7 @@ class Standings:
                 standing.is_stale = True
                 _log.warning("%s goes by what was noted when the store was last read", standing.scope.key)
 
-    def _introduce(self, caller: Caller, plan: Plan, *, is_known: bool, is_settled: bool) -> None:
+    def _introduce(self, caller: Caller, plan: EffectiveSettings, *, is_known: bool, is_settled: bool) -> None:
         now = self._clock.now()
         plan, period = self._frozen_calendar(caller.org, plan, now, is_settled)
         scope = budget_scope(caller, plan)
@@ -307,7 +307,7 @@ class Standings:
             del self._payers[next(iter(self._payers))]
         self._payers[caller.org, caller.app] = payer, watch
 
-    def _frozen_calendar(self, org: str, plan: Plan, now: float, is_settled: bool) -> tuple[Plan, PeriodSpan]:
+    def _frozen_calendar(self, org: str, plan: EffectiveSettings, now: float, is_settled: bool) -> tuple[EffectiveSettings, PeriodSpan]:
         """All apps of an org that somebody put go by one calendar, until its period is over."""
         frozen = self._frozen.get(org)
         if frozen is not None and frozen[1].covers(now):
@@ -336,7 +336,7 @@ class Standings:
         if found is not None and found[1].standing.scope == scope:
             found[1].standing.learn_own(own)
 
-    def _new_watch(self, scope: Scope, period: PeriodSpan, plan: Plan, is_settled: bool) -> Watch:
+    def _new_watch(self, scope: Scope, period: PeriodSpan, plan: EffectiveSettings, is_settled: bool) -> Watch:
         self._make_room()
 
         def by_label(found: Mapping[Counter, int]) -> dict[str, int]:

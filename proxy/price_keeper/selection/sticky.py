@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.model import Scope
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -25,19 +25,19 @@ LABEL, INDEX, VERSION = "active_model_label", "active_model_index", "ordering_ve
 KEPT_SECONDS = 2 * 86_400  # after the end of the period, as in a zone further west it goes on
 
 
-def index_of(item: Item | None, plan: Plan) -> int:
+def index_of(item: Item | None, plan: EffectiveSettings) -> int:
     """Where the active label stands in the ordering of today, which may have changed since it was written."""
     label = None if item is None else item.get(LABEL)
     return plan.ordering.index(label) if isinstance(label, str) and label in plan.ordering else 0
 
 
-def is_newer(item: Item | None, plan: Plan) -> bool:
+def is_newer(item: Item | None, plan: EffectiveSettings) -> bool:
     """Whether somebody knows of an ordering that we do not know of yet."""
     version = None if item is None else item.get(VERSION)
     return isinstance(version, int) and version > plan.version
 
 
-def moved_to(index: int, before: int, scope: Scope, span: PeriodSpan, plan: Plan, now: float) -> Update:
+def moved_to(index: int, before: int, scope: Scope, span: PeriodSpan, plan: EffectiveSettings, now: float) -> Update:
     """Of any number of instances that write it, those who know the newest ordering and are furthest in it win."""
     return Update(
         schema.sticky_state_key(scope, span.key),

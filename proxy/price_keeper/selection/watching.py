@@ -23,7 +23,7 @@ from price_keeper.selection.looks import Looks
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.overrides import override_of
 from price_keeper.selection.own_labels import OwnLabels
-from price_keeper.selection.plan import Plan
+from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import Standing
 from price_keeper.selection.watch import Watch
@@ -172,7 +172,7 @@ class Watching:
         watch.looked_at, watch.money_due, watch.knows_money = moment, moment + wait, True
         watch.grace = max(MIN_REFRESH_SECONDS, wait * GRACE)
 
-    def _take_settings(self, watch: Watch, plan: Plan, is_settled: bool, item: Item | None) -> None:
+    def _take_settings(self, watch: Watch, plan: EffectiveSettings, is_settled: bool, item: Item | None) -> None:
         standing = watch.standing
         self._warn(watch, plan)
         self._take_override(watch, item)
@@ -200,10 +200,10 @@ class Watching:
         watch.override = override
         watch.override_ends = NEVER if override is None else override.until
 
-    def _warn(self, watch: Watch, plan: Plan) -> None:
-        if plan.passed_over != watch.warned_of:
-            watch.warned_of = plan.passed_over
-            for problem in plan.passed_over:
+    def _warn(self, watch: Watch, plan: EffectiveSettings) -> None:
+        if plan.problems != watch.warned_of:
+            watch.warned_of = plan.problems
+            for problem in plan.problems:
                 _log.warning("%s: settings that cannot be used: %s", watch.standing.scope.key, problem)
 
     async def _move(self, watch: Watch, item: Item | None) -> None:

@@ -16,7 +16,7 @@ from price_keeper.control.bodies import MOST_DEPTH, parsed
 from price_keeper.control.problems import Problem
 from price_keeper.control.requests import query_of
 from price_keeper.reporting import days
-from price_keeper.selection.plan import THRESHOLDS, plan_of
+from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.selection.settings import SettingsRefused, checked_app, checked_org
 from price_keeper.stores.expressions import item_from_wire, item_to_wire
 from price_keeper.stores.sqlite_codec import decode_item, encode_item
@@ -78,11 +78,11 @@ def _settings(value: Any) -> None:
     """Of an org, and of an app in it."""
     org = _checked(lambda: checked_org(value, LABELS, None, DEFAULTS))
     if org is not None:
-        same(plan_of(org, None, DEFAULTS, THRESHOLDS, NOW).passed_over, (), f"what is passed over of {org}")
+        same(resolve_settings(org, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems, (), f"what is passed over of {org}")
     above = org or GOOD
     app = _checked(lambda: checked_app(value, LABELS, above))
     if app is not None:
-        same(plan_of(above, app, DEFAULTS, THRESHOLDS, NOW).passed_over, (), f"what is passed over of {app}")
+        same(resolve_settings(above, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems, (), f"what is passed over of {app}")
 
 
 def _checked(check: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import InvalidStoreRequest
-from price_keeper.selection.plan import THRESHOLDS, plan_of
+from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.stores.contract import Item
 from price_keeper.stores.expressions import from_wire, item_from_wire, item_to_wire
 from price_keeper.stores.sqlite_codec import decode_item, encode_item
@@ -82,7 +82,7 @@ def _added(numbers: list[int | Decimal]) -> None:
 
 def _planned(item: Item) -> None:
     """Whatever was written by hand there is a plan, in which each label has a quota."""
-    plan = plan_of(item, None, DefaultsConfig(), THRESHOLDS, NOW)
+    plan = resolve_settings(item, None, DefaultsConfig(), DEFAULT_ALERT_THRESHOLDS, NOW)
     holds(set(plan.ordering) <= plan.quotas.keys(), f"labels without a quota: {plan}")
     holds(all(type(quota) is int and quota >= 0 for quota in plan.quotas.values()), f"quotas: {plan.quotas}")
     holds(item.get("model_ordering") is None or plan.ordering, "an ordering that means no budget")

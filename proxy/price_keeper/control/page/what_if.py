@@ -10,11 +10,11 @@ from price_keeper.control.page.outlook import what_if
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
 from price_keeper.model import PICO_PER_MICRO
-from price_keeper.selection.plan import MOST_MICROS, shown
+from price_keeper.selection.plan import MAX_QUOTA_MICROS, format_value
 
 QUERY = {
     "label": {"type": "string", "maxLength": 64, "description": "one that has a quota"},
-    "quota_usd_micros": {"type": "integer", "minimum": 0, "maximum": MOST_MICROS},
+    "quota_usd_micros": {"type": "integer", "minimum": 0, "maximum": MAX_QUOTA_MICROS},
 }
 
 
@@ -29,9 +29,9 @@ def _asked(call: Call, labels: Container[str]) -> tuple[str, int]:
     label, text = call.query.get("label"), call.query.get("quota_usd_micros", "")
     mistakes = []
     if label is None or label not in labels:
-        mistakes.append(("label", f"expected a label that has a quota here, found {shown(label or '')}"))
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST_MICROS)) and int(text) <= MOST_MICROS):
-        mistakes.append(("quota_usd_micros", f"expected whole micro-USD from 0 to {MOST_MICROS}, found {shown(text)}"))
+        mistakes.append(("label", f"expected a label that has a quota here, found {format_value(label or '')}"))
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_QUOTA_MICROS)) and int(text) <= MAX_QUOTA_MICROS):
+        mistakes.append(("quota_usd_micros", f"expected whole micro-USD from 0 to {MAX_QUOTA_MICROS}, found {format_value(text)}"))
     if mistakes:
         raise invalid("the query cannot be used", *mistakes)
     return str(label), int(text)
