@@ -122,7 +122,7 @@ def _on_what_is_under_way(standing: Any, index: int) -> int | None:
     plan = standing.plan
     if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
         return None
-    found = policy.moved_on(index, plan.ordering, lambda label: standing.spent(label).taken, plan.quotas)
+    found = policy.advance_active_index(index, plan.ordering, lambda label: standing.spent(label).taken, plan.quotas)
     return found if found > index else None
 
 

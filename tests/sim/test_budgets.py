@@ -310,7 +310,7 @@ class Fleet(RuleBasedStateMachine):
         active = override.label if is_override else item.get(sticky.LABEL) if self.is_sticky else None
         index = self.ordering.index(active) if active in self.ordering else 0
         quotas = {name: usd * USD for name, usd in self.quotas.items()}
-        may = policy.candidates(label, self.ordering, quotas, index)
+        may = policy.find_candidates(label, self.ordering, quotas, index)
         spent = {name: self.world.truth(Name(scope.key, name, today.key)) for name in LABELS}
         found = next((each for each in may if spent[each] < quotas[each]), None)
         return found or ("QuotaSpent" if may else "InvalidRequest")

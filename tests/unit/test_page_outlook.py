@@ -111,6 +111,6 @@ def test_what_serves_is_what_the_policy_lets_through(figures: list[tuple[int, in
     spent = {label: amount for label, (amount, _) in zip(labels, figures, strict=True)}
     quotas = {label: quota for label, (_, quota) in zip(labels, figures, strict=True)}
     seen = replace(view({}), ordering=labels, quotas=quotas, spent=spent, active=active)
-    may = policy.candidates(labels[0], labels, quotas, active)
+    may = policy.find_candidates(labels[0], labels, quotas, active)
     expected = next((label for label in may if spent[label] < quotas[label]), None)
     assert serving(seen, quotas, active) == expected

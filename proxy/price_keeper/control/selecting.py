@@ -74,8 +74,8 @@ def _label(standing: Standing, label: str, own: Own) -> dict[str, Any]:
         "spent_usd_micros": money.exact_micros(known),
         "in_flight_usd_micros": money.exact_micros(in_flight),
         "quota_usd_micros": quota // PICO_PER_MICRO,
-        "quota_pct": policy.percent(known + in_flight, quota),
-        "mode": policy.mode(known + in_flight, quota, standing.plan.tight_pct).value,
+        "quota_pct": policy.compute_quota_percent(known + in_flight, quota),
+        "mode": policy.compute_mode(known + in_flight, quota, standing.plan.tight_pct).value,
     }
 
 

@@ -27,14 +27,14 @@ class Mode(Enum):
     EXCEEDED = "EXCEEDED"
 
 
-def candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str, int], active: int) -> Sequence[str]:
+def find_candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str, int], active: int) -> Sequence[str]:
     """The labels that may serve, the first choice first; empty where the scope may not use what it asks for."""
     if requested in ordering:
         return ordering[max(active, ordering.index(requested)) :]
     return (requested,) if requested in quotas or not ordering else ()
 
 
-def moved_on(active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]) -> int:
+def advance_active_index(active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]) -> int:
     """The index of the label that is to be active: the next one with something left, if this one is spent, else the
     last one."""
     for index in range(active, len(ordering)):
@@ -43,12 +43,12 @@ def moved_on(active: int, ordering: Sequence[str], spent: Callable[[str], int], 
     return max(active, len(ordering) - 1)
 
 
-def percent(spent: int, quota: int) -> int:
+def compute_quota_percent(spent: int, quota: int) -> int:
     """Whole ones, rounded down, so that 100 means that it is spent. What has no room at all is spent."""
     return spent * 100 // quota if quota else 100
 
 
-def mode(spent: int, quota: int, tight_pct: int) -> Mode:
+def compute_mode(spent: int, quota: int, tight_pct: int) -> Mode:
     if spent >= quota:
         return Mode.EXCEEDED
     return Mode.TIGHT if spent * 100 >= quota * tight_pct else Mode.NORMAL

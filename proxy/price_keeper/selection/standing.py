@@ -199,7 +199,7 @@ class Standing:
         return self._by_quota(serving, taken, quota)
 
     def _by_quota(self, label: str, taken: int, quota: int, instead: str | None = None) -> Decision:
-        return Decision(label, policy.mode(taken, quota, self.plan.tight_pct), policy.percent(taken, quota), instead)
+        return Decision(label, policy.compute_mode(taken, quota, self.plan.tight_pct), policy.compute_quota_percent(taken, quota), instead)
 
     def _without_one(self, asked: str, is_specific: bool) -> Decision:
         if self.plan.enforcement == "shadow" and not self._may(asked):
@@ -232,7 +232,7 @@ class Standing:
 
     def _may(self, label: str) -> tuple[str, ...]:
         plan = self.plan
-        return tuple(policy.candidates(label, plan.ordering, plan.quotas, self.active))
+        return tuple(policy.find_candidates(label, plan.ordering, plan.quotas, self.active))
 
     # Telling.
 
@@ -349,12 +349,12 @@ class Standing:
         """Of each label that has a quota."""
         for label, quota in self.plan.quotas.items():
             known = self.spent(label).spent
-            yield Used(label, known / quota if quota else 1.0, policy.mode(known, quota, self.plan.tight_pct))
+            yield Used(label, known / quota if quota else 1.0, policy.compute_mode(known, quota, self.plan.tight_pct))
 
     def _modes(self) -> Iterator[Mode]:
         for label, quota in self.plan.quotas.items():
             if quota:  # what never has any room is nothing to look after
-                yield policy.mode(self.spent(label).spent, quota, self.plan.tight_pct)
+                yield policy.compute_mode(self.spent(label).spent, quota, self.plan.tight_pct)
 
     def due_to_move(self, sticky: int) -> int | None:
         """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may
@@ -362,7 +362,7 @@ class Standing:
         plan = self.plan
         if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
             return None
-        index = policy.moved_on(sticky, plan.ordering, lambda label: self.spent(label).spent, plan.quotas)
+        index = policy.advance_active_index(sticky, plan.ordering, lambda label: self.spent(label).spent, plan.quotas)
         return index if index > sticky else None
 
 

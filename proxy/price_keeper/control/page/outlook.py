@@ -74,7 +74,7 @@ def serving(view: View, quotas: Mapping[str, int], start: int) -> str | None:
     ordering = view.ordering
     if not ordering:
         return None
-    label = ordering[policy.moved_on(start, ordering, view.spent.__getitem__, quotas)]
+    label = ordering[policy.advance_active_index(start, ordering, view.spent.__getitem__, quotas)]
     return label if view.spent[label] < quotas[label] else None
 
 
@@ -97,8 +97,8 @@ def figures(view: View, label: str, quota: int) -> dict[str, Any]:
         "label": label,
         "spent_usd_micros": money.exact_micros(spent),
         "quota_usd_micros": quota // PICO_PER_MICRO,
-        "quota_pct": policy.percent(spent, quota),
-        "mode": policy.mode(spent, quota, view.tight_pct).value,
+        "quota_pct": policy.compute_quota_percent(spent, quota),
+        "mode": policy.compute_mode(spent, quota, view.tight_pct).value,
     }
 
 
