@@ -111,7 +111,7 @@ class Choosing:
         if terms is None:
             return None
         payer = self._standings.known(caller)
-        if payer is None or payer.standing.plan.enforcement == "hard":
+        if payer is None or payer.standing.settings.enforcement == "hard":
             return None
         self._admit()
         try:
@@ -160,7 +160,7 @@ class Choosing:
         if self.successor is not None:
             return await self.successor._chosen_anew(caller, asked, request, told)
         try:
-            if payer.standing.plan.enforcement == "hard":
+            if payer.standing.settings.enforcement == "hard":
                 return await self._held(payer, asked, request, choice, terms, told)
             decision = _decided(payer, choice, terms, asked)
         except _Succeeded:
@@ -187,7 +187,7 @@ class Choosing:
         """What was asked for, unless it was decided otherwise."""
         if decision.label in (choice.label, terms.counted_as):
             return choice, terms
-        choice = self._labels.instead_of(choice, decision.label, payer.standing.own)
+        choice = self._labels.instead_of(choice, decision.label, payer.standing.app_labels)
         return choice, self.metering.terms(choice, asked.operation, request.method) or terms
 
     async def _held(
@@ -210,7 +210,7 @@ class Choosing:
         )
         told += (*_choice_told(choice), *decision_told(decision))
         body = request.body
-        hold = None if held is None else self._hard.hold_counter(held, payer.standing.plan.shards)
+        hold = None if held is None else self._hard.hold_counter(held, payer.standing.settings.shards)
         account = payer.account(terms.counted_as, hold)
         if worst is not None and worst.body is not body:  # it says now how long the answer may be
             body = worst.body
@@ -227,16 +227,16 @@ class Choosing:
 def _decided(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCall) -> Decision:
     standing, is_specific = payer.standing, asked.operation in SPECIFIC
     if terms.counted_as != choice.label:
-        return standing.allows(terms.counted_as)
+        return standing.decide_without_fallback(terms.counted_as)
     if type(choice) is OwnChoice:
-        return standing.decide_own(choice.label, is_specific)
+        return standing.decide_app_label(choice.label, is_specific)
     return standing.decide(choice.label, is_specific)
 
 
 def _decided_hard(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
     standing = payer.standing
     if terms.counted_as != choice.label:
-        return standing.allows_hard(terms.counted_as, dry)
+        return standing.decide_hard_without_fallback(terms.counted_as, dry)
     return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)
 
 

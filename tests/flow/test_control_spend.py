@@ -310,6 +310,6 @@ async def test_asking_counts_no_call_and_tells_nobody(api: Rig, caplog: pytest.L
     assert [each["served_by"] for each in told["labels"]] == [None, None]
     caller = Caller(ORG, "spent", build_client_id(ORG, "spent"))
     standing, _ = await api.parts.standings.told(caller, is_forced=False)
-    assert standing._outcomes.refused == 0
+    assert standing._counters.refusals == 0
     assert "decision changed" not in caplog.text
     assert SETTINGS["quotas"]["premium"] == 10_000_000

@@ -97,7 +97,7 @@ class Fleet:
         for sidecar in self.sidecars:
             standing, _ = await in_time(self.clock, sidecar.standings.told(CALLER, is_forced=True))
             for label, quota in QUOTAS.items():
-                spent = standing.spent(label).spent
+                spent = standing.get_tracker(label).spent
                 assert spent == self.spent(label)
                 reached = {(label, pct) for pct in (50, 80, 95, 100) if spent >= pct * quota * USD // 100}
                 assert reached <= self.alerts.fired

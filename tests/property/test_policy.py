@@ -15,7 +15,7 @@ from price_keeper.model import Scope
 from price_keeper.selection import policy
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.policy import Mode
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 
 LABELS = ("a", "b", "c", "d", "e")
 ORDERINGS = st.lists(st.sampled_from(LABELS[:4]), unique=True)
@@ -55,10 +55,10 @@ def test_the_first_that_may_serve_and_can_be_afforded_serves(
 ) -> None:
     quotas = dict.fromkeys(ordering, 2) | quotas
     plan = replace(PLAN, ordering=tuple(ordering), quotas=quotas)
-    standing = Standing(SCOPE, DAY, plan, CONFIGURED, lambda: {label: (pico, 0) for label, pico in spent.items()})
-    standing.learn(plan, active)
+    standing = BudgetState(SCOPE, DAY, plan, CONFIGURED, lambda: {label: (pico, 0) for label, pico in spent.items()})
+    standing.apply_settings(plan, active)
     for label, pico in under_way.items():
-        for budget in standing.budgets_of(label):
+        for budget in standing.find_trackers(label):
             budget.began(pico)
     taken = {label: spent.get(label, 0) + under_way.get(label, 0) for label in LABELS}
     fits = {label for label in LABELS if not is_specific or FORMATS[label] == FORMATS[asked]}

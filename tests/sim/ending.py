@@ -12,7 +12,7 @@ from price_keeper.recording.aggregator import COUNTED, Aggregator, total_key
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.leftovers import recover
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.watching import ASK_AGAIN_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
@@ -126,8 +126,8 @@ class Ending:
         """By one new look at the store, it knows who pays, and the truth."""
         for caller in self.world.setup.callers:
             standing, _ = await life.standings.told(caller, is_forced=True)
-            for label in standing.plan.quotas:
-                spent, name = standing.spent(label), Name(standing.scope.key, label, standing.span.key)
+            for label in standing.settings.quotas:
+                spent, name = standing.get_tracker(label), Name(standing.scope.key, label, standing.span.key)
                 told = spent.spent, spent.in_flight
                 self.truth.check("all know what was spent", told == (self.truth.pico[name], 0), life.name, name, told)
 
@@ -138,14 +138,14 @@ class Ending:
             if len({each.span for each in known}) > 1 or any(self._something_ends(each) for each in known):
                 continue
             for label in LABELS:
-                served = {each.would_serve(label) for each in known}
+                served = {each.find_enforced_label(label) for each in known}
                 self.truth.check("all decide alike", len(served) <= 1, caller.app, label, served)
 
-    def _standing(self, life: Life, caller: Caller) -> Standing | None:
+    def _standing(self, life: Life, caller: Caller) -> BudgetState | None:
         payer = life.standings.known(caller)
         return None if payer is None else payer.standing
 
-    def _something_ends(self, standing: Standing) -> bool:
+    def _something_ends(self, standing: BudgetState) -> bool:
         now = self.world.wall()
         item: Any = self.world.store.items.get(schema.sticky_state_key(standing.scope, standing.span.key)) or {}
         ends = (standing.span.start, standing.span.end, item.get("override_until_epoch", 0))

@@ -28,7 +28,7 @@ from price_keeper.recording.turns import Turns
 from price_keeper.selection import notebook, policy, sticky
 from price_keeper.selection.notebook import Notebook
 from price_keeper.selection.spent import SpendTracker
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
@@ -201,7 +201,7 @@ MISTAKES = {
     "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 20_067),
     "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky", 10_027),
     "sticky fallback on what is only under way": Mistake(
-        Standing, "due_to_move", _on_what_is_under_way, "sticky", 10_004
+        BudgetState, "find_next_active", _on_what_is_under_way, "sticky", 10_004
     ),
     "sticky fallback by quotas that hold no more": Mistake(Standing, "learn", _by_former_quotas, "sticky", 10_000),
     "sticky fallback past a label that is not spent": Mistake(policy, "moved_on", _past_one_more, "sticky", 10_000),

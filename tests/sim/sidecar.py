@@ -23,7 +23,7 @@ from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Intent
 from price_keeper.selection.notebook import Notebook
 from price_keeper.selection.spent import NEVER
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.standings import Standings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Store
@@ -266,9 +266,9 @@ class Life:
         self._pays_as_noted(intent)
         self._counts_no_more()
         for standing in self._standings():
-            for label, quota in standing.plan.quotas.items():
-                spent = standing.spent(label)
-                if spent not in intent.account.budgets or standing.plan.enforcement != "soft":
+            for label, quota in standing.settings.quotas.items():
+                spent = standing.get_tracker(label)
+                if spent not in intent.account.budgets or standing.settings.enforcement != "soft":
                     continue
                 name = Name(standing.scope.key, label, standing.span.key)
                 least = truth.least(wire.seen, name, spent.exact_at)
@@ -296,12 +296,12 @@ class Life:
             is_held = any(each.is_hold for each in counters)
             world.truth.check("who was met with a hard budget spends what is held for it", is_held, *told)
 
-    def _standings(self) -> list[Standing]:
+    def _standings(self) -> list[BudgetState]:
         """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
         knows whose budget it is, nor over how many shards it is spread."""
         found = {id(payer.standing): (payer.standing, watch) for payer, watch in self.standings._payers.values()}
         calendar = self.world.calendar
-        return [each for each, watch in found.values() if each.plan.calendar == calendar and watch.money_old > -NEVER]
+        return [each for each, watch in found.values() if each.settings.calendar == calendar and watch.money_old > -NEVER]
 
     def _is_seen_in_time(self, name: Name, standing: Any, now: float) -> None:
         """As long as nothing keeps it from looking, what was spent is known after a flush and an interval."""
@@ -323,7 +323,7 @@ class Life:
                 self.machine.noted.setdefault(settings, self.number)
         self._counts_no_more()
         for standing in self._standings():
-            for label, spent in standing._spent.items():
+            for label, spent in standing._trackers.items():
                 name = Name(standing.scope.key, label, standing.span.key)
                 least = truth.least(self.wire.seen, name, spent.exact_at)
                 is_less = least is not None and spent.spent < least

@@ -293,8 +293,8 @@ class Fleet(RuleBasedStateMachine):
             if len({standing.span for standing in standings}) > 1 or self._something_ends(app):
                 continue
             for standing in standings:
-                for label in standing.plan.quotas:
-                    spent = standing.spent(label)
+                for label in standing.settings.quotas:
+                    spent = standing.get_tracker(label)
                     name = Name(standing.scope.key, label, standing.span.key)
                     assert (spent.spent, spent.in_flight) == (self.world.truth(name), 0)
             for label in LABELS:

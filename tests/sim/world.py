@@ -19,7 +19,7 @@ from price_keeper.config import Config
 from price_keeper.errors import QuotaExceeded
 from price_keeper.recording import segment
 from price_keeper.selection import hard_budgets
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
 
@@ -207,9 +207,9 @@ _CONFIG = replace(
 
 
 def _checked_refusal(truth: Truth) -> Callable[..., Any]:
-    refused = Standing._spent_all
+    refused = BudgetState._build_spent_error
 
-    def checked(standing: Standing, asked: str, may: tuple[str, ...]) -> Any:
+    def checked(standing: BudgetState, asked: str, may: tuple[str, ...]) -> Any:
         refusal = refused(standing, asked, may)
         if isinstance(refusal, QuotaExceeded):
             truth.check_refusal(standing, dict.fromkeys(may, 1))
@@ -221,7 +221,7 @@ def _checked_refusal(truth: Truth) -> Callable[..., Any]:
 def _checked_hard_refusal(truth: Truth) -> Callable[..., Any]:
     refused = hard_budgets._too_dry
 
-    def checked(standing: Standing, dry: Mapping[str, Any]) -> Any:
+    def checked(standing: BudgetState, dry: Mapping[str, Any]) -> Any:
         refusal = refused(standing, dry)
         if isinstance(refusal, QuotaExceeded):
             truth.check_refusal(standing, {label: worst for label, (_, worst) in dry.items()})
@@ -239,7 +239,7 @@ class Patches:
             mock.patch.object(os, "urandom", world.random_bytes),
             mock.patch.object(segment, "LEAST_ROOM", world.setup.room[0]),
             mock.patch.object(segment, "MOST_ROOM", world.setup.room[1]),
-            mock.patch.object(Standing, "_spent_all", _checked_refusal(world.truth)),
+            mock.patch.object(BudgetState, "_build_spent_error", _checked_refusal(world.truth)),
             mock.patch.object(hard_budgets, "_too_dry", _checked_hard_refusal(world.truth)),
         )
 

@@ -137,7 +137,7 @@ class _Run:
         for number, process in enumerate(self.fleet):
             for watch in process.standings._watches.values():
                 standing, since = watch.standing, watch.looked_at - self.began
-                if standing.active or standing.spent("premium").spent >= QUOTA * USD:
+                if standing.active_index or standing.get_tracker("premium").spent >= QUOTA * USD:
                     continue  # it knows
                 if since > -NEVER and (self.reached is None or since <= self.reached + self.flush):
                     self.intervals[number, since] = watch.old - watch.looked_at

@@ -314,8 +314,8 @@ class Process:
         """Raises Refusal and InvalidRequest."""
         standing = (payer := await self.payer(caller)).standing
         serving = standing.decide(label, False).label
-        quota = standing.plan.quotas.get(serving)
-        assert quota is None or standing.spent(serving).committed < quota
+        quota = standing.settings.quotas.get(serving)
+        assert quota is None or standing.get_tracker(serving).committed < quota
         account = payer.account(serving)
         number = self.journal.intend(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
         call = Call(account, number, expected, serving)
@@ -338,7 +338,7 @@ class Process:
     def spent(self) -> Iterator[tuple[Name, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
         for standing in {id(payer.standing): payer.standing for payer, _ in self.standings._payers.values()}.values():
-            for label, spent in standing._spent.items():
+            for label, spent in standing._trackers.items():
                 yield Name(standing.scope.key, label, standing.span.key), spent
 
     def least(self, name: Name, spent: SpendTracker) -> int:

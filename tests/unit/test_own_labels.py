@@ -30,7 +30,7 @@ from price_keeper.selection import own_labels as limits
 from price_keeper.selection.labels import Labels
 from price_keeper.selection.own_labels import OwnLabels
 from price_keeper.selection.plan import resolve_settings
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.tasks import Tasks
@@ -331,37 +331,37 @@ def test_a_job_has_no_price(metering: Metering) -> None:
         metering.terms(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
 
 
-def standing(scope: Scope, ordering: list[str], **quotas: int) -> Standing:
+def standing(scope: Scope, ordering: list[str], **quotas: int) -> BudgetState:
     today = find_span(Period.DAY, 1_795_003_200, load_zone("UTC"))
     budget: Item = {"model_ordering": cast(Any, ordering), "quotas": cast(Any, quotas)} if ordering or quotas else {}
-    return Standing(scope, today, resolve_settings(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
+    return BudgetState(scope, today, resolve_settings(budget, None, CONFIG.defaults, (), 0), CONFIG.labels, dict)
 
 
 def test_a_new_format_holds_in_a_chain_from_then_on() -> None:
     scope = Scope(str(uuid4()), "web")
     one = standing(scope, ["premium", "fast"], premium=0, fast=10)
-    one.learn_own(own_of(fast=item(format="anthropic")))
+    one.apply_app_labels(own_of(fast=item(format="anthropic")))
     assert one.decide("premium", True).label == "fast"
-    one.learn_own(None)  # the store was away
+    one.apply_app_labels(None)  # the store was away
     assert one.decide("premium", True).label == "fast"
-    one.learn_own(own_of(fast=item(format="nova")))
+    one.apply_app_labels(own_of(fast=item(format="nova")))
     with pytest.raises(InvalidRequest, match=r"Converse would be served by fast \(nova\)"):
         one.decide("premium", True)
-    assert one.decide("premium", False).label == one.would_serve("premium") == "fast"
-    one.learn_own(NOTHING)
-    assert one.would_serve("premium") is one.would_serve("fast") is None
+    assert one.decide("premium", False).label == one.find_enforced_label("premium") == "fast"
+    one.apply_app_labels(NOTHING)
+    assert one.find_enforced_label("premium") is one.find_enforced_label("fast") is None
 
 
 def test_where_apps_share_a_standing_they_are_in_no_chain_and_leave_no_trace() -> None:
     """Also where somebody wrote one into the org's chain by hand, or the configuration lost it."""
     one = standing(Scope(str(uuid4())), ["premium", "fast"], premium=0, fast=10)
-    assert one.decide_own("fast", True).label == "fast"  # paid from the quota of that name
+    assert one.decide_app_label("fast", True).label == "fast"  # paid from the quota of that name
     with pytest.raises(InvalidRequest, match="other is not among"):
-        one.decide_own("other", True)
-    assert one.would_serve("premium") is None
-    assert one._routes.keys() <= {("premium", False)}
+        one.decide_app_label("other", True)
+    assert one.find_enforced_label("premium") is None
+    assert one._fallback_routes.keys() <= {("premium", False)}
     free = standing(Scope(str(uuid4())), [])
-    assert free.decide_own("fast", True).label == "fast"
+    assert free.decide_app_label("fast", True).label == "fast"
 
 
 @pytest.mark.parametrize(
@@ -385,6 +385,6 @@ def test_what_cannot_be_used_is_no_label(changes: dict[str, Any]) -> None:
 def test_the_configuration_is_not_changed_by_what_apps_have() -> None:
     configured = MappingProxyType(dict(CONFIG.labels))
     one = standing(Scope(str(uuid4()), "web"), [])
-    one.learn_own(own_of(fast=item()))
+    one.apply_app_labels(own_of(fast=item()))
     assert one.decide("fast", False).label == "fast"
     assert dict(CONFIG.labels) == dict(configured)

@@ -14,7 +14,7 @@ from price_keeper.model import Scope
 from price_keeper.selection import quotas
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.quotas import COMPARED, LABELS, TOLD, Quotas
-from price_keeper.selection.standing import Outcomes, Standing
+from price_keeper.selection.standing import DecisionCounters, BudgetState
 from price_keeper.stores.contract import Item
 from price_keeper.telemetry import ACTIVE_LABEL_INFO, QUOTA_MODE, QUOTA_USED_RATIO, SCOPES_UNTOLD, MetricsRegistry
 
@@ -25,17 +25,17 @@ CONFIG = Config.development()
 MICRO = 10**6  # in pico
 
 
-def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], outcomes: Any = None) -> Standing:
+def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], outcomes: Any = None) -> BudgetState:
     """`spent` and `limit` are in micro-dollars."""
     budget: Item = {"model_ordering": cast(Any, list(limit)), "quotas": cast(Any, dict(limit))}
     plan = resolve_settings(budget, None, CONFIG.defaults, (), 0)
     told = {label: (micros * MICRO, 0) for label, micros in spent.items()}
     scope = Scope(str(UUID(int=number)), "web" if number % 2 else None)
-    return Standing(scope, TODAY, plan, CONFIG.labels, lambda: told, outcomes=outcomes)
+    return BudgetState(scope, TODAY, plan, CONFIG.labels, lambda: told, counters=outcomes)
 
 
 class Told:
-    def __init__(self, standings: list[Standing]) -> None:
+    def __init__(self, standings: list[BudgetState]) -> None:
         self.telemetry = MetricsRegistry()
         Quotas(lambda: iter(standings)).add_to(self.telemetry)
 
@@ -47,7 +47,7 @@ class Told:
 def test_shares_modes_and_the_active_label() -> None:
     one = standing(1, {"premium": 50, "economy": 96}, {"premium": 100, "economy": 100, "standard": 0})
     two = standing(2, {"premium": 150}, {"premium": 100})
-    one.learn(one.plan, 1)
+    one.apply_settings(one.settings, 1)
     told = Told([one, two])
     first, second = str(UUID(int=1)), str(UUID(int=2))
     assert told.of(QUOTA_USED_RATIO) == {
@@ -72,7 +72,7 @@ def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(quotas, "COMPARED", 150)
     compared = 0
 
-    def flood() -> Iterator[Standing]:
+    def flood() -> Iterator[BudgetState]:
         nonlocal compared
         for _ in range(5000):
             compared += 1
@@ -100,8 +100,8 @@ def test_telling_holds_up_calls_for_a_moment_only() -> None:
 
 
 def test_flips_are_counted_when_the_active_label_becomes_another() -> None:
-    outcomes = Outcomes()
+    outcomes = DecisionCounters()
     one = standing(1, {}, {"premium": 100, "economy": 100}, outcomes)
     for active, flips in ((0, 0), (1, 1), (1, 1), (0, 2)):
-        one.learn(one.plan, active)
-        assert outcomes.flips == flips
+        one.apply_settings(one.settings, active)
+        assert outcomes.active_label_changes == flips

@@ -418,7 +418,7 @@ async def test_what_was_left_unflushed_counts_from_the_start(one: Sidecar, exact
     assert await one.recorder.flush()
     await look(one, who)
     standing = (await one.payer(who)).standing
-    assert standing.spent("premium").spent == 10 * USD
+    assert standing.get_tracker("premium").spent == 10 * USD
 
 
 async def test_a_change_of_what_serves_is_logged_once(

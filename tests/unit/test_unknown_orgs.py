@@ -242,7 +242,7 @@ async def test_people_who_look_at_an_unregistered_org_see_that_no_label_serves_i
     who = caller()
     standing, override = await one.standings.told(who, is_forced=is_forced)
     assert (standing.scope, override) == (Scope(who.org, who.app), None)
-    assert standing.would_serve("premium") is None
+    assert standing.find_enforced_label("premium") is None
 
 
 async def test_people_who_ask_to_look_now_see_an_org_that_was_registered_this_moment(
@@ -253,5 +253,5 @@ async def test_people_who_ask_to_look_now_see_an_org_that_was_registered_this_mo
         await one.decide(who)
     await budget(exact_store, who.org, QUOTAS)
     standing, _ = await one.standings.told(who, is_forced=True)
-    assert standing.would_serve("premium") == "premium"
+    assert standing.find_enforced_label("premium") == "premium"
     assert (await one.decide(who)).label == "premium"

@@ -16,7 +16,7 @@ from price_keeper.reporting import money
 from price_keeper.reporting.settings_shown import utc
 from price_keeper.selection import policy
 from price_keeper.selection.overrides import Override
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 
 _FLAGS = {"true": True, "false": False}
 
@@ -40,8 +40,8 @@ def _flag(call: Call, name: str) -> bool:
     return _FLAGS[text]
 
 
-def selection_told(standing: Standing, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
-    plan, scope = standing.plan, standing.scope
+def selection_told(standing: BudgetState, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
+    plan, scope = standing.settings, standing.scope
     every = (*labels, *own.by_name)
     named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else every)
     return {
@@ -49,21 +49,21 @@ def selection_told(standing: Standing, override: Override | None, labels: tuple[
         "period": standing.span.key,
         "resets_at": utc(standing.span.end),
         "enforcement": plan.enforcement,
-        "active_label": plan.ordering[standing.active] if plan.ordering else None,
+        "active_label": plan.ordering[standing.active_index] if plan.ordering else None,
         "override": override_told(override),
         "is_stale": standing.is_stale,
         "labels": [_label(standing, label, own) for label in named],
     }
 
 
-def _label(standing: Standing, label: str, own: Own) -> dict[str, Any]:
-    quota = standing.plan.quotas.get(label)
+def _label(standing: BudgetState, label: str, own: Own) -> dict[str, Any]:
+    quota = standing.settings.quotas.get(label)
     known, in_flight = _spent(standing, label)
-    is_alone = label in PSEUDO_LABELS or (label in own.by_name and not standing.knows(label))
-    serves = _itself(label, known + in_flight, quota) if is_alone else standing.would_serve(label)
+    is_alone = label in PSEUDO_LABELS or (label in own.by_name and not standing.has_label(label))
+    serves = _itself(label, known + in_flight, quota) if is_alone else standing.find_enforced_label(label)
     told = {
         "label": label,
-        "served_by": label if standing.plan.enforcement == "shadow" else serves,
+        "served_by": label if standing.settings.enforcement == "shadow" else serves,
         "would_be_served_by": serves,
     }
     if quota is None:
@@ -75,7 +75,7 @@ def _label(standing: Standing, label: str, own: Own) -> dict[str, Any]:
         "in_flight_usd_micros": money.exact_micros(in_flight),
         "quota_usd_micros": quota // PICO_PER_MICRO,
         "quota_pct": policy.compute_quota_percent(known + in_flight, quota),
-        "mode": policy.compute_mode(known + in_flight, quota, standing.plan.tight_pct).value,
+        "mode": policy.compute_mode(known + in_flight, quota, standing.settings.tight_pct).value,
     }
 
 
@@ -84,9 +84,9 @@ def _itself(label: str, taken: int, quota: int | None) -> str | None:
     return label if quota is None or taken < quota else None
 
 
-def _spent(standing: Standing, label: str) -> tuple[int, int]:
+def _spent(standing: BudgetState, label: str) -> tuple[int, int]:
     """What is known to be spent of the label's quota, and what is under way; nothing where it has none."""
-    budgets = standing.budgets_of(label)
+    budgets = standing.find_trackers(label)
     return (max(0, budgets[0].spent), max(0, budgets[0].in_flight)) if budgets else (0, 0)
 
 

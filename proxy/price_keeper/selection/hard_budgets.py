@@ -30,7 +30,7 @@ from price_keeper.metering.profiles import OwnChoice
 from price_keeper.model import ResolvedLabel
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import Terms
-from price_keeper.selection.standing import Decision, Standing
+from price_keeper.selection.standing import Decision, BudgetState
 from price_keeper.telemetry import MetricsRegistry
 
 LARGE_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
@@ -86,7 +86,7 @@ class HardBudgets:
 
     async def paid(
         self,
-        standing: Standing,
+        standing: BudgetState,
         asking: Asking,
         decide: Callable[[Collection[str]], Decision],
         candidate_of: Callable[[Decision], Candidate],
@@ -102,12 +102,12 @@ class HardBudgets:
                 raise
             candidate = candidate_of(decision)
             label = candidate.terms.counted_as
-            quota = standing.plan.quotas.get(label)
+            quota = standing.settings.quotas.get(label)
             if quota is None:
                 return Paid(decision, candidate)
             prices = self._prices(candidate)
             worst = await self._worst(candidate, asking, prices)
-            purse = self.purses.of(Name(standing.scope.key, label, standing.span.key), quota, standing.plan.version)
+            purse = self.purses.of(Name(standing.scope.key, label, standing.span.key), quota, standing.settings.version)
             held = Held(purse, worst.pico) if purse.take(worst.pico) else await purse.hold(worst.pico)
             if held is None:
                 dry[decision.label] = purse, worst.pico
@@ -161,7 +161,7 @@ def _at(prices: Prices, candidate: Candidate) -> Candidate:
     return candidate._replace(terms=replace(candidate.terms, price_at=held.__getitem__))
 
 
-def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusal:
+def _too_dry(standing: BudgetState, dry: Mapping[str, tuple[Purse, int]]) -> Refusal:
     """Why no budget has as much: what is only held by others may come back."""
     whys = {purse.told.why for purse, _ in dry.values()}
     wait = max(LEAST_WAIT_SECONDS, min(purse.told.retry_after for purse, _ in dry.values()))
@@ -172,10 +172,10 @@ def _too_dry(standing: Standing, dry: Mapping[str, tuple[Purse, int]]) -> Refusa
     least = min(worst for _, worst in dry.values())
     what = f"this call may cost up to {least / PICO_PER_USD:.6f} USD"
     if Why.SLOW in whys or any(_is_held(standing, label, worst) for label, (_, worst) in dry.items()):
-        return TooManyRequests(f"{what}, and what is left is held for other calls: {standing.amounts(dry)}", retry_after=wait)
-    return QuotaExceeded(f"{what}, which is more than is left: {standing.amounts(dry)}; {standing.reset_told}")
+        return TooManyRequests(f"{what}, and what is left is held for other calls: {standing.format_amounts(dry)}", retry_after=wait)
+    return QuotaExceeded(f"{what}, which is more than is left: {standing.format_amounts(dry)}; {standing.reset_message}")
 
 
-def _is_held(standing: Standing, label: str, worst: int) -> bool:
-    quota = standing.plan.quotas.get(label, 0)
-    return quota - standing.spent(label).spent >= worst
+def _is_held(standing: BudgetState, label: str, worst: int) -> bool:
+    quota = standing.settings.quotas.get(label, 0)
+    return quota - standing.get_tracker(label).spent >= worst

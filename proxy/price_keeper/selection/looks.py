@@ -14,7 +14,7 @@ from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 
@@ -51,7 +51,7 @@ class Looks:
             org, *app = await self._store.get_many(_settings(scope), consistent=True)
         return self.plan_of(org, *app), org is not None
 
-    async def settings_and_sticky(self, standing: Standing) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
+    async def settings_and_sticky(self, standing: BudgetState) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
         keys = [schema.sticky_state_key(standing.scope, standing.span.key), *_settings(standing.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
@@ -60,7 +60,7 @@ class Looks:
             self._notes.settings(standing.scope, *app)
         return self.plan_of(org, *app), org is not None, item, app[0] if app else None
 
-    async def read_shards(self, standing: Standing) -> None:
+    async def read_shards(self, standing: BudgetState) -> None:
         """All that was flushed: exact, unless something of ours is under way or of unknown outcome."""
         counters = _counters(standing)
         keys = [key for counter in counters for key in shard_keys(counter)]
@@ -70,13 +70,13 @@ class Looks:
             for number, counter in enumerate(counters):
                 shards = found[number * counter.shards : (number + 1) * counter.shards]
                 pico = pico_of(summed(item for item in shards if item is not None)[COST])
-                spent = standing.spent(counter.label)
+                spent = standing.get_tracker(counter.label)
                 if is_quiet and spent.is_flush_certain:
                     spent.apply_exact_sum(pico, began)
                 else:
                     spent.apply_lower_bound(pico)
 
-    async def read_totals(self, standing: Standing) -> None:
+    async def read_totals(self, standing: BudgetState) -> None:
         """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
         wrong: nobody knows how old it is."""
         counters = _counters(standing)
@@ -86,7 +86,7 @@ class Looks:
             if float(cast(Decimal, item[STAMP])) > self._clock.now() + MARGIN_SECONDS:
                 await self.read_shards(standing)
                 return
-            standing.spent(counter.label).apply_lower_bound(pico_of(summed([item])[COST]))
+            standing.get_tracker(counter.label).apply_lower_bound(pico_of(summed([item])[COST]))
 
 
 def _settings(scope: Scope) -> list[Key]:
@@ -94,7 +94,7 @@ def _settings(scope: Scope) -> list[Key]:
     return [org] if scope.app is None else [org, schema.app_config_key(scope.org, scope.app)]
 
 
-def _counters(standing: Standing) -> list[Counter]:
+def _counters(standing: BudgetState) -> list[Counter]:
     return [
-        Counter(standing.scope.key, label, standing.span.key, standing.plan.shards) for label in standing.plan.quotas
+        Counter(standing.scope.key, label, standing.span.key, standing.settings.shards) for label in standing.settings.quotas
     ]

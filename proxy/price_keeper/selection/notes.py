@@ -86,7 +86,7 @@ class Notes:
     def _note_standing(self, watch: Watch) -> None:
         standing = watch.standing
         state = {name: value for name, value in (watch.state or {}).items() if name in _OF_STATE}
-        spent: dict[str, Value] = {label: [*standing.spent(label).stored_and_pending] for label in standing.plan.quotas}
+        spent: dict[str, Value] = {label: [*standing.get_tracker(label).stored_and_pending] for label in standing.settings.quotas}
         content: Item = {"period": standing.span.key, "state": state, "spent": spent, "worker": self._worker}
         self._note(_STANDING, standing.scope.key, content)
 

@@ -9,7 +9,7 @@ from price_keeper.model import Caller, Scope
 from price_keeper.recording.entries import Account, Counter
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 
 MOST_ACCOUNTS: Final = 1000  # of one payer: labels, but models without one come as callers name them
 
@@ -21,21 +21,21 @@ class Payer:
 
     __slots__ = ("_accounts", "_charged", "_generation", "end", "good_until", "standing", "start")
 
-    def __init__(self, caller: Caller, standing: Standing, day: PeriodSpan) -> None:
-        plan = standing.plan
+    def __init__(self, caller: Caller, standing: BudgetState, day: PeriodSpan) -> None:
+        plan = standing.settings
         self.standing = standing
         self.start = max(day.start, standing.span.start)
         self.end = min(day.end, standing.span.end)
         self._charged = _charged(caller, plan, day, standing.span)
         self._accounts: dict[str | Counter, Account] = {}  # by label, or by what is held for calls of it
-        self._generation = standing.generation
+        self._generation = standing.quota_generation
         self.good_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
     def account(self, label: str, hold: Counter | None = None) -> Account:
         """`hold` is what the call is paid from under a hard budget, and is charged with it too."""
-        if self._generation != self.standing.generation:  # other labels have a quota
+        if self._generation != self.standing.quota_generation:  # other labels have a quota
             self._accounts.clear()
-            self._generation = self.standing.generation
+            self._generation = self.standing.quota_generation
         key = label if hold is None else hold
         found = self._accounts.get(key)
         if found is None:
@@ -44,7 +44,7 @@ class Payer:
             counters = _counters(self._charged, label)
             if hold is not None:
                 counters.append(hold)
-            found = self._accounts[key] = Account.of(counters, self.standing.budgets_of(label))
+            found = self._accounts[key] = Account.of(counters, self.standing.find_trackers(label))
         return found
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from price_keeper import telemetry as metrics
 from price_keeper.selection.policy import Mode
-from price_keeper.selection.standing import Standing, Used
+from price_keeper.selection.standing import BudgetState, QuotaUsage
 from price_keeper.telemetry import Samples, MetricsRegistry
 
 TOLD: Final = 100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
@@ -24,10 +24,10 @@ _MODES: Final = {Mode.NORMAL: 0, Mode.TIGHT: 1, Mode.EXCEEDED: 2}
 
 
 class Quotas:
-    def __init__(self, standings: Callable[[], Iterable[Standing]]) -> None:
+    def __init__(self, standings: Callable[[], Iterable[BudgetState]]) -> None:
         """`standings` are those of this moment's period."""
         self._standings = standings
-        self._told: list[Standing] = []
+        self._told: list[BudgetState] = []
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
         """In this order: the first one says which are told by the others."""
@@ -40,22 +40,22 @@ class Quotas:
         self._told = nlargest(TOLD, islice(self._standings(), COMPARED), key=_nearest)
         return sum(1 for _ in self._standings()) - len(self._told)
 
-    def _of_each(self, read: Callable[[Used], float]) -> Samples:
+    def _of_each(self, read: Callable[[QuotaUsage], float]) -> Samples:
         return [
             ({**_named(each), "label": used.label}, read(used))
             for each in self._told
-            for used in islice(each.used, LABELS)
+            for used in islice(each.quota_usages, LABELS)
         ]
 
     def _active(self) -> Samples:
-        chains = [(each, each.plan.ordering) for each in self._told if each.plan.ordering]
-        return [({**_named(each), "label": chain[each.active]}, 1) for each, chain in chains]
+        chains = [(each, each.settings.ordering) for each in self._told if each.settings.ordering]
+        return [({**_named(each), "label": chain[each.active_index]}, 1) for each, chain in chains]
 
 
-def _nearest(standing: Standing) -> float:
-    return max((used.ratio for used in standing.used), default=0.0)
+def _nearest(standing: BudgetState) -> float:
+    return max((used.ratio for used in standing.quota_usages), default=0.0)
 
 
-def _named(standing: Standing) -> dict[str, str]:
+def _named(standing: BudgetState) -> dict[str, str]:
     """Of a whole org the app is empty, which Prometheus takes for a label that is not there."""
     return {"org": standing.scope.org, "app": standing.scope.app or ""}

@@ -23,9 +23,9 @@ from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.spent import SpendTracker
 
-HELD_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
+IN_FLIGHT_RETRY_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
 
-_NO_BUDGET: Final = SpendTracker()  # of labels without a quota; nothing is counted there
+_UNLIMITED: Final = SpendTracker()  # of labels without a quota; nothing is counted there
 
 _log = logging.getLogger("price_keeper.selection")
 
@@ -36,19 +36,19 @@ class Decision(NamedTuple):
     label: str
     mode: Mode
     percent: int | None
-    instead: str | None = None
+    shadow_label: str | None = None
 
 
-class Outcomes:
+class DecisionCounters:
     """What became of calls, and how often an active label became another, of all scopes together."""
 
-    __slots__ = ("elsewhere", "flips", "refused")
+    __slots__ = ("served_elsewhere", "active_label_changes", "refusals")
 
     def __init__(self) -> None:
-        self.elsewhere = self.flips = self.refused = 0
+        self.served_elsewhere = self.active_label_changes = self.refusals = 0
 
 
-class Used(NamedTuple):
+class QuotaUsage(NamedTuple):
     """Of one label's quota, by what is known to be spent."""
 
     label: str
@@ -56,315 +56,315 @@ class Used(NamedTuple):
     mode: Mode
 
 
-class _Step(NamedTuple):
+class _FallbackStep(NamedTuple):
     label: str
-    spent: SpendTracker
+    tracker: SpendTracker
     quota: int | None
 
 
-class Standing:
+class BudgetState:
     def __init__(
         self,
         scope: Scope,
         span: PeriodSpan,
-        plan: EffectiveSettings,
+        settings: EffectiveSettings,
         labels: Mapping[str, LabelConfig],
-        unflushed: Callable[[], Mapping[str, tuple[int, int]]],
-        ring: Callable[[], None] = lambda: None,
-        outcomes: Outcomes | None = None,
+        read_unflushed: Callable[[], Mapping[str, tuple[int, int]]],
+        on_threshold: Callable[[], None] = lambda: None,
+        counters: DecisionCounters | None = None,
     ) -> None:
         """`unflushed` tells, by label, what of ours is recorded and not certainly in the store, and how much of that
         may be; `ring` is called when somebody should look at it."""
         self.scope = scope
         self.span = span
-        self.plan = plan
-        self.active = 0
+        self.settings = settings
+        self.active_index = 0
         self.is_stale = False  # the store could not be asked when it was time to
-        self._configured = self._labels = labels
-        self.own = NOTHING  # labels of the one app whose scope this is
-        self._unflushed = unflushed
-        self._ring = ring
-        self._outcomes = outcomes or Outcomes()
-        self._spent: dict[str, SpendTracker] = {}
-        self._routes: dict[tuple[str, bool], tuple[_Step, ...]] = {}
-        self._served: dict[tuple[str, bool], str | None] = {}
-        self.generation = 0  # moves on when other labels have a quota
-        self._alertness = RefreshSchedule()
-        self._make_spent()
+        self._configured_labels = self._labels = labels
+        self.app_labels = NOTHING  # labels of the one app whose scope this is
+        self._read_unflushed = read_unflushed
+        self._on_threshold = on_threshold
+        self._counters = counters or DecisionCounters()
+        self._trackers: dict[str, SpendTracker] = {}
+        self._fallback_routes: dict[tuple[str, bool], tuple[_FallbackStep, ...]] = {}
+        self._last_served: dict[tuple[str, bool], str | None] = {}
+        self.quota_generation = 0  # moves on when other labels have a quota
+        self._refresh_schedule = RefreshSchedule()
+        self._add_trackers()
 
     # What is spent.
 
-    def spent(self, label: str) -> SpendTracker:
+    def get_tracker(self, label: str) -> SpendTracker:
         """Of a label that has a quota."""
-        return self._spent[label]
+        return self._trackers[label]
 
-    def budgets_of(self, label: str) -> tuple[SpendTracker, ...]:
+    def find_trackers(self, label: str) -> tuple[SpendTracker, ...]:
         """What a call that this label serves is counted against."""
-        found = self._spent.get(label)
-        return () if found is None else (found,)
+        tracker = self._trackers.get(label)
+        return () if tracker is None else (tracker,)
 
-    def _make_spent(self) -> None:
+    def _add_trackers(self) -> None:
         """For each label that has a quota; one that has none any more is kept, as its calls may still be under way."""
-        new = [label for label in self.plan.quotas if label not in self._spent]
-        if new:
-            unflushed = self._unflushed()
-            self._spent |= {label: SpendTracker(*unflushed.get(label, (0, 0)), self._ring) for label in new}
-            self.generation += 1
+        new_labels = [label for label in self.settings.quotas if label not in self._trackers]
+        if new_labels:
+            unflushed = self._read_unflushed()
+            self._trackers |= {label: SpendTracker(*unflushed.get(label, (0, 0)), self._on_threshold) for label in new_labels}
+            self.quota_generation += 1
 
     @property
     def is_idle(self) -> bool:
-        return not any(each.in_flight for each in self._spent.values())
+        return not any(each.in_flight for each in self._trackers.values())
 
     # Decisions.
 
-    def decide(self, label: str, is_specific: bool) -> Decision:
+    def decide(self, label: str, is_format_specific: bool) -> Decision:
         """Which label serves a call that asks for this one; `is_specific` is a body that only models of its own format
         understand. Raises QuotaSpent, SlowDown and InvalidRequest."""
-        route = self._routes.get((label, is_specific)) or self._made_route(label, is_specific)
-        for serving, spent, quota in route:
+        route = self._fallback_routes.get((label, is_format_specific)) or self._build_route(label, is_format_specific)
+        for serving, tracker, quota in route:
             if quota is None:
                 return Decision(serving, Mode.NORMAL, None)
-            taken = spent.spent + spent.in_flight
-            if taken < quota:
-                return self._decided(label, is_specific, serving, taken, quota)
-        return self._without_one(label, is_specific)
+            committed = tracker.spent + tracker.in_flight
+            if committed < quota:
+                return self._record_decision(label, is_format_specific, serving, committed, quota)
+        return self._decide_none_left(label, is_format_specific)
 
-    def decide_hard(self, label: str, is_specific: bool, dry: Collection[str]) -> Decision:
+    def decide_hard(self, label: str, is_format_specific: bool, insufficient: Collection[str]) -> Decision:
         """As `decide`, of the labels that are not too dry for the call. What is under way is held already."""
         if label not in self._labels:
-            return self.allows_hard(label, dry)
-        route = self._routes.get((label, is_specific)) or self._made_route(label, is_specific)
-        for serving, spent, quota in route:
-            if serving in dry:
+            return self.decide_hard_without_fallback(label, insufficient)
+        route = self._fallback_routes.get((label, is_format_specific)) or self._build_route(label, is_format_specific)
+        for serving, tracker, quota in route:
+            if serving in insufficient:
                 continue
             if quota is None:
                 return Decision(serving, Mode.NORMAL, None)
-            if spent.spent < quota:
-                return self._decided(label, is_specific, serving, spent.spent, quota)
-        if dry:  # others may have had room, but not for this call
-            raise self._spent_all(label, tuple(dry))
-        return self._without_one(label, is_specific)
+            if tracker.spent < quota:
+                return self._record_decision(label, is_format_specific, serving, tracker.spent, quota)
+        if insufficient:  # others may have had room, but not for this call
+            raise self._build_spent_error(label, tuple(insufficient))
+        return self._decide_none_left(label, is_format_specific)
 
-    def allows_hard(self, label: str, dry: Collection[str]) -> Decision:
+    def decide_hard_without_fallback(self, label: str, insufficient: Collection[str]) -> Decision:
         """As `allows`."""
-        quota = self.plan.quotas.get(label)
+        quota = self.settings.quotas.get(label)
         if quota is None:
-            return self.allows(label)
-        known = self.spent(label).spent
-        if label in dry or known >= quota:
-            raise self._spent_all(label, (label,))
-        return self._by_quota(label, known, quota)
+            return self.decide_without_fallback(label)
+        spent = self.get_tracker(label).spent
+        if label in insufficient or spent >= quota:
+            raise self._build_spent_error(label, (label,))
+        return self._build_decision(label, spent, quota)
 
-    def decide_own(self, label: str, is_specific: bool) -> Decision:
+    def decide_app_label(self, label: str, is_format_specific: bool) -> Decision:
         """As `decide`, of an app's own label. Where apps share a budget theirs may have one name and be of different
         formats, so there they are in no chain, and pay as whatever is not configured does."""
-        return self.decide(label, is_specific) if label in self.own.by_name else self.allows(label)
+        return self.decide(label, is_format_specific) if label in self.app_labels.by_name else self.decide_without_fallback(label)
 
-    def knows(self, label: str) -> bool:
+    def has_label(self, label: str) -> bool:
         """As one that a chain may lead to."""
         return label in self._labels
 
-    def would_serve(self, label: str) -> str | None:
+    def find_enforced_label(self, label: str) -> str | None:
         """Which label a call of any format would be served by now if the budget were enforced; nothing is counted."""
         if label not in self._labels:
             return None
         try:
-            route = self._routes.get((label, False)) or self._made_route(label, False)
+            route = self._fallback_routes.get((label, False)) or self._build_route(label, False)
         except InvalidRequest:
             return None
-        return next((step.label for step in route if step.quota is None or step.spent.committed < step.quota), None)
+        return next((step.label for step in route if step.quota is None or step.tracker.committed < step.quota), None)
 
-    def allows(self, label: str) -> Decision:
+    def decide_without_fallback(self, label: str) -> Decision:
         """For what is not served by a label that is configured: it is paid from a quota of its own, or from none where
         no chain is set. Raises QuotaSpent, SlowDown and InvalidRequest."""
-        quota, is_shadow = self.plan.quotas.get(label), self.plan.enforcement == "shadow"
+        quota, is_shadow = self.settings.quotas.get(label), self.settings.enforcement == "shadow"
         if quota is None:
-            if not self.plan.ordering:
+            if not self.settings.ordering:
                 return Decision(label, Mode.NORMAL, None)
             if is_shadow:
                 return Decision(label, Mode.NORMAL, None, "")
-            raise self._not_among(label)  # or a budget could be passed by through it
-        taken = self.spent(label).committed
-        if taken < quota or is_shadow:
-            return self._by_quota(label, taken, quota, None if taken < quota else "")
-        raise self._spent_all(label, (label,))
+            raise self._build_no_quota_error(label)  # or a budget could be passed by through it
+        committed = self.get_tracker(label).committed
+        if committed < quota or is_shadow:
+            return self._build_decision(label, committed, quota, None if committed < quota else "")
+        raise self._build_spent_error(label, (label,))
 
-    def _decided(self, asked: str, is_specific: bool, serving: str, taken: int, quota: int) -> Decision:
-        if self._served.get((asked, is_specific), asked) != serving:
-            self._tell_change(asked, is_specific, serving)
-        if serving != asked:
-            if self.plan.enforcement == "shadow":
-                return self._shadow(asked, serving)
-            self._outcomes.elsewhere += 1
-        return self._by_quota(serving, taken, quota)
+    def _record_decision(self, requested: str, is_format_specific: bool, serving: str, used: int, quota: int) -> Decision:
+        if self._last_served.get((requested, is_format_specific), requested) != serving:
+            self._log_change(requested, is_format_specific, serving)
+        if serving != requested:
+            if self.settings.enforcement == "shadow":
+                return self._build_shadow_decision(requested, serving)
+            self._counters.served_elsewhere += 1
+        return self._build_decision(serving, used, quota)
 
-    def _by_quota(self, label: str, taken: int, quota: int, instead: str | None = None) -> Decision:
-        return Decision(label, policy.compute_mode(taken, quota, self.plan.tight_pct), policy.compute_quota_percent(taken, quota), instead)
+    def _build_decision(self, label: str, used: int, quota: int, shadow_label: str | None = None) -> Decision:
+        return Decision(label, policy.compute_mode(used, quota, self.settings.tight_pct), policy.compute_quota_percent(used, quota), shadow_label)
 
-    def _without_one(self, asked: str, is_specific: bool) -> Decision:
-        if self.plan.enforcement == "shadow" and not self._may(asked):
-            return Decision(asked, Mode.NORMAL, None, "")
-        if self._served.get((asked, is_specific), asked) is not None:
-            self._tell_change(asked, is_specific, None)
-        if self.plan.enforcement == "shadow":
-            return self._shadow(asked, "")
-        may = self._may(asked)
-        if not may:
-            raise self._not_among(asked)
-        self._refuse_format(asked, may)
-        raise self._spent_all(asked, tuple(each for each in may if each in self._labels))
+    def _decide_none_left(self, requested: str, is_format_specific: bool) -> Decision:
+        if self.settings.enforcement == "shadow" and not self._find_candidates(requested):
+            return Decision(requested, Mode.NORMAL, None, "")
+        if self._last_served.get((requested, is_format_specific), requested) is not None:
+            self._log_change(requested, is_format_specific, None)
+        if self.settings.enforcement == "shadow":
+            return self._build_shadow_decision(requested, "")
+        candidates = self._find_candidates(requested)
+        if not candidates:
+            raise self._build_no_quota_error(requested)
+        self._check_format(requested, candidates)
+        raise self._build_spent_error(requested, tuple(each for each in candidates if each in self._labels))
 
-    def _shadow(self, asked: str, instead: str) -> Decision:
-        quota = self.plan.quotas.get(asked)
+    def _build_shadow_decision(self, requested: str, shadow_label: str) -> Decision:
+        quota = self.settings.quotas.get(requested)
         if quota is None:
-            return Decision(asked, Mode.NORMAL, None, instead)
-        return self._by_quota(asked, self.spent(asked).committed, quota, instead)
+            return Decision(requested, Mode.NORMAL, None, shadow_label)
+        return self._build_decision(requested, self.get_tracker(requested).committed, quota, shadow_label)
 
-    def _made_route(self, label: str, is_specific: bool) -> tuple[_Step, ...]:
-        format, quotas = self._labels[label].format, self.plan.quotas
+    def _build_route(self, label: str, is_format_specific: bool) -> tuple[_FallbackStep, ...]:
+        format, quotas = self._labels[label].format, self.settings.quotas
         route = tuple(
-            _Step(each, self._spent.get(each, _NO_BUDGET), quotas.get(each))
-            for each in self._may(label)
-            if each in self._labels and (not is_specific or self._labels[each].format == format)
+            _FallbackStep(each, self._trackers.get(each, _UNLIMITED), quotas.get(each))
+            for each in self._find_candidates(label)
+            if each in self._labels and (not is_format_specific or self._labels[each].format == format)
         )
-        self._routes[label, is_specific] = route
+        self._fallback_routes[label, is_format_specific] = route
         return route
 
-    def _may(self, label: str) -> tuple[str, ...]:
-        plan = self.plan
-        return tuple(policy.find_candidates(label, plan.ordering, plan.quotas, self.active))
+    def _find_candidates(self, label: str) -> tuple[str, ...]:
+        settings = self.settings
+        return tuple(policy.find_candidates(label, settings.ordering, settings.quotas, self.active_index))
 
     # Telling.
 
-    def _not_among(self, label: str) -> InvalidRequest:
-        known = ", ".join(dict.fromkeys((*self.plan.ordering, *self.plan.quotas)))
-        return InvalidRequest(f"{label} is not among the labels that {self.scope.key} has a quota for: {known}")
+    def _build_no_quota_error(self, label: str) -> InvalidRequest:
+        allowed_labels = ", ".join(dict.fromkeys((*self.settings.ordering, *self.settings.quotas)))
+        return InvalidRequest(f"{label} is not among the labels that {self.scope.key} has a quota for: {allowed_labels}")
 
-    def _refuse_format(self, asked: str, may: tuple[str, ...]) -> None:
+    def _check_format(self, requested: str, candidates: tuple[str, ...]) -> None:
         """A label that could pay but not read the body is no reason to say that all is spent."""
-        left = [each for each in may if each in self._labels and self.spent(each).committed < self.plan.quotas[each]]
-        if left:
-            format = self._labels[asked].format
-            others = ", ".join(f"{each} ({self._labels[each].format})" for each in left)
+        with_quota_left = [each for each in candidates if each in self._labels and self.get_tracker(each).committed < self.settings.quotas[each]]
+        if with_quota_left:
+            format = self._labels[requested].format
+            others = ", ".join(f"{each} ({self._labels[each].format})" for each in with_quota_left)
             raise InvalidRequest(
                 f"no label with a body in the format {format} has quota left; Converse would be served by {others}"
             )
 
-    def _spent_all(self, asked: str, may: tuple[str, ...]) -> QuotaExceeded | TooManyRequests:
+    def _build_spent_error(self, requested: str, candidates: tuple[str, ...]) -> QuotaExceeded | TooManyRequests:
         """What is only taken by calls under way may be left over when they end."""
-        self._outcomes.refused += 1
-        quotas, ordering = self.plan.quotas, self.plan.ordering
-        held = [label for label in may if self.spent(label).spent < quotas[label]]
-        if held:
+        self._counters.refusals += 1
+        quotas, ordering = self.settings.quotas, self.settings.ordering
+        in_flight_only = [label for label in candidates if self.get_tracker(label).spent < quotas[label]]
+        if in_flight_only:
             expected = f"calls under way are expected to use what is left of the quota of {self.scope.key}"
-            what = f"{expected}: {self.amounts(held)} spent"
-            return TooManyRequests(what, retry_after=HELD_SECONDS)
-        chain = ordering[ordering.index(asked) :] if asked in ordering else (asked,)
-        told = [label for label in chain if label in may or self.spent(label).spent >= quotas[label]]
+            message = f"{expected}: {self.format_amounts(in_flight_only)} spent"
+            return TooManyRequests(message, retry_after=IN_FLIGHT_RETRY_SECONDS)
+        chain = ordering[ordering.index(requested) :] if requested in ordering else (requested,)
+        shown_labels = [label for label in chain if label in candidates or self.get_tracker(label).spent >= quotas[label]]
         return QuotaExceeded(
-            f"the quota of {self.scope.key} for {self.span.key} is spent: {self.amounts(told)}; {self.reset_told}"
+            f"the quota of {self.scope.key} for {self.span.key} is spent: {self.format_amounts(shown_labels)}; {self.reset_message}"
         )
 
     @property
-    def reset_told(self) -> str:
-        resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.plan.zone).isoformat()
+    def reset_message(self) -> str:
+        resets = datetime.fromtimestamp(self.span.end, UTC).astimezone(self.settings.zone).isoformat()
         return f"it resets at {resets}"
 
-    def amounts(self, labels: Iterable[str]) -> str:
-        return ", ".join(f"{label} {self._amounts(label)}" for label in labels)
+    def format_amounts(self, labels: Iterable[str]) -> str:
+        return ", ".join(f"{label} {self._format_amount(label)}" for label in labels)
 
-    def _amounts(self, label: str) -> str:
-        return f"{_usd(self.spent(label).spent)} of {_usd(self.plan.quotas[label])} USD"
+    def _format_amount(self, label: str) -> str:
+        return f"{_format_usd(self.get_tracker(label).spent)} of {_format_usd(self.settings.quotas[label])} USD"
 
-    def _tell_change(self, asked: str, is_specific: bool, serving: str | None) -> None:
+    def _log_change(self, requested: str, is_format_specific: bool, serving: str | None) -> None:
         """Once: what is under way may come to cost less, so it changes nothing for good."""
-        before, plan = self._served.get((asked, is_specific), asked), self.plan
-        route = self._routes[asked, is_specific]
-        for_good = (step.label for step in route if step.quota is None or step.spent.spent < step.quota)
-        if next(for_good, None) != serving:
+        before, settings = self._last_served.get((requested, is_format_specific), requested), self.settings
+        route = self._fallback_routes[requested, is_format_specific]
+        by_spend_alone = (step.label for step in route if step.quota is None or step.tracker.spent < step.quota)
+        if next(by_spend_alone, None) != serving:
             return
-        self._served[asked, is_specific] = serving
-        spent = self.amounts(plan.ordering or plan.quotas)
+        self._last_served[requested, is_format_specific] = serving
+        amounts = self.format_amounts(settings.ordering or settings.quotas)
         _log.warning(
             "decision changed: scope=%s period=%s asked=%s serving=%s before=%s active=%s enforcement=%s spent=%r",
             self.scope.key,
             self.span.key,
-            asked,
+            requested,
             serving or "none",
             before or "none",
-            plan.ordering[self.active] if plan.ordering else "none",
-            plan.enforcement,
-            spent,
+            settings.ordering[self.active_index] if settings.ordering else "none",
+            settings.enforcement,
+            amounts,
         )
 
     # Learning.
 
-    def renew(self, span: PeriodSpan, plan: EffectiveSettings) -> None:
+    def change_calendar(self, span: PeriodSpan, settings: EffectiveSettings) -> None:
         """The org turns out to have another calendar. What was spent in the period of this name still counts."""
-        self.span, self.plan = span, plan
-        self._routes.clear()
-        self._make_spent()
+        self.span, self.settings = span, settings
+        self._fallback_routes.clear()
+        self._add_trackers()
 
-    def learn(self, plan: EffectiveSettings, active: int) -> None:
+    def apply_settings(self, settings: EffectiveSettings, active: int) -> None:
         """The calendar stays as it is until the period is over, whatever the plan says."""
-        plan, active = plan.with_calendar_of(self.plan), min(active, max(0, len(plan.ordering) - 1))
-        if plan != self.plan or active != self.active:
-            self._outcomes.flips += active != self.active
-            self.plan, self.active = plan, active
-            self._routes.clear()
-            self._make_spent()
+        settings, active = settings.with_calendar_of(self.settings), min(active, max(0, len(settings.ordering) - 1))
+        if settings != self.settings or active != self.active_index:
+            self._counters.active_label_changes += active != self.active_index
+            self.settings, self.active_index = settings, active
+            self._fallback_routes.clear()
+            self._add_trackers()
 
-    def learn_own(self, own: Own | None) -> None:
+    def apply_app_labels(self, app_labels: Own | None) -> None:
         """None: they could not be read, and what is known holds."""
-        if own is not None and own is not self.own:
-            self.own = own
-            self._take_labels()
+        if app_labels is not None and app_labels is not self.app_labels:
+            self.app_labels = app_labels
+            self._rebuild_labels()
 
-    def take_on(self, labels: Mapping[str, LabelConfig]) -> None:
+    def apply_config(self, labels: Mapping[str, LabelConfig]) -> None:
         """Those of another configuration. What is spent, and how far the chain is gone down, stays."""
-        self._configured = labels
-        self._take_labels()
+        self._configured_labels = labels
+        self._rebuild_labels()
 
-    def _take_labels(self) -> None:
-        own, configured = self.own.by_name, self._configured
-        self._labels = {name: profile.label for name, profile in own.items()} | dict(configured) if own else configured
-        self._routes.clear()
+    def _rebuild_labels(self) -> None:
+        app_labels, configured = self.app_labels.by_name, self._configured_labels
+        self._labels = {name: profile.label for name, profile in app_labels.items()} | dict(configured) if app_labels else configured
+        self._fallback_routes.clear()
 
-    def looked(self, now: float) -> float:
+    def schedule_refresh(self, now: float) -> float:
         """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""
-        return self._alertness.plan_next(self.plan, self._spent, now)
+        return self._refresh_schedule.plan_next(self.settings, self._trackers, now)
 
     @property
-    def is_near(self) -> bool:
+    def is_nearly_spent(self) -> bool:
         """Some label is nearly spent, or spent."""
-        return any(mode is not Mode.NORMAL for mode in self._modes())
+        return any(mode is not Mode.NORMAL for mode in self._compute_modes())
 
     @property
     def is_tight(self) -> bool:
         """Some label is nearly spent, but not yet: all that is flushed now is of use to others."""
-        return any(mode is Mode.TIGHT for mode in self._modes())
+        return any(mode is Mode.TIGHT for mode in self._compute_modes())
 
     @property
-    def used(self) -> Iterator[Used]:
+    def quota_usages(self) -> Iterator[QuotaUsage]:
         """Of each label that has a quota."""
-        for label, quota in self.plan.quotas.items():
-            known = self.spent(label).spent
-            yield Used(label, known / quota if quota else 1.0, policy.compute_mode(known, quota, self.plan.tight_pct))
+        for label, quota in self.settings.quotas.items():
+            spent = self.get_tracker(label).spent
+            yield QuotaUsage(label, spent / quota if quota else 1.0, policy.compute_mode(spent, quota, self.settings.tight_pct))
 
-    def _modes(self) -> Iterator[Mode]:
-        for label, quota in self.plan.quotas.items():
+    def _compute_modes(self) -> Iterator[Mode]:
+        for label, quota in self.settings.quotas.items():
             if quota:  # what never has any room is nothing to look after
-                yield policy.compute_mode(self.spent(label).spent, quota, self.plan.tight_pct)
+                yield policy.compute_mode(self.get_tracker(label).spent, quota, self.settings.tight_pct)
 
-    def due_to_move(self, sticky: int) -> int | None:
+    def find_next_active(self, sticky_index: int) -> int | None:
         """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may
         cost less than it is taken for."""
-        plan = self.plan
-        if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
+        settings = self.settings
+        if not settings.ordering or not settings.is_sticky or settings.enforcement == "shadow":
             return None
-        index = policy.advance_active_index(sticky, plan.ordering, lambda label: self.spent(label).spent, plan.quotas)
-        return index if index > sticky else None
+        index = policy.advance_active_index(sticky_index, settings.ordering, lambda label: self.get_tracker(label).spent, settings.quotas)
+        return index if index > sticky_index else None
 
 
-def _usd(pico: int) -> str:
+def _format_usd(pico: int) -> str:
     return f"{pico / PICO_PER_USD:.6f}".rstrip("0").rstrip(".") or "0"

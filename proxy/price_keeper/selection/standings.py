@@ -29,7 +29,7 @@ from price_keeper.selection.payer import Payer, budget_scope
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import Quotas
 from price_keeper.selection.spent import NEVER, SpendTracker
-from price_keeper.selection.standing import Outcomes, Standing
+from price_keeper.selection.standing import DecisionCounters, BudgetState
 from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.selection.watch import Watch
 from price_keeper.selection.watching import ASK_AGAIN_SECONDS, Watching
@@ -83,7 +83,7 @@ class Standings:
         self._frozen: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
         self._meeting: dict[_Name, asyncio.Event] = {}
         self._swept = -NEVER
-        self.outcomes = Outcomes()
+        self.outcomes = DecisionCounters()
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
         self.recollect: Callable[[], Awaitable[None]] | None = None  # what other workers have noted since
         recorder.sender.books = self
@@ -91,9 +91,9 @@ class Standings:
     def add_to(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._watches))
         telemetry.add(metrics.SCOPES_STALE, self._stale)
-        telemetry.add(metrics.SERVED_BY_ANOTHER_LABEL, lambda: self.outcomes.elsewhere)
-        telemetry.add(metrics.QUOTA_REFUSALS, lambda: self.outcomes.refused)
-        telemetry.add(metrics.ACTIVE_LABEL_FLIPS, lambda: self.outcomes.flips)
+        telemetry.add(metrics.SERVED_BY_ANOTHER_LABEL, lambda: self.outcomes.served_elsewhere)
+        telemetry.add(metrics.QUOTA_REFUSALS, lambda: self.outcomes.refusals)
+        telemetry.add(metrics.ACTIVE_LABEL_FLIPS, lambda: self.outcomes.active_label_changes)
         Quotas(self._now_in_force).add_to(telemetry)
         self.watching.add_to(telemetry)
         self.unknown_orgs.add_to(telemetry)
@@ -101,7 +101,7 @@ class Standings:
     def _stale(self) -> int:
         return sum(standing.is_stale for standing in self._now_in_force())
 
-    def _now_in_force(self) -> Iterator[Standing]:
+    def _now_in_force(self) -> Iterator[BudgetState]:
         now, standings = self._clock.now(), (watch.standing for watch in self._watches.values())
         return (standing for standing in standings if standing.span.covers(now))
 
@@ -109,14 +109,14 @@ class Standings:
         """Those of another configuration, in the place of those there were."""
         self.labels = labels
         for watch in self._watches.values():
-            watch.standing.take_on(labels)
+            watch.standing.apply_config(labels)
         self.own_labels.take_on(labels)
 
-    def naming(self, labels: Collection[str]) -> dict[str, list[Standing]]:
+    def naming(self, labels: Collection[str]) -> dict[str, list[BudgetState]]:
         """Those in force whose chain has one of them, by label."""
-        found: dict[str, list[Standing]] = {}
+        found: dict[str, list[BudgetState]] = {}
         for standing in self._now_in_force():
-            for label in standing.plan.ordering:  # which is short, however many labels there are
+            for label in standing.settings.ordering:  # which is short, however many labels there are
                 if label in labels:
                     found.setdefault(label, []).append(standing)
         return found
@@ -188,7 +188,7 @@ class Standings:
 
     # For people.
 
-    async def told(self, caller: Caller, *, is_forced: bool) -> tuple[Standing, Override | None]:
+    async def told(self, caller: Caller, *, is_forced: bool) -> tuple[BudgetState, Override | None]:
         """How the caller's scope stands, and the override that is in force. `is_forced` looks at the store now; if it
         does not answer soon, the standing is stale, and says so. Of an org that is refused, no label serves."""
         payer = None if is_forced else self.known(caller)
@@ -199,7 +199,7 @@ class Standings:
         except UnknownOrg:
             plan = self.watching.looks.plan_of()
             period = find_span(plan.period, self._clock.now(), plan.zone)
-            return Standing(budget_scope(caller, plan), period, plan, {}, dict), None
+            return BudgetState(budget_scope(caller, plan), period, plan, {}, dict), None
         _, watch = self._met(caller)
         if is_forced:
             with suppress(TimeoutError):
@@ -236,7 +236,7 @@ class Standings:
 
     def _spent_of(self, counter: Counter) -> tuple[SpendTracker, ...]:
         watch = self._watches.get((counter.scope, counter.period))
-        return () if watch is None else watch.standing.budgets_of(counter.label)
+        return () if watch is None else watch.standing.find_trackers(counter.label)
 
     # Meeting somebody for the first time in a period.
 
@@ -277,7 +277,7 @@ class Standings:
         served by anything but what this process has read."""
         before = self._payers.get((caller.org, caller.app))
         if before is not None:
-            self._introduce(caller, before[0].standing.plan, is_known=False, is_settled=False)
+            self._introduce(caller, before[0].standing.settings, is_known=False, is_settled=False)
         elif not self._refuses_unknown and not self.unknown_orgs.is_refused(caller.org):
             noted = self.watching.looks.noted_plan(Scope(caller.org, caller.app))
             plan = noted or self.watching.looks.plan_of()
@@ -296,10 +296,10 @@ class Standings:
         watch = self._watches.get((scope.key, period.key))
         if watch is None:
             watch = self._new_watch(scope, period, plan, is_settled)
-        elif watch.standing.span != period or watch.standing.plan.calendar != plan.calendar:
-            watch.standing.renew(period, plan)
+        elif watch.standing.span != period or watch.standing.settings.calendar != plan.calendar:
+            watch.standing.change_calendar(period, plan)
             watch.forget()
-        watch.standing.learn_own(self.own_labels.so_far(scope))
+        watch.standing.apply_app_labels(self.own_labels.so_far(scope))
         payer = Payer(caller, watch.standing, find_span(Period.DAY, now, plan.zone))
         if not is_known:
             payer.good_until = self._clock.monotonic() + ASK_AGAIN_SECONDS
@@ -334,7 +334,7 @@ class Standings:
         """A call named one of them, so they were read before the next look."""
         found = self._payers.get((scope.org, scope.app))
         if found is not None and found[1].standing.scope == scope:
-            found[1].standing.learn_own(own)
+            found[1].standing.apply_app_labels(own)
 
     def _new_watch(self, scope: Scope, period: PeriodSpan, plan: EffectiveSettings, is_settled: bool) -> Watch:
         self._make_room()
@@ -351,7 +351,7 @@ class Standings:
             found = by_label(self._recorder.unflushed())
             return {label: (pico, in_doubt.get(label, 0)) for label, pico in found.items()}
 
-        standing = Standing(
+        standing = BudgetState(
             scope, period, plan, self.labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
         )
         watch = self._watches[scope.key, period.key] = Watch(standing, is_settled)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.spent import NEVER
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.stores.contract import Item
 
 
@@ -15,7 +15,7 @@ from price_keeper.stores.contract import Item
 class Watch:
     """Times are by the monotonic clock, but for `override_ends`."""
 
-    standing: Standing
+    standing: BudgetState
     is_settled: bool  # the settings are those of an org that somebody put
     due: float = -NEVER
     money_due: float = -NEVER  # when not only the settings are to be looked at

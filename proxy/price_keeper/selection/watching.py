@@ -25,7 +25,7 @@ from price_keeper.selection.overrides import override_of
 from price_keeper.selection.own_labels import OwnLabels
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.watch import Watch
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
@@ -94,7 +94,7 @@ class Watching:
     def override_is_over(self, watch: Watch) -> None:
         """By its own time, whether or not the store can be asked."""
         watch.override, watch.override_ends, watch.due = None, NEVER, -NEVER
-        watch.standing.learn(watch.standing.plan, watch.sticky)
+        watch.standing.apply_settings(watch.standing.settings, watch.sticky)
 
     def recall(self, watch: Watch) -> None:
         """What was noted of it, until it is looked at."""
@@ -102,9 +102,9 @@ class Watching:
         stood = self.notes.stood(standing.scope, standing.span.key)
         if stood is None:
             return
-        for label in stood.spent.keys() & standing.plan.quotas.keys():
-            standing.spent(label).restore(*stood.spent[label], is_own=stood.is_ours)
-        self._take_settings(watch, standing.plan, watch.is_settled, stood.state)
+        for label in stood.spent.keys() & standing.settings.quotas.keys():
+            standing.get_tracker(label).restore(*stood.spent[label], is_own=stood.is_ours)
+        self._take_settings(watch, standing.settings, watch.is_settled, stood.state)
         watch.knows_money = True
 
     def look(self, watch: Watch) -> asyncio.Event:
@@ -145,15 +145,15 @@ class Watching:
         if not is_settled:
             self._on_unregistered(standing.scope.org)
         await self._take_own_labels(standing, app, moment)
-        has_new_labels = plan.quotas.keys() != standing.plan.quotas.keys()
+        has_new_labels = plan.quotas.keys() != standing.settings.quotas.keys()
         self._take_settings(watch, plan, is_settled, item)
         if has_money or has_new_labels or is_old:
             has_money = True
             is_soon = moment - watch.looked_at < self._aggregator_seconds
-            is_near = is_old or has_new_labels or is_soon or standing.is_stale or standing.is_near
-            calendar = standing.plan.calendar
+            is_near = is_old or has_new_labels or is_soon or standing.is_stale or standing.is_nearly_spent
+            calendar = standing.settings.calendar
             await (self.looks.read_shards if is_near else self.looks.read_totals)(standing)
-            if standing.plan.calendar != calendar:  # and perhaps over more shards than were read
+            if standing.settings.calendar != calendar:  # and perhaps over more shards than were read
                 return False
             self._took_money(watch, moment)
             await self._move(watch, item)
@@ -161,14 +161,14 @@ class Watching:
             self.notes.stands(watch, is_soon=watch.state != state)
         watch.old = watch.money_old = watch.money_due + watch.grace
         watch.due = min(watch.money_due, moment + SETTINGS_SECONDS)
-        if standing.own.by_name:  # their prices are money, so no call goes by older ones
+        if standing.app_labels.by_name:  # their prices are money, so no call goes by older ones
             watch.old, watch.due = min(watch.old, moment + own.SECONDS), min(watch.due, moment + own.SOON_SECONDS)
         if standing.is_tight:
             self._recorder.hurry()
         return has_money
 
     def _took_money(self, watch: Watch, moment: float) -> None:
-        wait = watch.standing.looked(moment)
+        wait = watch.standing.schedule_refresh(moment)
         watch.looked_at, watch.money_due, watch.knows_money = moment, moment + wait, True
         watch.grace = max(MIN_REFRESH_SECONDS, wait * GRACE)
 
@@ -181,15 +181,15 @@ class Watching:
         active, override = watch.sticky, watch.override
         if override is not None and override.label in plan.ordering:
             active = plan.ordering.index(override.label)  # for as long as it is in force
-        if is_settled and not watch.is_settled and plan.calendar != standing.plan.calendar:
+        if is_settled and not watch.is_settled and plan.calendar != standing.settings.calendar:
             self._on_new_calendar(standing.scope.org)
         watch.is_settled |= is_settled
-        standing.learn(plan, active)
+        standing.apply_settings(plan, active)
 
-    async def _take_own_labels(self, standing: Standing, app: Item | None, moment: float) -> None:
+    async def _take_own_labels(self, standing: BudgetState, app: Item | None, moment: float) -> None:
         if standing.scope.app is not None:  # or apps whose own labels have one name share a standing
             await self._own_labels.read(standing.scope, app, moment)
-            standing.learn_own(self._own_labels.so_far(standing.scope))
+            standing.apply_app_labels(self._own_labels.so_far(standing.scope))
 
     def _take_override(self, watch: Watch, item: Item | None) -> None:
         override = override_of(item, self._clock.now())
@@ -208,9 +208,9 @@ class Watching:
 
     async def _move(self, watch: Watch, item: Item | None) -> None:
         """Whoever finds the active label spent says so for all; who comes too late follows."""
-        standing, plan = watch.standing, watch.standing.plan
+        standing, plan = watch.standing, watch.standing.settings
         before = sticky.index_of(item, plan)
-        index = None if sticky.is_newer(item, plan) else standing.due_to_move(before)
+        index = None if sticky.is_newer(item, plan) else standing.find_next_active(before)
         if index is None:
             return
         write = sticky.moved_to(index, before, standing.scope, standing.span, plan, self._clock.now())
@@ -229,10 +229,10 @@ class Watching:
             )
         self._take_settings(watch, plan, watch.is_settled, item)
 
-    async def _raise_alerts(self, standing: Standing) -> None:
+    async def _raise_alerts(self, standing: BudgetState) -> None:
         if self._alerts is None:
             return
-        for label, quota in standing.plan.quotas.items():
-            known = standing.spent(label).spent
-            for pct in crossed_thresholds(known, quota, standing.plan.thresholds):
+        for label, quota in standing.settings.quotas.items():
+            known = standing.get_tracker(label).spent
+            for pct in crossed_thresholds(known, quota, standing.settings.thresholds):
                 await self._alerts.raise_alert(standing.scope, label, standing.span, pct, known, quota)

@@ -18,7 +18,7 @@ from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.recording.entries import Counter
 from price_keeper.reporting.settings_shown import utc
 from price_keeper.selection.overrides import Override
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 
 MOST_DRAWN = 120  # points of a course that a page is sent
 AWAY = "the store is away; what is shown is what this process knows"
@@ -68,11 +68,11 @@ async def _list(parts: Parts, topic: Topic) -> dict[str, Any]:
 
 async def _row(parts: Parts, place: Place) -> dict[str, Any]:
     standing, override = await seen(parts, place.org, place.app)
-    plan, view = standing.plan, view_of(parts, standing)
+    plan, view = standing.settings, view_of(parts, standing)
     return {
         **place._asdict(),
-        "active_label": plan.ordering[standing.active] if plan.ordering else None,
-        "serves": standing.would_serve(plan.ordering[0]) if plan.ordering else None,
+        "active_label": plan.ordering[standing.active_index] if plan.ordering else None,
+        "serves": standing.find_enforced_label(plan.ordering[0]) if plan.ordering else None,
         "is_overridden": override is not None,
         "is_stale": standing.is_stale,
         "labels": [figures(view, label, quota) for label, quota in view.quotas.items()],
@@ -101,10 +101,10 @@ async def _chosen(parts: Parts, org: str, app: str | None) -> dict[str, Any]:
 
 
 async def _scope(
-    parts: Parts, place: Place, standing: Standing, override: Override | None, view: View
+    parts: Parts, place: Place, standing: BudgetState, override: Override | None, view: View
 ) -> dict[str, Any]:
     own = await parts.standings.own_labels.of(_caller(place.org, place.app))
-    plan = standing.plan
+    plan = standing.settings
     return {
         **place._asdict(),
         **selection_told(standing, override, parts.labels, own),
@@ -112,7 +112,7 @@ async def _scope(
         "timezone": plan.zone.key,
         "ordering": list(plan.ordering),
         "is_sticky": plan.is_sticky,
-        "serves": standing.would_serve(plan.ordering[0]) if plan.ordering else None,
+        "serves": standing.find_enforced_label(plan.ordering[0]) if plan.ordering else None,
         "known_since": _since(view),
         "reached": {label: reached(view, label, quota) for label, quota in view.quotas.items()},
         "pace": {label: _pace(view, label) for label in view.quotas},
@@ -147,12 +147,12 @@ def _caller(org: str, app: str | None) -> Caller:
     return Caller(org, app, build_client_id(org, app))
 
 
-async def seen(parts: Parts, org: str, app: str | None) -> tuple[Standing, Override | None]:
+async def seen(parts: Parts, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
     """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
     standing, override = await parts.standings.told(_caller(org, app), is_forced=False)
     now, history = parts.clock.now(), parts.page.history
-    for label in standing.plan.quotas:
-        counter, known = _counter(standing, label), standing.spent(label).spent
+    for label in standing.settings.quotas:
+        counter, known = _counter(standing, label), standing.get_tracker(label).spent
         course = history.of(*counter[:3])
         if course is not None and course.is_news(known):
             parts.standings.spent_elsewhere(counter)
@@ -160,18 +160,18 @@ async def seen(parts: Parts, org: str, app: str | None) -> tuple[Standing, Overr
     return standing, override
 
 
-def _counter(standing: Standing, label: str) -> Counter:
-    return Counter(standing.scope.key, label, standing.span.key, standing.plan.shards)
+def _counter(standing: BudgetState, label: str) -> Counter:
+    return Counter(standing.scope.key, label, standing.span.key, standing.settings.shards)
 
 
-def view_of(parts: Parts, standing: Standing) -> View:
-    plan = standing.plan
+def view_of(parts: Parts, standing: BudgetState) -> View:
+    plan = standing.settings
     quotas: Mapping[str, int] = plan.quotas
     return View(
         ordering=plan.ordering,
         quotas=quotas,
-        spent={label: max(0, standing.spent(label).spent) for label in quotas},
-        active=standing.active,
+        spent={label: max(0, standing.get_tracker(label).spent) for label in quotas},
+        active=standing.active_index,
         is_sticky=plan.is_sticky,
         tight_pct=plan.tight_pct,
         courses=parts.page.history.courses(standing.scope.key, standing.span.key, quotas),

@@ -7,16 +7,16 @@ from typing import Any, cast
 from price_keeper.reporting.settings_shown import utc
 from price_keeper.selection import sticky
 from price_keeper.selection.plan import is_number
-from price_keeper.selection.standing import Standing
+from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 
 MOST_ALERTS = 99  # looked for at once, with the sticky state in one read
 
 
-async def happened(store: Store, standing: Standing) -> list[dict[str, Any]]:
+async def happened(store: Store, standing: BudgetState) -> list[dict[str, Any]]:
     """The newest first. Of several moves the store keeps the last one alone. Raises StoreError."""
-    scope, period, plan = standing.scope, standing.span.key, standing.plan
+    scope, period, plan = standing.scope, standing.span.key, standing.settings
     thresholds = [(label, pct) for label in plan.quotas for pct in plan.thresholds][:MOST_ALERTS]
     keys = [schema.sticky_state_key(scope, period)]
     keys += [schema.alert_marker_key(scope, label, period, pct) for label, pct in thresholds]

@@ -20,7 +20,7 @@ QUERY = {
 
 async def get(parts: Parts, call: Call) -> Answer:
     standing, _ = await seen(parts, call.path["org"], call.path.get("app"))
-    label, quota = _asked(call, standing.plan.quotas.keys())
+    label, quota = _asked(call, standing.settings.quotas.keys())
     return Answer(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
 
 
