@@ -169,7 +169,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
         began = time.process_time()
         take_on()
         assert time.process_time() - began < TURN_SECONDS
-        every = [watch.standing for watch in standings._watches.values()]
+        every = [watch.budget for watch in standings._watches.values()]
         assert len(every) == MANY
         assert all(not each.has_label("economy") and each.find_enforced_label("premium") == "premium" for each in every)
 

@@ -279,7 +279,7 @@ class Life:
 
     def _counts_no_more(self) -> None:
         for watch in self.standings._watches.values():
-            self.world.truth.check_most(self.name, watch.standing)
+            self.world.truth.check_most(self.name, watch.budget)
 
     def _pays_as_noted(self, intent: Intent) -> None:
         """Who was met by a life before this one, whether or not this one can ask the store."""
@@ -301,7 +301,7 @@ class Life:
         knows whose budget it is, nor over how many shards it is spread."""
         found = {id(payer.standing): (payer.standing, watch) for payer, watch in self.standings._payers.values()}
         calendar = self.world.calendar
-        return [each for each, watch in found.values() if each.settings.calendar == calendar and watch.money_old > -NEVER]
+        return [each for each, watch in found.values() if each.settings.calendar == calendar and watch.spend_stale_at > -NEVER]
 
     def _is_seen_in_time(self, name: Name, standing: Any, now: float) -> None:
         """As long as nothing keeps it from looking, what was spent is known after a flush and an interval."""

@@ -77,8 +77,8 @@ class Sidecar:
         for over in tuple(self.standings._meeting.values()):
             await over.wait()
         for watch in tuple(self.standings._watches.values()):
-            if watch.looking is not None:
-                await watch.looking.wait()
+            if watch.refresh_done is not None:
+                await watch.refresh_done.wait()
         await settle()
 
     async def payer(self, caller: Caller) -> Payer:

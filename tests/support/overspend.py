@@ -136,11 +136,11 @@ class _Run:
             self.intervals.clear()
         for number, process in enumerate(self.fleet):
             for watch in process.standings._watches.values():
-                standing, since = watch.standing, watch.looked_at - self.began
+                standing, since = watch.budget, watch.spend_read_at - self.began
                 if standing.active_index or standing.get_tracker("premium").spent >= QUOTA * USD:
                     continue  # it knows
                 if since > -NEVER and (self.reached is None or since <= self.reached + self.flush):
-                    self.intervals[number, since] = watch.old - watch.looked_at
+                    self.intervals[number, since] = watch.stale_at - watch.spend_read_at
 
     async def go(self) -> None:
         while self.at < LONGEST and not self._is_over():

@@ -22,7 +22,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.lines import line
 from price_keeper.selection import sticky
 from price_keeper.selection.settings import ORG_SETTINGS
-from price_keeper.selection.watch import Watch
+from price_keeper.selection.watch import RefreshState
 from price_keeper.stores.contract import Item, Value
 from price_keeper.stores.sqlite_codec import decode_item, encode_item
 
@@ -54,7 +54,7 @@ class Notes:
         # By what they are about and by scope; the one made or confirmed last is the last.
         self._lines: dict[str, dict[str, bytes]] = {_SETTINGS: {}, _STANDING: {}}
         self._size = 0
-        self._standing: dict[str, Watch] = {}  # to be noted, by scope
+        self._standing: dict[str, RefreshState] = {}  # to be noted, by scope
         self.is_new = False  # something that was noted
 
     # What is noted.
@@ -66,11 +66,11 @@ class Notes:
             kept = {"version": 0}
         self._note(_SETTINGS, scope.key, kept)
 
-    def stands(self, watch: Watch, *, is_soon: bool = False) -> None:
+    def stands(self, watch: RefreshState, *, is_soon: bool = False) -> None:
         """Otherwise than it did, perhaps. It is noted when somebody has it taken down, since it may do so often; soon,
         where it is not only more that was spent. What ends in a period that is over takes nobody's place."""
-        if watch.standing.span.covers(self._now()):
-            self._standing[watch.standing.scope.key] = watch
+        if watch.budget.span.covers(self._now()):
+            self._standing[watch.budget.scope.key] = watch
             self.is_new |= is_soon
 
     @property
@@ -83,9 +83,9 @@ class Notes:
         for scope in [*islice(self._standing, most)]:
             self._note_standing(self._standing.pop(scope))
 
-    def _note_standing(self, watch: Watch) -> None:
-        standing = watch.standing
-        state = {name: value for name, value in (watch.state or {}).items() if name in _OF_STATE}
+    def _note_standing(self, watch: RefreshState) -> None:
+        standing = watch.budget
+        state = {name: value for name, value in (watch.sticky_item or {}).items() if name in _OF_STATE}
         spent: dict[str, Value] = {label: [*standing.get_tracker(label).stored_and_pending] for label in standing.settings.quotas}
         content: Item = {"period": standing.span.key, "state": state, "spent": spent, "worker": self._worker}
         self._note(_STANDING, standing.scope.key, content)

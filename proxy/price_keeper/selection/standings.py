@@ -31,7 +31,7 @@ from price_keeper.selection.quotas import Quotas
 from price_keeper.selection.spent import NEVER, SpendTracker
 from price_keeper.selection.standing import DecisionCounters, BudgetState
 from price_keeper.selection.unknown_orgs import UnknownOrgs
-from price_keeper.selection.watch import Watch
+from price_keeper.selection.watch import RefreshState
 from price_keeper.selection.watching import ASK_AGAIN_SECONDS, Watching
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -78,8 +78,8 @@ class Standings:
             self.own_labels,
             self.notes,
         )
-        self._payers: dict[_Name, tuple[Payer, Watch]] = {}
-        self._watches: dict[tuple[str, str], Watch] = {}  # by scope and period
+        self._payers: dict[_Name, tuple[Payer, RefreshState]] = {}
+        self._watches: dict[tuple[str, str], RefreshState] = {}  # by scope and period
         self._frozen: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
         self._meeting: dict[_Name, asyncio.Event] = {}
         self._swept = -NEVER
@@ -102,14 +102,14 @@ class Standings:
         return sum(standing.is_stale for standing in self._now_in_force())
 
     def _now_in_force(self) -> Iterator[BudgetState]:
-        now, standings = self._clock.now(), (watch.standing for watch in self._watches.values())
+        now, standings = self._clock.now(), (watch.budget for watch in self._watches.values())
         return (standing for standing in standings if standing.span.covers(now))
 
     def take_on(self, labels: Mapping[str, LabelConfig]) -> None:
         """Those of another configuration, in the place of those there were."""
         self.labels = labels
         for watch in self._watches.values():
-            watch.standing.apply_config(labels)
+            watch.budget.apply_config(labels)
         self.own_labels.take_on(labels)
 
     def naming(self, labels: Collection[str]) -> dict[str, list[BudgetState]]:
@@ -132,13 +132,13 @@ class Standings:
         now, moment = self._clock.now(), self._clock.monotonic()
         if not payer.start <= now < payer.end:
             return None
-        if moment >= watch.old and not watch.is_slow:
+        if moment >= watch.stale_at and not watch.is_refresh_slow:
             return None
-        if now >= watch.override_ends:
+        if now >= watch.override_ends_at:
             self.watching.override_is_over(watch)
         if moment >= payer.good_until:
             self._meet_soon(caller)
-        if moment >= watch.due:
+        if moment >= watch.due_at:
             self.watching.look(watch)
         return payer
 
@@ -156,7 +156,7 @@ class Standings:
         if not self._is_met(name):
             await self._recollect(caller)
         payer, watch = self._met(caller)
-        watch.is_slow = watch.looking is not None
+        watch.is_refresh_slow = watch.refresh_done is not None
         return payer
 
     async def _looked(self, name: _Name) -> None:
@@ -164,10 +164,10 @@ class Standings:
         if found is None:  # whoever waited with us may have been made to meet it again, or room was made
             return
         watch = found[1]
-        if self._clock.monotonic() >= watch.old and not (watch.looking is not None and watch.is_slow):
+        if self._clock.monotonic() >= watch.stale_at and not (watch.refresh_done is not None and watch.is_refresh_slow):
             await self.watching.look(watch).wait()
 
-    def _met(self, caller: Caller) -> tuple[Payer, Watch]:
+    def _met(self, caller: Caller) -> tuple[Payer, RefreshState]:
         """If it is not there, or is there no more, one for the time being that goes by what was known before."""
         name = (caller.org, caller.app)
         if not self._is_met(name):
@@ -204,11 +204,11 @@ class Standings:
         if is_forced:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_SECONDS):
-                    if watch.looking is not None:  # one that began before now may have read what is old
-                        await watch.looking.wait()
-                    watch.forget()
+                    if watch.refresh_done is not None:  # one that began before now may have read what is old
+                        await watch.refresh_done.wait()
+                    watch.expire()
                     await self.watching.look(watch).wait()
-        return watch.standing, watch.override
+        return watch.budget, watch.override
 
     def spent_elsewhere(self, counter: Counter) -> None:
         """Somebody wrote to it without this process's recorder, so what is known of it is too low."""
@@ -231,12 +231,12 @@ class Standings:
         for spent in self._spent_of(counter):
             spent.add_acknowledged(pico)
         watch = self._watches.get((counter.scope, counter.period))
-        if watch is not None and watch.knows_money:
+        if watch is not None and watch.has_spend:
             self.notes.stands(watch)
 
     def _spent_of(self, counter: Counter) -> tuple[SpendTracker, ...]:
         watch = self._watches.get((counter.scope, counter.period))
-        return () if watch is None else watch.standing.find_trackers(counter.label)
+        return () if watch is None else watch.budget.find_trackers(counter.label)
 
     # Meeting somebody for the first time in a period.
 
@@ -296,11 +296,11 @@ class Standings:
         watch = self._watches.get((scope.key, period.key))
         if watch is None:
             watch = self._new_watch(scope, period, plan, is_settled)
-        elif watch.standing.span != period or watch.standing.settings.calendar != plan.calendar:
-            watch.standing.change_calendar(period, plan)
-            watch.forget()
-        watch.standing.apply_app_labels(self.own_labels.so_far(scope))
-        payer = Payer(caller, watch.standing, find_span(Period.DAY, now, plan.zone))
+        elif watch.budget.span != period or watch.budget.settings.calendar != plan.calendar:
+            watch.budget.change_calendar(period, plan)
+            watch.expire()
+        watch.budget.apply_app_labels(self.own_labels.so_far(scope))
+        payer = Payer(caller, watch.budget, find_span(Period.DAY, now, plan.zone))
         if not is_known:
             payer.good_until = self._clock.monotonic() + ASK_AGAIN_SECONDS
         if len(self._payers) >= MOST_STANDINGS and (caller.org, caller.app) not in self._payers:
@@ -333,10 +333,10 @@ class Standings:
     def _learn_own(self, scope: Scope, own: Own) -> None:
         """A call named one of them, so they were read before the next look."""
         found = self._payers.get((scope.org, scope.app))
-        if found is not None and found[1].standing.scope == scope:
-            found[1].standing.apply_app_labels(own)
+        if found is not None and found[1].budget.scope == scope:
+            found[1].budget.apply_app_labels(own)
 
-    def _new_watch(self, scope: Scope, period: PeriodSpan, plan: EffectiveSettings, is_settled: bool) -> Watch:
+    def _new_watch(self, scope: Scope, period: PeriodSpan, plan: EffectiveSettings, is_settled: bool) -> RefreshState:
         self._make_room()
 
         def by_label(found: Mapping[Counter, int]) -> dict[str, int]:
@@ -354,7 +354,7 @@ class Standings:
         standing = BudgetState(
             scope, period, plan, self.labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
         )
-        watch = self._watches[scope.key, period.key] = Watch(standing, is_settled)
+        watch = self._watches[scope.key, period.key] = RefreshState(standing, is_settled)
         self.watching.recall(watch)
         return watch
 
@@ -366,8 +366,8 @@ class Standings:
         if moment < self._swept + KEPT_SECONDS and not is_full:
             return
         self._swept = moment
-        idle = [key for key, watch in self._watches.items() if watch.standing.is_idle]
-        over = [key for key in idle if self._watches[key].standing.span.end + KEPT_SECONDS < now]
+        idle = [key for key, watch in self._watches.items() if watch.budget.is_idle]
+        over = [key for key in idle if self._watches[key].budget.span.end + KEPT_SECONDS < now]
         for key in over or (idle[: MOST_STANDINGS // 10] if is_full else []):
             del self._watches[key]
         kept = {id(watch) for watch in self._watches.values()}
