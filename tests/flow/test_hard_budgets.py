@@ -211,7 +211,7 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
         item: dict[str, Value] = {"timezone": "UTC", "quotas": micros, "enforcement": "hard", "version": version}
         await port.store.put(Put(schema.org_config_key(ORG), item))
         if port.standings._payers:
-            await port.standings.watching.look(port.standings._payers[ORG, APP][1]).wait()
+            await port.standings.watching.refresh(port.standings._payers[ORG, APP][1]).wait()
 
     async with data_port(tmp_path) as port:
         await quotas(1, premium=0.05, economy=1.0)

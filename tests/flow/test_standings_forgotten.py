@@ -31,7 +31,7 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
                 standings._meet_again(ORG)
                 return True
 
-        look = standings.watching.look
+        look = standings.watching.refresh
         with monkeypatch.context() as patch:
             if moment == "when it was met":
                 standings._meeting[ORG, "shop"] = Forgetful(standings._meet_soon(caller))

@@ -13,7 +13,7 @@ from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.leftovers import recover
 from price_keeper.selection.standing import BudgetState
-from price_keeper.selection.watching import ASK_AGAIN_SECONDS
+from price_keeper.selection.watching import STORE_RETRY_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 
@@ -41,7 +41,7 @@ class Ending:
         world.trace("--", "nothing goes wrong any more")
         self._heals()
         # Of who still waits for what was lost; and then until those are asked after who were met by the defaults.
-        world.run_for(PATIENCE_SECONDS + ASK_AGAIN_SECONDS)
+        world.run_for(PATIENCE_SECONDS + STORE_RETRY_SECONDS)
         self._until("all is in the store", QUIET_SECONDS, self._is_quiet)
         self._nothing_is_lost()
         world.scheduler.run(self._totals(), world.loop, 60.0)

@@ -74,7 +74,7 @@ async def test_the_chain_goes_on_where_it_was(one: Sidecar, tmp_path: Path) -> N
     await budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
     await one.recorder.flush()
-    await one.clock.advance(limits.SETTINGS_SECONDS)
+    await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
     await one.decide(who)
     await one.looked()
     await one.spend(who, 1 * USD)
@@ -215,7 +215,7 @@ async def test_when_the_store_is_back_its_word_holds(one: Sidecar, tmp_path: Pat
         await budget(store, who.org, {"standard": 7}, **more)
         two.store.is_away = False
         for _ in range(3):
-            await two.clock.advance(limits.ASK_AGAIN_SECONDS)
+            await two.clock.advance(limits.STORE_RETRY_SECONDS)
             await two.decide(who, "standard")
             await two.looked()
         standing = (await two.payer(who)).standing
@@ -260,7 +260,7 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one
     await one.looked()
     async with following(one, tmp_path) as two:
         await two.decide(who)
-        await two.clock.advance(limits.SETTINGS_SECONDS)
+        await two.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
         await two.decide(who)
         async with following(two, tmp_path / "more") as three:
             assert (await three.payer(who)).standing.get_tracker("premium").spent == 10 * USD
@@ -346,7 +346,7 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sid
         await one.decide(who)
         for _ in range(3):
             assert dict((await two.payer(who)).standing.settings.quotas)
-            await two.clock.advance(limits.ASK_AGAIN_SECONDS)
+            await two.clock.advance(limits.STORE_RETRY_SECONDS)
         assert len(asked) == 1
         assert not dict((await two.payer(other)).standing.settings.quotas)  # nobody has
 

@@ -39,7 +39,7 @@ async def two(tmp_path: Path, exact_store: Store, one: Sidecar) -> AsyncIterator
         yield made
 
 
-async def look(one: Sidecar, who: Caller, seconds: float = limits.SETTINGS_SECONDS) -> None:
+async def look(one: Sidecar, who: Caller, seconds: float = limits.SETTINGS_REFRESH_SECONDS) -> None:
     await one.clock.advance(seconds)
     await one.decide(who)
     await one.looked()
@@ -54,7 +54,7 @@ async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: Si
     for _ in range(15):
         await two.spend(who, 1 * USD)
         await two.recorder.flush()
-    await look(one, who, limits.ASK_AGAIN_SECONDS)
+    await look(one, who, limits.STORE_RETRY_SECONDS)
     assert (await one.decide(who)).label == "economy"
 
 
@@ -104,7 +104,7 @@ async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look
     one.store.is_away = True
     await one.decide(who)
     one.store.is_away = False
-    await one.clock.advance(limits.ASK_AGAIN_SECONDS)
+    await one.clock.advance(limits.STORE_RETRY_SECONDS)
     standing, _ = await one.standings.told(who, is_forced=True)
     assert standing.scope == Scope(who.org)
     assert not standing.is_stale
@@ -129,9 +129,9 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
             await gate.wait()
 
     one.store.before = the_second_hangs
-    await one.clock.advance(limits.SETTINGS_SECONDS)
+    await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
     watch = next(iter(one.standings._watches.values()))
-    one.standings.watching.look(watch)
+    one.standings.watching.refresh(watch)
     for _ in range(100):
         await asyncio.sleep(0)
     meeting = asyncio.create_task(one.standings.learned(who))
@@ -176,7 +176,7 @@ async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: Sidecar, two: Si
     flush = asyncio.create_task(one.recorder.flush())
     await asyncio.sleep(0)
     assert (await one.decide(who)).label == "standard"
-    assert one.standings.watching.moves == 1  # so much is certain
+    assert one.standings.watching.active_label_moves == 1  # so much is certain
     gate.set()
     await flush
 

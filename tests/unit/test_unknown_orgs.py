@@ -13,7 +13,7 @@ from price_keeper.errors import AccessDenied, Busy, UnknownOrg
 from price_keeper.model import Caller, Scope
 from price_keeper.selection import unknown_orgs
 from price_keeper.selection.notes import Notes
-from price_keeper.selection.watching import SETTINGS_SECONDS
+from price_keeper.selection.watching import SETTINGS_REFRESH_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
 from price_keeper.telemetry import MetricsRegistry
@@ -132,7 +132,7 @@ async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look
     await one.decide(who)
     await one.looked()
     await exact_store.transact([Delete(schema.org_config_key(who.org))])
-    await one.clock.advance(SETTINGS_SECONDS)
+    await one.clock.advance(SETTINGS_REFRESH_SECONDS)
     await one.decide(who)
     await one.looked()
     with pytest.raises(UnknownOrg):

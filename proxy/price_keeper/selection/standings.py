@@ -32,7 +32,7 @@ from price_keeper.selection.spent import NEVER, SpendTracker
 from price_keeper.selection.standing import DecisionCounters, BudgetState
 from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.selection.watch import RefreshState
-from price_keeper.selection.watching import ASK_AGAIN_SECONDS, Watching
+from price_keeper.selection.watching import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
@@ -66,7 +66,7 @@ class Standings:
         self._clock = clock
         self._tasks = tasks
         self.own_labels = OwnLabels(config.labels, store, clock, tasks, self._learn_own)
-        self.watching = Watching(
+        self.watching = BudgetRefresher(
             config,
             store,
             recorder,
@@ -95,7 +95,7 @@ class Standings:
         telemetry.add(metrics.QUOTA_REFUSALS, lambda: self.outcomes.refusals)
         telemetry.add(metrics.ACTIVE_LABEL_FLIPS, lambda: self.outcomes.active_label_changes)
         Quotas(self._now_in_force).add_to(telemetry)
-        self.watching.add_to(telemetry)
+        self.watching.register_metrics(telemetry)
         self.unknown_orgs.add_to(telemetry)
 
     def _stale(self) -> int:
@@ -135,11 +135,11 @@ class Standings:
         if moment >= watch.stale_at and not watch.is_refresh_slow:
             return None
         if now >= watch.override_ends_at:
-            self.watching.override_is_over(watch)
+            self.watching.end_override(watch)
         if moment >= payer.good_until:
             self._meet_soon(caller)
         if moment >= watch.due_at:
-            self.watching.look(watch)
+            self.watching.refresh(watch)
         return payer
 
     async def learned(self, caller: Caller) -> Payer:
@@ -165,7 +165,7 @@ class Standings:
             return
         watch = found[1]
         if self._clock.monotonic() >= watch.stale_at and not (watch.refresh_done is not None and watch.is_refresh_slow):
-            await self.watching.look(watch).wait()
+            await self.watching.refresh(watch).wait()
 
     def _met(self, caller: Caller) -> tuple[Payer, RefreshState]:
         """If it is not there, or is there no more, one for the time being that goes by what was known before."""
@@ -175,7 +175,7 @@ class Standings:
         if name not in self._payers:
             if self.unknown_orgs.is_refused(caller.org):
                 raise self.unknown_orgs.refusal(caller.org)
-            raise Busy("what its budget is cannot be told while the store is away", retry_after=ASK_AGAIN_SECONDS)
+            raise Busy("what its budget is cannot be told while the store is away", retry_after=STORE_RETRY_SECONDS)
         return self._payers[name]
 
     def _is_met(self, name: _Name) -> bool:
@@ -197,7 +197,7 @@ class Standings:
         try:
             payer = payer or await self.learned(caller)
         except UnknownOrg:
-            plan = self.watching.looks.plan_of()
+            plan = self.watching.reader.plan_of()
             period = find_span(plan.period, self._clock.now(), plan.zone)
             return BudgetState(budget_scope(caller, plan), period, plan, {}, dict), None
         _, watch = self._met(caller)
@@ -207,14 +207,14 @@ class Standings:
                     if watch.refresh_done is not None:  # one that began before now may have read what is old
                         await watch.refresh_done.wait()
                     watch.expire()
-                    await self.watching.look(watch).wait()
+                    await self.watching.refresh(watch).wait()
         return watch.budget, watch.override
 
     def spent_elsewhere(self, counter: Counter) -> None:
         """Somebody wrote to it without this process's recorder, so what is known of it is too low."""
         watch = self._watches.get((counter.scope, counter.period))
         if watch is not None:
-            self.watching.alarmed(watch)
+            self.watching.refresh_soon(watch)
         self.on_spent_elsewhere(counter)
 
     # What the recorder tells.
@@ -251,7 +251,7 @@ class Standings:
     async def _meet(self, caller: Caller, over: asyncio.Event) -> None:
         name = (caller.org, caller.app)
         try:
-            plan, is_settled = await self.watching.looks.plan(Scope(caller.org, caller.app))
+            plan, is_settled = await self.watching.reader.plan(Scope(caller.org, caller.app))
             if is_settled:
                 self.unknown_orgs.forget(caller.org)
             if is_settled or self._serves_unregistered(caller.org):
@@ -279,8 +279,8 @@ class Standings:
         if before is not None:
             self._introduce(caller, before[0].standing.settings, is_known=False, is_settled=False)
         elif not self._refuses_unknown and not self.unknown_orgs.is_refused(caller.org):
-            noted = self.watching.looks.noted_plan(Scope(caller.org, caller.app))
-            plan = noted or self.watching.looks.plan_of()
+            noted = self.watching.reader.noted_plan(Scope(caller.org, caller.app))
+            plan = noted or self.watching.reader.plan_of()
             self._introduce(caller, plan, is_known=False, is_settled=False)
             if noted is None:
                 self.unknown_orgs.served_unread(caller.org)
@@ -302,7 +302,7 @@ class Standings:
         watch.budget.apply_app_labels(self.own_labels.so_far(scope))
         payer = Payer(caller, watch.budget, find_span(Period.DAY, now, plan.zone))
         if not is_known:
-            payer.good_until = self._clock.monotonic() + ASK_AGAIN_SECONDS
+            payer.good_until = self._clock.monotonic() + STORE_RETRY_SECONDS
         if len(self._payers) >= MOST_STANDINGS and (caller.org, caller.app) not in self._payers:
             del self._payers[next(iter(self._payers))]
         self._payers[caller.org, caller.app] = payer, watch
@@ -352,10 +352,10 @@ class Standings:
             return {label: (pico, in_doubt.get(label, 0)) for label, pico in found.items()}
 
         standing = BudgetState(
-            scope, period, plan, self.labels, unflushed, lambda: self.watching.alarmed(watch), self.outcomes
+            scope, period, plan, self.labels, unflushed, lambda: self.watching.refresh_soon(watch), self.outcomes
         )
         watch = self._watches[scope.key, period.key] = RefreshState(standing, is_settled)
-        self.watching.recall(watch)
+        self.watching.restore(watch)
         return watch
 
     def _make_room(self) -> None:
